@@ -1,0 +1,92 @@
+"""What a caller may ask of the sampling: one checked value that travels unchanged from the client to the last stage."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from swarm.errors import InvalidRequest
+
+MAX_SEED = 2**63 - 1
+MAX_N = 64
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_BIASES = 1024
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to sample. The defaults are greedy decoding, so an answer is reproducible unless the caller asks otherwise.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. Penalties: ``repetition`` divides
+    (1 is off), ``presence`` and ``frequency`` subtract (0 is off). ``logit_bias`` maps token ids to what is added to
+    their logits. ``logprobs`` asks for the chosen token's log probability and that many alternatives (None: none).
+    ``n`` continuations of one prompt get seeds of their own, derived from ``seed``. ``seed`` None lets the client
+    library draw one. ``stop`` strings end the text (they are not part of it), ``stop_token_ids`` end the tokens.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[_TokenId, float] = msgspec.field(default_factory=dict)
+    logprobs: int | None = None
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[_TokenId, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check(self) -> None:
+        """Raise :class:`InvalidRequest` that names the first field that is wrong, its value and what is allowed."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # NaN fails every comparison
+                raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}", code=name)
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p must be above 0; for greedy decoding set temperature to 0", code="top_p")
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequest("repetition_penalty must be above 0 (1 is off)", code="repetition_penalty")
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", code="min_tokens"
+            )
+        if len(self.stop) > MAX_STOPS or len(self.stop_token_ids) > MAX_STOPS:
+            raise InvalidRequest(f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop_token_ids", code="stop")
+        if any(not stop for stop in self.stop):
+            raise InvalidRequest("a stop string must not be empty", code="stop")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", code="logit_bias")
+        for token, bias in self.logit_bias.items():
+            if not -1000.0 <= bias <= 1000.0:
+                raise InvalidRequest(
+                    f"logit_bias[{token}] must be between -1000 and 1000, not {bias}", code="logit_bias"
+                )
+
+
+# The upper bounds are far above any use; they keep arithmetic finite and one request from owning the machine.
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 1_000_000),
+    ("min_tokens", 0, 1_000_000),
+    ("temperature", 0.0, 100.0),
+    ("top_k", 0, 1_000_000),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 100.0),
+    ("presence_penalty", -100.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_N),
+    ("seed", 0, MAX_SEED),
+)

@@ -1,0 +1,122 @@
+"""The executor: what a stage needs from whoever multiplies the matrices.
+
+Threads: ``prepare`` runs in a loader thread while the compute thread goes on with the old layers; everything else is
+called by the compute thread alone. KV belongs to a sequence *and* a layer, so that a layer which stays in the range
+over a change of plan keeps its keys and values; the stage's core knows how far each range of layers stands.
+
+``forward`` is prefill, prefill at an offset and decode in one: every row appends its positions from ``start`` on, after
+what is already there. A row's result depends on nothing but its own sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from swarm.params import SamplingParams
+    from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, Sampled
+
+
+class Fenced(Exception):
+    """Raised by ``forward`` when the fence rose between two layers; nothing of the step counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleJob:
+    """Draw the token that follows row ``row``. ``history`` is every token so far, the first ``num_prompt`` the prompt."""
+
+    row: int
+    params: SamplingParams
+    seed: int
+    history: Sequence[int]
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows, one after the other. ``hidden`` [tokens, hidden] float32, or None on the stage that embeds ``tokens``."""
+
+    rows: tuple[Row, ...]
+    tokens: NDArray[np.int64]
+    hidden: NDArray[np.float32] | None
+    samples: tuple[SampleJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """``hidden`` for the next stage (None on the last), tokens drawn in the order of ``samples``, device time spent."""
+
+    hidden: NDArray[np.float32] | None
+    sampled: tuple[Sampled, ...]
+    compute_s: float
+    sample_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a prepared stage can hold and what preparing it took. ``kv_tokens``: positions, all sequences together."""
+
+    kv_tokens: int
+    max_sequences: int
+    load_s: float
+    warm_up_s: float
+    resident_bytes: int
+
+
+Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)
+
+
+class Executor(Protocol):
+    """One device's share of the model."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def measure(self) -> tuple[LayerCost, ...]:
+        """Time one layer at a few sizes, before anything is loaded."""
+
+    def prepare(
+        self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
+    ) -> Capacity:
+        """Load and warm what is not held yet. Raises ModelError; then nothing has changed."""
+
+    def activate(self, layers: LayerRange) -> None:
+        """Compute with these (prepared) layers from now on; drop all others and their KV."""
+
+    def open(self, sequence: int, limit: int) -> None:
+        """Reserve room for up to ``limit`` positions of a sequence. Opening it again drops what it held."""
+
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
+        """Run the rows through the layers. Asks ``fenced`` between layers and calls ``progressed`` after each."""
+
+    def truncate(self, sequence: int, position: int) -> None:
+        """Forget positions from ``position`` on, in every layer."""
+
+    def release(self, sequence: int) -> None:
+        """Forget the sequence; its memory goes back. Unknown sequences are no error."""
+
+    def reset(self) -> None:
+        """Release every sequence."""
+
+    def kv_capacity(self) -> int:
+        """Positions that fit, all sequences together."""
+
+    def kv_used(self) -> int:
+        """Positions reserved or used now, counted in whole blocks."""
+
+    def warm_up(self) -> float:
+        """Run the kernels once at the sizes that will come; seconds it took."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges by name, for ``swarmctl stats``."""
