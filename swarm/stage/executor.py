@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from swarm.params import SamplingParams
-    from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, Sampled
+    from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
 
 
 class Fenced(Exception):
@@ -28,7 +28,7 @@ class Fenced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """Draw the token that follows row ``row``. ``history`` is every token so far, the first ``num_prompt`` the prompt."""
+    """Draw the token after row ``row``. ``history`` is every token so far, the first ``num_prompt`` the prompt."""
 
     row: int
     params: SamplingParams
@@ -49,10 +49,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """``hidden`` for the next stage (None on the last), tokens drawn in the order of ``samples``, device time spent."""
+    """``hidden`` for the next stage (None on the last), tokens drawn in the order of ``samples``, device time spent.
+
+    A sequence whose logits can't be sampled (not finite) stands in ``failed`` with the reason instead of ``sampled``.
+    """
 
     hidden: NDArray[np.float32] | None
     sampled: tuple[Sampled, ...]
+    failed: tuple[Failure, ...]
     compute_s: float
     sample_s: float
 

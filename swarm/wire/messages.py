@@ -169,6 +169,13 @@ class Sampled(Record, frozen=True):
     logprobs: Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=64)]
 
 
+class Failure(Record, frozen=True):
+    """A sequence that can't go on, and why."""
+
+    sequence: SequenceId
+    reason: Text
+
+
 class Hop(Record, frozen=True):
     """One stage's share of one step. ``wait_s``: from arrival to the start of the work; ``idle_s``: how long the stage
     had nothing to do before; ``wire_bytes``: what it received."""
@@ -661,6 +668,7 @@ class StepDone(Message, frozen=True):
     step: StepNumber
     kv: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
     sampled: Annotated[tuple[Sampled, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    failed: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MAX_ROWS)]
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)]
 
 

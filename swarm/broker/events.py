@@ -1,0 +1,101 @@
+"""What can happen to the broker: facts, each with what is known about it. ``core.handle`` takes them one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.wire.messages import Beat, ClientMessage, StepDone, WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSaid:
+    """A message came through the client door. ``client`` is the connection's routing id."""
+
+    client: bytes
+    message: ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUnreachable:
+    """A message to a client could not be delivered: it is gone, or its queue is full."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSaid:
+    """A message came through the control door. ``peer`` is the connection's routing id."""
+
+    peer: bytes
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AssetArrived:
+    """A part of a model's asset came from a worker."""
+
+    peer: bytes
+    name: str
+    offset: int
+    total: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDisconnected:
+    """The connection of this incarnation closed."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeatHeard:
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """The last stage answered a step."""
+
+    done: StepDone
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWritten:
+    """The journal holds this epoch; it may be announced."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceWritten:
+    """The journal holds this request; its client may be told."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensWritten:
+    """The journal holds these sequences' tokens up to the given lengths; clients may see them."""
+
+    committed: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    ClientSaid
+    | ClientUnreachable
+    | WorkerSaid
+    | AssetArrived
+    | WorkerDisconnected
+    | BeatHeard
+    | StepFinished
+    | EpochWritten
+    | AcceptanceWritten
+    | TokensWritten
+    | Tick
+)
