@@ -1,0 +1,149 @@
+"""Child processes: started, watched, ended, and never outliving their parent.
+
+Three things keep a child from being left behind, however the parent ends:
+
+* the parent's own ``finally`` kills what still lives;
+* on Linux the kernel kills the child when its parent dies (``PR_SET_PDEATHSIG``). The signal follows the *thread* that
+  started the child, so children are started from the main thread only;
+* everywhere, a child holds the read end of a pipe whose only write end is the parent's: end of file means that the parent
+  is gone. This also closes the gap between a child's birth and its call of ``prctl``.
+
+Children get sessions of their own, so Ctrl-C in a terminal reaches the supervisor alone, which then stops them in order.
+What they write goes straight into a file: no pipe fills up, and nothing is lost with the supervisor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
+MAX_LOG_BYTES = 32 << 20  # per child; one older part of the same size is kept
+TAIL_BYTES = 16 << 10
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """End this process, by SIGKILL, when the process that started it is gone. Without ``SWARM_PARENT_FD``: do nothing.
+
+    To be called first thing in the child. SIGKILL, because a parent that is gone can't see to it that a child which
+    hangs ends after all; what must survive a child's sudden end is made for that anyway.
+    """
+    text = os.environ.pop(PARENT_FD_VARIABLE, None)
+    if text is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    watcher = threading.Thread(target=_die_at_end_of_file, args=(int(text),), name="parent-watch", daemon=True)
+    watcher.start()
+
+
+def _die_at_end_of_file(fd: int) -> None:
+    while os.read(fd, 64):  # nobody ever writes: it returns when the last write end is closed
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Lifeline:
+    """The parent's end of the pipe that children watch."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()  # neither is inherited unless passed on
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self._write_fd)
+
+
+class LogFile:
+    """Where a child writes, over all its lives. Bounded: what grows too long is cut, one older part is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._life_at = 0  # where the current life began
+        self._shown_at = 0
+
+    def open(self) -> int:
+        """A descriptor for a new life to append to; the caller closes it."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._life_at = os.fstat(fd).st_size
+        return fd
+
+    def tail(self, num_lines: int) -> list[str]:
+        """The last lines that the current (or last) life wrote."""
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._life_at, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()][-num_lines:]
+
+    def last_error(self) -> str:
+        """The one line in which a command says why it failed, or else the last line of all; without ``swarm:``."""
+        lines = self.tail(200)
+        said = [line for line in lines if line.startswith("swarm: ")]
+        return (said or lines or [""])[-1].removeprefix("swarm: ")
+
+    def new_lines(self) -> list[str]:
+        """Whole lines that were written since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._shown_at)
+            whole, end, _ = file.read(1 << 20).rpartition(b"\n")
+        self._shown_at += len(whole) + len(end)
+        return whole.decode(errors="replace").splitlines()
+
+    def keep_small(self) -> None:
+        """Cut the file if it has grown too long. The writer appends, so it just goes on at the new end."""
+        if self.path.stat().st_size > MAX_LOG_BYTES:
+            shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
+            os.truncate(self.path, 0)
+            self._life_at = self._shown_at = 0
+
+
+class Process:
+    """One life of a child."""
+
+    def __init__(self, command: Sequence[str], log: LogFile, lifeline: Lifeline, variables: Mapping[str, str]) -> None:
+        """Start it. Raises OSError if the machine can't."""
+        fd = log.open()
+        try:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=fd,
+                stderr=fd,
+                env={**os.environ, **variables, PARENT_FD_VARIABLE: str(lifeline.read_fd)},
+                pass_fds=(lifeline.read_fd,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(fd)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal), None while it lives."""
+        return self._popen.poll()
+
+    def terminate(self) -> None:
+        self._popen.terminate()
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within the time."""
+        try:
+            self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True

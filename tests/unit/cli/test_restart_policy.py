@@ -1,0 +1,224 @@
+"""The supervisor's decisions: events and times go in, exact actions come out."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.cli.supervisor import (
+    EX_CONFIG,
+    FIRST_DELAY_S,
+    GRACE_S,
+    HEALTHY_S,
+    MAX_DELAY_S,
+    MAX_WORKERS,
+    REAP_S,
+    Answer,
+    Asked,
+    Begun,
+    End,
+    Exited,
+    Kill,
+    NotStarted,
+    SayGivenUp,
+    SayLeft,
+    SayRestart,
+    Served,
+    Start,
+    StopAsked,
+    Supervisor,
+    Terminate,
+    Tick,
+    describe_exit,
+)
+
+
+def begun(num_workers: int) -> Supervisor:
+    supervisor = Supervisor()
+    supervisor.handle(Begun(num_workers), 0.0)
+    return supervisor
+
+
+def test_begins_with_the_broker_and_then_the_workers() -> None:
+    """The broker is first, workers are numbered from w0, and nothing else is due."""
+    supervisor = Supervisor()
+    assert supervisor.handle(Begun(2), 0.0) == [Start("broker"), Start("w0"), Start("w1")]
+    assert supervisor.wake_at() is None
+
+
+def test_no_workers_is_a_broker_alone() -> None:
+    """With no workers the broker is started and waits; that nobody serves is no reason to end."""
+    supervisor = Supervisor()
+    assert supervisor.handle(Begun(0), 0.0) == [Start("broker")]
+    assert supervisor.handle(Tick(), 1000.0) == []
+
+
+def test_delay_doubles_up_to_a_limit() -> None:
+    """Each death in a row doubles the wait, from the first delay to the longest."""
+    supervisor, now, delays = begun(1), 0.0, []
+    for _ in range(8):
+        (say,) = supervisor.handle(Exited("w0", -9), now)
+        assert isinstance(say, SayRestart)
+        delays.append(say.delay_s)
+        # a moment too early nothing happens, on time the child comes back
+        now = supervisor.wake_at() or 0.0
+        assert supervisor.handle(Tick(), now - 0.001) == []
+        assert supervisor.handle(Tick(), now) == [Start("w0")]
+    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert (delays[0], delays[-1]) == (FIRST_DELAY_S, MAX_DELAY_S)
+
+
+def test_a_healthy_life_forgives() -> None:
+    """After a life of HEALTHY_S the next delay is the first one again; a little less is not enough."""
+    supervisor = begun(1)
+    supervisor.handle(Exited("w0", 1), 0.0)
+    supervisor.handle(Tick(), 0.25)
+    assert supervisor.handle(Exited("w0", 1), 0.25 + HEALTHY_S - 0.01) == [SayRestart("w0", "ended with code 1", 0.5)]
+    now = supervisor.wake_at() or 0.0
+    supervisor.handle(Tick(), now)
+    assert supervisor.handle(Exited("w0", 1), now + HEALTHY_S) == [SayRestart("w0", "ended with code 1", 0.25)]
+
+
+def test_each_child_has_a_count_of_its_own() -> None:
+    """One worker's failures don't delay another's restart, and ticks start only what is due."""
+    supervisor = begun(2)
+    supervisor.handle(Exited("w0", 1), 0.0)
+    supervisor.handle(Tick(), 0.25)
+    supervisor.handle(Exited("w0", 1), 0.3)  # due at 0.8
+    assert supervisor.handle(Exited("w1", 1), 0.4) == [SayRestart("w1", "ended with code 1", 0.25)]
+    assert supervisor.handle(Tick(), 0.65) == [Start("w1")]
+    assert supervisor.handle(Tick(), 0.8) == [Start("w0")]
+
+
+def test_a_worker_may_leave_and_the_broker_may_not() -> None:
+    """Exit code 0: a worker stays away, also later; the broker comes back."""
+    supervisor = begun(2)
+    assert supervisor.handle(Exited("w1", 0), 1.0) == [SayLeft("w1")]
+    assert supervisor.handle(Exited("broker", 0), 1.0) == [SayRestart("broker", "ended with code 0", 0.25)]
+    assert supervisor.handle(Tick(), 100.0) == [Start("broker")]
+    assert supervisor.workers() == ("w0",)
+
+
+def test_a_worker_that_cannot_work_is_given_up() -> None:
+    """EX_CONFIG: the reason is told, the worker is not started again, the others go on."""
+    supervisor = begun(2)
+    assert supervisor.handle(Exited("w0", EX_CONFIG, "no such shard"), 1.0) == [SayGivenUp("w0", "no such shard")]
+    assert supervisor.wake_at() is None
+    assert supervisor.running() == ("broker", "w1")
+
+
+def test_a_swarm_without_a_worker_that_works_ends() -> None:
+    """If the last worker is given up before anything was served, all ends with that worker's reason."""
+    supervisor = begun(2)
+    supervisor.handle(Exited("w0", EX_CONFIG, "no such shard"), 1.0)
+    assert supervisor.handle(Exited("w1", EX_CONFIG, "no such shard"), 1.0) == [
+        SayGivenUp("w1", "no such shard"),
+        Terminate("broker"),
+    ]
+    assert supervisor.handle(Exited("broker", 0), 1.1) == [End("no such shard")]
+
+
+def test_a_swarm_that_served_goes_on_without_workers() -> None:
+    """Once it served, workers from elsewhere may bring it back: the broker stays."""
+    supervisor = begun(1)
+    supervisor.handle(Served(), 1.0)
+    assert supervisor.handle(Exited("w0", EX_CONFIG, "refused"), 2.0) == [SayGivenUp("w0", "refused")]
+    assert not supervisor.stopping
+
+
+def test_a_broker_that_cannot_work_ends_all() -> None:
+    """The broker's EX_CONFIG ends the workers, and its reason is the end's."""
+    supervisor = begun(2)
+    assert supervisor.handle(Exited("broker", EX_CONFIG, "the port is taken"), 0.5) == [
+        Terminate("w1"),
+        Terminate("w0"),
+    ]
+    supervisor.handle(Exited("w1", 0), 0.6)
+    assert supervisor.handle(Exited("w0", -15), 0.7) == [End("the port is taken")]
+
+
+def test_what_the_machine_cannot_start_is_tried_again() -> None:
+    """No process to be had (out of memory, too many processes) is a failure like others."""
+    supervisor = begun(1)
+    assert supervisor.handle(NotStarted("w0", "no memory"), 0.0) == [
+        SayRestart("w0", "could not start: no memory", 0.25)
+    ]
+    assert supervisor.handle(Tick(), 0.25) == [Start("w0")]
+
+
+def test_stop_asks_all_and_ends_with_the_last() -> None:
+    """Everybody is asked at once, the broker last; the end comes with the last exit, without an error."""
+    supervisor = begun(2)
+    assert supervisor.handle(StopAsked(), 1.0) == [Terminate("w1"), Terminate("w0"), Terminate("broker")]
+    assert supervisor.handle(Exited("w0", 0), 1.1) == []
+    assert supervisor.handle(Exited("broker", EX_CONFIG), 1.2) == []  # while stopping, no code means anything
+    assert supervisor.handle(Exited("w1", -9), 1.3) == [End(None)]
+    assert supervisor.wake_at() is None
+
+
+def test_stop_kills_after_the_grace_and_gives_up_on_the_kernel() -> None:
+    """Who does not go within GRACE_S is killed; who still does not go is named, and the end comes all the same."""
+    supervisor = begun(1)
+    supervisor.handle(StopAsked(), 1.0)
+    supervisor.handle(Exited("broker", 0), 1.1)
+    assert supervisor.wake_at() == 1.0 + GRACE_S
+    assert supervisor.handle(Tick(), 1.0 + GRACE_S) == [Kill("w0")]
+    assert supervisor.wake_at() == 1.0 + GRACE_S + REAP_S
+    (end,) = supervisor.handle(Tick(), 1.0 + GRACE_S + REAP_S)
+    assert end == End("could not end w0: the kernel holds on to them")
+
+
+def test_second_stop_kills_at_once_and_a_third_changes_nothing() -> None:
+    """An impatient user gets what they ask for, once."""
+    supervisor = begun(1)
+    supervisor.handle(StopAsked(), 1.0)
+    assert supervisor.handle(StopAsked(), 1.1) == [Kill("w0"), Kill("broker")]
+    assert supervisor.handle(StopAsked(), 1.2) == []
+    supervisor.handle(Exited("w0", -9), 1.3)
+    assert supervisor.handle(Exited("broker", -9), 1.3) == [End(None)]
+
+
+def test_stop_during_backoff_starts_nobody() -> None:
+    """A child that waits for its restart is not started any more, and with nobody else alive the end is immediate."""
+    supervisor = begun(1)
+    supervisor.handle(Exited("w0", 1), 1.0)
+    supervisor.handle(Exited("broker", 1), 1.0)
+    assert supervisor.handle(StopAsked(), 1.1) == [End(None)]
+    assert supervisor.handle(Tick(), 50.0) == []
+
+
+def test_a_process_that_could_not_start_while_stopping_is_no_reason_to_wait() -> None:
+    """NotStarted may arrive after the stop was asked for; the end must not wait for that child."""
+    supervisor = begun(0)
+    supervisor.handle(StopAsked(), 0.0)
+    assert supervisor.handle(NotStarted("broker", "no memory"), 0.0) == [End(None)]
+
+
+def test_more_workers_get_new_names() -> None:
+    """Names go on where they stopped and are never used twice; the memory limit sticks to the worker over restarts."""
+    supervisor = begun(2)
+    supervisor.handle(Exited("w1", 0), 1.0)
+    assert supervisor.handle(Asked(7, 2, 1 << 30), 2.0) == [
+        Start("w2", 1 << 30),
+        Start("w3", 1 << 30),
+        Answer(7, ("w2", "w3")),
+    ]
+    supervisor.handle(Exited("w2", -9), 3.0)
+    assert supervisor.handle(Tick(), 4.0) == [Start("w2", 1 << 30)]
+
+
+def test_more_workers_have_a_limit_and_an_end() -> None:
+    """Too many, or too late: the answer says so, and nothing is started."""
+    supervisor = begun(2)
+    (answer,) = supervisor.handle(Asked(1, MAX_WORKERS - 1), 1.0)
+    assert answer == Answer(1, (), f"2 workers run here already; the most is {MAX_WORKERS}")
+    supervisor.handle(StopAsked(), 2.0)
+    assert supervisor.handle(Asked(2, 1), 2.0) == [Answer(2, (), "this swarm up is stopping")]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "ended with code 3"), (-9, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (-99, "signal 99")],
+)
+def test_exit_codes_in_words(code: int, words: str) -> None:
+    """Signals have names, where they have one."""
+    assert words in describe_exit(code)
