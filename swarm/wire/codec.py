@@ -1,0 +1,223 @@
+"""Messages <-> frames. What arrives is either a valid message or a :class:`WireError` that names what is wrong.
+
+    frames = DATA.encode(step, data)             # [header] or [header, payload]
+    step, data = DATA.decode(frames)             # checked: version, kind, fields, types, bounds, lengths, checksum
+
+A *door* is one direction between two kinds of process; it lets through only its own messages. Both ends check the
+same things: what one door encodes it also decodes, so a mistake shows at the sender, with its story, and not at a peer
+that can only drop the message.
+
+Decoding walks a header twice. The first pass builds nothing; it finds the version and trips over every length that
+is longer than what came, so that the second pass never reserves memory for elements that don't exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar, cast, get_args
+
+import msgspec
+from msgspec import inspect
+
+from swarm.errors import WireError
+from swarm.wire import tensors
+from swarm.wire.messages import (
+    ASSET_PART_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_TENSOR_BYTES,
+    PROTOCOL_VERSION,
+    Beat,
+    ClientMessage,
+    DataMessage,
+    Message,
+    Order,
+    PayloadSpec,
+    ServerMessage,
+    Step,
+    TensorSpec,
+    WorkerMessage,
+)
+from swarm.wire.tensors import Bytes
+
+M = TypeVar("M", bound=Message)
+
+
+def _structs(union: object) -> tuple[type[Message], ...]:
+    return get_args(union) or (cast("type[Message]", union),)
+
+
+class _Envelope(msgspec.Struct):
+    """The one field that every version of the protocol has."""
+
+    v: int
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_ENVELOPE: Final = msgspec.msgpack.Decoder(_Envelope)
+
+# All that msgspec raises for some bytes or other; UnicodeDecodeError is a ValueError, like msgspec's own errors.
+# MemoryError: a header within the limit may still unfold into more objects than this machine has room for.
+_UNREADABLE = (ValueError, OverflowError, RecursionError, MemoryError)
+_UNWRITABLE = (ValueError, TypeError, OverflowError, RecursionError)
+
+
+def _refuse_extension(code: int, _data: memoryview) -> object:
+    raise ValueError(f"msgpack extension {code} has no meaning here")
+
+
+class Door(Generic[M]):
+    """Encodes and decodes one union of messages. Raises WireError and nothing else, whatever the bytes are.
+
+    ``limit_bytes`` bounds the header, ``frame_limit_bytes`` any frame: the socket behind the door refuses more.
+    """
+
+    def __init__(self, name: str, union: object, limit_bytes: int, payload_limit_bytes: int = 0) -> None:
+        self.name = name
+        self.limit_bytes = limit_bytes
+        self.frame_limit_bytes = max(limit_bytes, payload_limit_bytes)
+        self.structs = _structs(union)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(
+            cast("type[M]", union), ext_hook=_refuse_extension
+        )
+
+    def encode(self, message: M, payload: Bytes | None = None) -> list[Bytes]:
+        """The frames of a message. ``payload`` is what its ``tensor`` or ``payload`` field describes; it is not copied
+        and its checksum is not computed again."""
+        try:
+            header = _ENCODER.encode(message)
+            self._decoder.decode(header)
+        except msgspec.ValidationError as error:
+            raise WireError(self._explain(error, _kind(message))) from None
+        except _UNWRITABLE as error:
+            raise WireError(f"{type(message).__name__} can't be encoded: {error}") from None
+        if len(header) > self.limit_bytes:
+            raise WireError(f"the header has {len(header)} bytes, the {self.name} door takes {self.limit_bytes}")
+        _check_payload(message, payload)
+        return [header] if payload is None else [header, payload]
+
+    def decode(self, frames: Sequence[Bytes]) -> tuple[M, memoryview | None]:
+        """The message and the bytes that its ``tensor`` or ``payload`` field describes (None if there is no such)."""
+        if not 1 <= len(frames) <= 2:
+            raise WireError(f"a message has one or two frames, not {len(frames)}")
+        message = self._decode_header(frames[0])
+        payload = memoryview(frames[1]) if len(frames) == 2 else None
+        spec = _check_payload(message, payload)
+        if spec is not None and spec.checksum and payload is not None and tensors.checksum(payload) != spec.checksum:
+            raise WireError(f"{_kind(message)}: the checksum does not fit the {spec.num_bytes} bytes that came")
+        return message, payload
+
+    def _decode_header(self, header: Bytes) -> M:
+        if len(header) > self.limit_bytes:
+            raise WireError(f"the header has {len(header)} bytes, the {self.name} door takes {self.limit_bytes}")
+        try:
+            version = _ENVELOPE.decode(header).v
+            if version != PROTOCOL_VERSION:
+                raise WireError(f"protocol version {version} is not spoken here, only {PROTOCOL_VERSION}")
+            return self._decoder.decode(header)
+        except _UNREADABLE as error:
+            raise WireError(self._explain(error, _peek_kind(header))) from None
+
+    def _explain(self, error: Exception, kind: object) -> str:
+        """msgspec's complaint with the message's kind and the field's name in front: ``step.rows[3].count: …``."""
+        complaint, _, place = str(error).partition(" - at ")
+        struct = next((struct for struct in self.structs if struct.__struct_config__.tag == kind), None)
+        if struct is None:
+            return f"kind: {kind!r} does not pass the {self.name} door" if kind else f"no message: {complaint}"
+        keyed = "a key of " if place.startswith("`key` in ") else ""
+        return f"{keyed}{kind}{_named(place, inspect.type_info(struct))}: {complaint}"
+
+
+# What clients may send, and what they get. A prompt at its limit makes a header of 5 MB, so there is no smaller bound.
+CLIENT: Final[Door[ClientMessage]] = Door("client", ClientMessage, MAX_HEADER_BYTES)
+SERVER: Final[Door[ServerMessage]] = Door("server", ServerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
+# What workers report, and what they are told.
+WORKER: Final[Door[WorkerMessage]] = Door("worker", WorkerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
+ORDER: Final[Door[Order]] = Door("order", Order, MAX_HEADER_BYTES)
+BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096)  # one small struct of numbers and two names
+DATA: Final[Door[DataMessage]] = Door("data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES)
+
+
+def _check_payload(message: Message, payload: Bytes | None) -> TensorSpec | PayloadSpec | None:
+    """Does the second frame have the length that the header says, and does the header agree with itself?"""
+    field = _PAYLOAD_FIELDS.get(type(message))
+    spec: TensorSpec | PayloadSpec | None = getattr(message, field) if field else None
+    if isinstance(message, Step):
+        _check_step(message)
+    if spec is None:
+        if payload is not None:
+            raise WireError(f"{_kind(message)}: a second frame came, but no field describes it")
+        return None
+    if payload is None:
+        raise WireError(f"{_kind(message)}.{field}: the frame that it describes is missing")
+    if isinstance(spec, TensorSpec) and spec.num_bytes != tensors.num_bytes(spec):
+        raise WireError(
+            f"{_kind(message)}.{field}.num_bytes: {spec.dtype} {list(spec.shape)} has {tensors.num_bytes(spec)} bytes, "
+            f"not {spec.num_bytes}"
+        )
+    if len(payload) != spec.num_bytes:
+        raise WireError(
+            f"{_kind(message)}.{field}: a frame of {spec.num_bytes} bytes was announced, {len(payload)} came"
+        )
+    return spec
+
+
+def _check_step(step: Step) -> None:
+    num_tokens = len(step.tokens)
+    counted = sum([row.count for row in step.rows])
+    if counted != num_tokens:
+        raise WireError(f"step.tokens: the rows count {counted} positions, but {num_tokens} token ids came")
+    if step.tensor is not None and (len(step.tensor.shape) != 2 or step.tensor.shape[0] != num_tokens):
+        raise WireError(f"step.tensor.shape: {list(step.tensor.shape)} is not [{num_tokens}, hidden size]")
+
+
+def _kind(message: Message) -> object:
+    return message.__struct_config__.tag
+
+
+# Which field of a message describes its second frame.
+_PAYLOAD_FIELDS: Final = {
+    struct: field
+    for door in (CLIENT, SERVER, WORKER, ORDER, BEAT, DATA)
+    for struct in door.structs
+    for field in ("tensor", "payload")
+    if field in struct.__struct_fields__
+}
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+
+
+def _peek_kind(header: Bytes) -> str:
+    try:
+        return msgspec.msgpack.decode(header, type=_Kind).kind
+    except _UNREADABLE:
+        return ""
+
+
+def _named(place: str, shape: inspect.Type) -> str:
+    """msgspec's path with the numbers of array-like records replaced by their fields: ``$.rows[3][2]`` is
+    ``.rows[3].count``."""
+    path = ""
+    for part in re.findall(r"\.\w+|\[[^]]*\]", place):
+        shape = _present(shape)
+        if isinstance(shape, inspect.StructType) and (field := _field(shape, part)):
+            path, shape = f"{path}.{field.name}", field.type
+        else:
+            path, shape = path + part, getattr(shape, "item_type", getattr(shape, "value_type", inspect.AnyType()))
+    return path
+
+
+def _field(shape: inspect.StructType, part: str) -> inspect.Field | None:
+    """The field that ``.name`` or ``[number]`` means."""
+    if part[0] == ".":
+        return next((field for field in shape.fields if field.encode_name == part[1:]), None)
+    return next((field for index, field in enumerate(shape.fields) if part == f"[{index}]"), None)
+
+
+def _present(shape: inspect.Type) -> inspect.Type:
+    """Of ``X | None``: X. (No other unions stand inside messages.)"""
+    if isinstance(shape, inspect.UnionType):
+        return next(kind for kind in shape.types if not isinstance(kind, inspect.NoneType))
+    return shape
