@@ -1,0 +1,439 @@
+"""One checked settings object from a TOML file, the environment and flags, in rising precedence.
+
+``load()`` reads the file that ``--config`` or ``SWARM_CONFIG`` names (else ``config/swarm.toml`` under the working
+directory, if there is one), then variables such as ``SWARM_BROKER__PORT``, then the flags that a command passes on. An
+unknown key, a wrong type or a value out of range is a :class:`~swarm.errors.ConfigError` that names the key, the value,
+where it came from and what to do.
+
+Every field states its unit, its default and the reason; ``python -m swarm.config`` prints them as a commented file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from swarm.errors import ConfigError
+
+DEFAULT_FILE = Path("config/swarm.toml")
+OTHER_VARIABLES = frozenset({"SWARM_CONFIG", "SWARM_URL"})  # ours, but not names of settings
+
+
+def _loopback(host: str) -> str:
+    if host == "localhost":
+        return host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1") from None
+    if not address.is_loopback:
+        raise ValueError(
+            f"{host} can be reached from other machines and no keys are set; without keys, only 127.0.0.1 is allowed"
+        )
+    return host
+
+
+def _port_range(text: str) -> str:
+    low, dash, high = text.partition("-")
+    if not (dash and low.isdecimal() and high.isdecimal() and 1024 <= int(low) <= int(high) <= 65535):
+        raise ValueError("write it as LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, for example 20000-29999")
+    return text
+
+
+def _endpoint(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme == "ipc" and separator and rest:
+        return url
+    if scheme == "tcp" and host and colon and port.isdecimal() and 1 <= int(port) <= 65535:
+        return url
+    raise ValueError("write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700")
+
+
+Host = Annotated[str, AfterValidator(_loopback)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class Section(BaseModel):
+    """What the sections have in common: unknown keys are errors, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class BrokerSettings(Section):
+    """The broker: its doors, its queue and its patience."""
+
+    host: Host = Field(
+        default="127.0.0.1",
+        description="Address to listen on. Only loopback: there are no keys yet that would make anything else safe.",
+    )
+    port: int = Field(
+        default=5700,
+        ge=1,
+        le=65532,
+        description="Port of the clients' door. The next three are the workers': control, beat and data.",
+    )
+    max_queue: Count = Field(
+        default=1024,
+        description="Requests that may wait. Beyond it a request is refused with a time to come back: "
+        "better than waiting longer than anybody would.",
+    )
+    max_running: Count = Field(
+        default=64, description="Sequences computed at a time. More fill the steps, and cost KV memory."
+    )
+    step_tokens: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
+        default=512,
+        description="Tokens per step, prompts and answers together. Larger steps use the device better, "
+        "smaller ones let running answers flow more evenly.",
+    )
+    prefill_chunk: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
+        default=256,
+        description="Tokens of one prompt per step, at most step_tokens. Half a step leaves room for running answers.",
+    )
+    mode: Literal["auto", "batch", "overlapped"] = Field(
+        default="auto",
+        description="Steps in flight: batch is one, overlapped is one per stage, auto chooses by load.",
+    )
+    settle_s: Seconds = Field(
+        default=0.5,
+        description="Seconds to wait for further workers after one has joined, before a plan is made: "
+        "workers started together should share the first plan.",
+    )
+    min_workers: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="Workers to wait for before the first plan is made, even if fewer could hold the model."
+    )
+    prepare_timeout_s: Seconds = Field(
+        default=600.0,
+        description="Seconds that a worker may take to load its layers; long, as large models load from disks.",
+    )
+    activate_timeout_s: Seconds = Field(
+        default=5.0,
+        description="Seconds that a worker may take to switch to a plan it has prepared; nothing is loaded then.",
+    )
+    client_grace_s: Seconds = Field(
+        default=10.0,
+        description="Seconds that a request goes on without its client, which may only have lost its connection.",
+    )
+    retain_s: Seconds = Field(
+        default=60.0,
+        description="Seconds that a finished answer is kept, so that a client that comes back can still fetch it.",
+    )
+
+
+class WorkerSettings(Section):
+    """A worker: its device, its memory and its sockets."""
+
+    name: Annotated[str, Field(max_length=128)] = Field(
+        default="", description="Name in lists and plans. Empty: the machine's name and the process number."
+    )
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = Field(
+        default="cpu", description="Device that computes: cpu, cuda, cuda:N or mps. The CPU is always there."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Type of the weights in memory. auto: what the model's files say."
+    )
+    memory_limit: ByteSize | None = Field(
+        default=None,
+        examples=["8GiB"],
+        description="Bytes for weights, KV and log together. Unset: what the device has free at the start.",
+    )
+    threads: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0,
+        description="Threads that compute. 0: the machine's cores, shared out among the workers started together.",
+    )
+    host: Host = Field(
+        default="127.0.0.1", description="Address for data from other workers. Only loopback without keys."
+    )
+    data_ports: Annotated[str, AfterValidator(_port_range)] = Field(
+        default="20000-29999",
+        description="Ports to take the data socket from. Below the range from which systems lend ports to clients, "
+        "so that no stranger holds one.",
+    )
+    log_bytes: ByteSize = Field(
+        default=ByteSize(256 << 20),
+        description="Bytes for the log of what was sent on, from which a lost stage is rebuilt. "
+        "Without room in it, a sequence is computed again from its tokens.",
+    )
+    beat_interval_s: Annotated[float, Field(ge=0.01, le=60)] = Field(
+        default=0.1,
+        description="Seconds between two beats; several fit into health.beat_timeout_s, so one may be lost.",
+    )
+    lease_s: Seconds = Field(
+        default=10.0,
+        description="Seconds without a word from the broker after which a worker parks: keeps all, sends nothing.",
+    )
+    max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
+        default=64, description="Sequences that a stage holds at a time; bounds its tables, KV memory is counted apart."
+    )
+
+
+class HealthSettings(Section):
+    """When a worker counts as lost."""
+
+    beat_timeout_s: Annotated[float, Field(ge=0.02, le=3600)] = Field(
+        default=0.7,
+        description="Seconds without a beat after which a worker is out: seven beats, and still under a second.",
+    )
+    hang_factor: Annotated[float, Field(ge=1, le=10_000)] = Field(
+        default=10.0,
+        description="How many times its predicted time a step may take without progress before its worker is out. "
+        "A busy machine makes steps slow, hardly ever ten times slower.",
+    )
+    hang_min_s: Seconds = Field(
+        default=2.0,
+        description="Seconds without progress that are never a hang, however short the step should have been.",
+    )
+
+
+class ClientSettings(Section):
+    """The client library and the commands that use it."""
+
+    url: Annotated[str, AfterValidator(_endpoint)] = Field(
+        default="tcp://127.0.0.1:5700", description="Where the broker is. SWARM_URL says the same for one shell."
+    )
+    connect_timeout_s: Seconds = Field(
+        default=5.0,
+        description="Seconds to wait for the broker's first answer: long enough for a busy one, short for a person.",
+    )
+    reconnect_timeout_s: Seconds = Field(
+        default=30.0, description="Seconds to wait for a broker that went away; a restart takes a few."
+    )
+
+
+class LogSettings(Section):
+    """What is logged, to stderr."""
+
+    level: Literal["debug", "info", "warning", "error", "off"] = Field(
+        default="info", description="The least that is logged: debug, info, warning, error or off."
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto",
+        description="auto: readable lines on a terminal, JSON lines elsewhere. console, json: always that.",
+    )
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. ``Settings()`` is the defaults; :func:`load` reads the file and the environment."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True, env_prefix="SWARM_")
+
+    model: str | None = Field(
+        default=None,
+        examples=["/models/llama"],
+        description="Directory of the model, or its name on the hub. Unset: the embedded demonstration model.",
+    )
+    state_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        default=Path("~/.local/state/swarm"),
+        description="Directory for what must survive a restart. One broker at a time uses it.",
+    )
+    broker: BrokerSettings = BrokerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    health: HealthSettings = HealthSettings()
+    client: ClientSettings = ClientSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """``load`` reads the sources one by one, so that an error can say where a value came from."""
+        return (init_settings,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Values from one source, as a tree."""
+
+    source: str
+    values: dict[str, Any]
+
+
+def load(path: Path | str | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
+    """The settings of this process.
+
+    ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; a None
+    means that the flag was not given. Raises :class:`ConfigError`.
+    """
+    layers = [_from_file(path), _from_environment(), _from_flags(overrides or {})]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(merged, layer.values)
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0], layers)) from None
+    for key, problem in _broken_rules(settings):
+        raise ConfigError(_complaint(key, _get(merged, key), problem, layers))
+    return settings
+
+
+def _from_file(path: Path | str | None) -> _Layer:
+    chosen = path or os.environ.get("SWARM_CONFIG")
+    if chosen is None and not DEFAULT_FILE.is_file():
+        return _Layer("no file", {})
+    file = Path(chosen or DEFAULT_FILE).expanduser()
+    try:
+        return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(
+            f"the settings file {file} can't be read ({error.strerror}); name another with --config or SWARM_CONFIG"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {file} is not valid TOML ({error}); correct it there") from None
+
+
+def _from_environment() -> _Layer:
+    for variable in sorted(os.environ):
+        section, *keys = variable.removeprefix("SWARM_").lower().split("__")
+        if variable.startswith("SWARM_") and variable not in OTHER_VARIABLES and section not in Settings.model_fields:
+            raise ConfigError(_unknown(".".join([section, *keys]), f"the environment variable {variable}"))
+    try:
+        values = EnvSettingsSource(Settings, env_nested_delimiter="__", env_ignore_empty=True)()
+    except SettingsError as error:
+        raise ConfigError(f"the environment sets a whole section wrongly ({error}); set single keys instead") from None
+    url = os.environ.get("SWARM_URL")
+    return _Layer("the environment", _merge({"client": {"url": url}} if url else {}, values))
+
+
+def _from_flags(overrides: Mapping[str, object]) -> _Layer:
+    values: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if value is not None:
+            section, dot, name = key.partition(".")
+            values = _merge(values, {section: {name: value}} if dot else {section: value})
+    return _Layer("the command line", values)
+
+
+def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """``high`` over ``low``, tables key by key."""
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _broken_rules(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Rules between settings: (key, what is wrong and what to do)."""
+    broker, interval = settings.broker, settings.worker.beat_interval_s
+    if broker.prefill_chunk > broker.step_tokens:
+        yield "broker.prefill_chunk", f"it must not exceed broker.step_tokens ({broker.step_tokens})"
+    if settings.health.beat_timeout_s < 2 * interval:
+        yield "health.beat_timeout_s", f"it must be at least twice worker.beat_interval_s ({interval})"
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _explain(error: ErrorDetails, layers: list[_Layer]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return _unknown(key, _source(key, layers))
+    if error["type"] == "model_type":
+        return _complaint(key, error["input"], f"it is a section; write its keys under [{key}]", layers)
+    problem = error["msg"][:1].lower() + error["msg"][1:]
+    if error["type"] == "value_error":
+        problem = str(error["ctx"]["error"])
+    elif error["type"].startswith("byte_size"):
+        problem = 'write a number of bytes, or text such as "512MB" or "2GiB"'
+    return _complaint(key, error["input"], problem, layers)
+
+
+def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> str:
+    default = _get(_defaults(), key)
+    remedy = "" if default is None or isinstance(default, dict) else f"; the default is {default}"
+    return f"the setting {key} = {value!r} from {_source(key, layers)} is wrong: {problem}{remedy}"
+
+
+def _unknown(key: str, source: str) -> str:
+    known = sorted(_keys())
+    near = difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "config/swarm.toml lists what there is"
+    return f"there is no setting {key} (from {source}); {remedy}"
+
+
+def _source(key: str, layers: list[_Layer]) -> str:
+    """Who set the value that counts."""
+    for layer in reversed(layers):
+        if _get(layer.values, key) is not None:
+            return layer.source
+    return "the defaults"
+
+
+def _get(tree: Mapping[str, Any], key: str) -> Any:
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _defaults() -> dict[str, Any]:
+    return Settings().model_dump(mode="json")
+
+
+def _keys() -> Iterator[str]:
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.default, Section):
+            yield from (f"{name}.{key}" for key in type(field.default).model_fields)
+        else:
+            yield name
+
+
+# --- the commented file -----------------------------------------------------------------------------------------------
+
+
+def template() -> str:
+    """A TOML file that names every setting with its default, commented out."""
+    lines = [
+        "# The settings of Swarm. Every key is shown with its default: uncomment what you want to change.",
+        "# The environment overrides this file (SWARM_BROKER__PORT=5800), flags override both.",
+        '# Sizes are bytes, or text such as "512MB" or "2GiB". Times are seconds.',
+    ]
+    sections = {name: f.default for name, f in Settings.model_fields.items() if isinstance(f.default, Section)}
+    lines += _template_keys(Settings, skip=set(sections))
+    for name, section in sections.items():
+        lines += ["", f"# {type(section).__doc__}", f"[{name}]", *_template_keys(type(section), skip=set())]
+    return "\n".join(lines) + "\n"
+
+
+def _template_keys(model: type[BaseModel], skip: set[str]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if name not in skip:
+            yield ""
+            yield from textwrap.wrap(field.description or "", width=110, initial_indent="# ", subsequent_indent="# ")
+            yield f"# {name} = {_toml(field.default if field.default is not None else (field.examples or [''])[0])}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, ByteSize):
+        return f'"{value.human_readable(decimal=False, separator="").replace(".0", "")}"'
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    return str(value)
+
+
+if __name__ == "__main__":
+    print(template(), end="")

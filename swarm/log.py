@@ -1,0 +1,119 @@
+"""Logging: an event name plus keys. Colour on a terminal, one JSON object per line elsewhere, always on stderr.
+
+Services call :func:`configure` once and then bind their context once, for example
+``log = get_logger(__name__).bind(stage=3)``; on such a bound logger a call below the level costs a tenth of a
+microsecond. Where nobody configures anything (the client library in somebody's program), warnings and errors go to
+stderr, and a program that has set up structlog itself keeps its own set-up.
+
+Messages of other libraries, through the standard ``logging`` module, take the same way; below ``debug`` only their
+warnings do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+if TYPE_CHECKING:
+    from swarm.config import LogSettings
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_OFF = logging.CRITICAL + 10  # above every level of the standard module
+
+
+class _SilentLogger(structlog.make_filtering_bound_logger(logging.CRITICAL)):  # type: ignore[misc]
+    """A logger that is off altogether; structlog's own filters always let ``critical`` pass."""
+
+    def critical(self, event: str, *args: object, **keys: object) -> None:
+        """Say nothing."""
+
+    async def acritical(self, event: str, *args: object, **keys: object) -> None:
+        """Say nothing."""
+
+    fatal = critical
+    afatal = acritical
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Our handler on the root logger; a type of its own so that we replace only what we have put there."""
+
+
+def get_logger(name: str, **context: object) -> FilteringBoundLogger:
+    """A logger for a module, with ``context`` in every line."""
+    if not structlog.is_configured():
+        _configure_structlog(logging.WARNING, _renderer("auto", sys.stderr), sys.stderr)
+    return cast(FilteringBoundLogger, structlog.get_logger(module=name, **context))
+
+
+def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Send all log lines of this process to ``stream`` (stderr) as the settings say. May be called again."""
+    stream = stream or sys.stderr
+    level = _LEVELS.get(settings.level, _OFF)
+    renderer = _renderer(settings.format, stream)
+    _configure_structlog(level, renderer, stream)
+    _configure_logging(level, renderer, stream)
+
+
+def bind(**context: object) -> None:
+    """Add keys to every line of the current task or thread, whichever logger writes it."""
+    structlog.contextvars.bind_contextvars(**context)
+
+
+def _configure_structlog(level: int, renderer: Sequence[Processor], stream: TextIO) -> None:
+    structlog.configure(
+        processors=[*_common(), *renderer],
+        wrapper_class=_SilentLogger if level == _OFF else structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,  # a logger at module level must follow a later configure
+    )
+
+
+def _configure_logging(level: int, renderer: Sequence[Processor], stream: TextIO) -> None:
+    handler = _Handler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[_add_module, *_common()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    handler.setLevel(level if level <= logging.DEBUG else max(level, logging.WARNING))
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(handler.level)
+
+
+def _common() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _add_module(_: object, __: str, event: EventDict) -> EventDict:
+    """Say which library writes, under the key that our own lines use."""
+    event["module"] = event["_record"].name
+    return event
+
+
+def _renderer(format: str, stream: TextIO) -> list[Processor]:
+    terminal = stream.isatty()
+    if format == "json" or (format == "auto" and not terminal):
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=_plain)]
+    colours = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    # Plain tracebacks: the pretty ones print local variables, which can be tensors or somebody's prompt.
+    return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
+
+
+def _plain(value: Any) -> str:
+    """What JSON has no word for is written as text."""
+    return str(value)
