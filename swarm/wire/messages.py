@@ -311,9 +311,10 @@ class Join(Message, frozen=True):
 
 
 class StopWorker(Message, frozen=True):
-    """``swarmctl`` asks a worker to hand over its layers and leave."""
+    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if the swarm can't do without it."""
 
     worker: Name
+    force: bool = False
 
 
 class HostHello(Message, frozen=True):
@@ -587,8 +588,12 @@ class Fence(Message, frozen=True):
 
 
 class Activate(Message, frozen=True):
-    """The prepared plan of ``epoch`` is in force. Truncate ``live`` sequences to their positions, drop all others."""
+    """The prepared plan of ``epoch`` is in force. Truncate ``live`` sequences to their positions, drop all others.
 
+    Steps of this epoch are numbered from ``first_step`` on without a gap.
+    """
+
+    first_step: StepNumber
     live: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
 
 
@@ -620,7 +625,17 @@ class Park(Message, frozen=True):
     """Keep everything, send nothing, until an ``Activate``."""
 
 
-Order = Welcome | Denied | Prepare | Fence | Activate | Replay | Copy | Release | Park
+class Alive(Message, frozen=True):
+    """The broker lives: the worker's lease is renewed."""
+
+
+class Rejoin(Message, frozen=True):
+    """The worker was declared out, yet it lives: it shall say Hello with what it holds."""
+
+    reason: Text
+
+
+Order = Welcome | Denied | Prepare | Fence | Activate | Replay | Copy | Release | Park | Alive | Rejoin
 
 
 # --- beat door -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,412 @@
+"""Changing the plan: one procedure for a first plan, a newcomer, a departure and a death.
+
+::
+
+    wanted ── WriteEpoch ──► PREPARING ── all Prepared ──► ACTIVATING ── all Activated ──► SERVING
+       ▲                        │                              │                              │
+       └──── a member lost, a refusal, a deadline: the same again, with a higher epoch ───────┘
+
+* The epoch is journalled before anybody hears of it.
+* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, everybody is fenced first.
+* ``Activate`` lists the sequences that stay, with the positions that count; everything else is dropped by the stages.
+  Their answers say what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
+  computed again from its tokens, which the broker knows.
+* A worker that doesn't answer by the deadline is out, and the plan is made again without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
+from swarm.broker.partition import Candidate, Shortage, partition, weight_bytes
+from swarm.broker.state import (
+    Plan,
+    PlanPhase,
+    Sequence,
+    SequenceState,
+    StagePlan,
+    State,
+    Worker,
+    WorkerState,
+    num_blocks,
+)
+from swarm.wire.messages import (
+    Activate,
+    Activated,
+    Edge,
+    Fence,
+    HeldSequence,
+    LayerRange,
+    Order,
+    Prepare,
+    Prepared,
+    Refused,
+    Release,
+    SequencePosition,
+)
+
+QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    objective: str = "throughput"
+    min_workers: int = 0
+    gather_s: float = 30.0  # how long the first plan waits for ``min_workers`` once one has joined
+    settle_s: float = 0.5
+    prepare_timeout_s: float = 600.0
+    activate_timeout_s: float = 5.0
+    max_sequences: int = 64
+
+
+class Planner:
+    """Keeps ``state.book``. Methods append what is to be done to ``out``."""
+
+    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: list[Action]) -> None:
+        self._state = state
+        self._settings = settings
+        self._data_endpoint = data_endpoint
+        self._out = out
+
+    # --- what moves the plan -----------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Make a plan if one is wanted, and give up on whoever is late."""
+        book = self._state.book
+        if book.awaited and now >= book.deadline:
+            self._blame_the_late(now)
+        if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
+            return
+        self._release_the_leaving()
+        if book.phase is PlanPhase.SERVING and not self._wants_change():
+            return
+        if now - book.changed_at >= self._settings.settle_s:
+            self._start(now)
+
+    def changed(self, now: float) -> None:
+        """The set of workers changed; plan once it has been quiet for a moment."""
+        self._state.book.changed_at = now
+
+    def lost(self, worker: Worker, now: float) -> None:
+        """A worker is out. If a plan relies on it, that plan is void."""
+        book = self._state.book
+        if book.coming is not None and worker.incarnation in book.coming.members:
+            self._abandon()
+        if book.current is not None and worker.incarnation in book.current.members:
+            self._blame_sequences(now)
+            self._stop_serving()
+            self._start(now)
+        else:
+            self.changed(now)
+
+    def trouble(self, now: float) -> None:
+        """The data path is broken though all live: the same workers, a new epoch."""
+        if self._state.book.serving:
+            self._blame_sequences(now)
+            self._stop_serving()
+            self._abandon()
+            self._start(now)
+
+    def epoch_written(self, epoch: int, now: float) -> None:
+        book = self._state.book
+        if book.coming is None or book.coming.epoch != epoch:
+            return
+        if book.current is None:
+            self._fence_all(epoch)
+        book.awaited = set(book.coming.members)
+        book.deadline = now + self._settings.prepare_timeout_s
+        for index, stage in enumerate(book.coming.stages):
+            prepare = Prepare(
+                epoch=epoch,
+                layers=stage.layers,
+                standby=(),
+                edge=self._edge_after(book.coming, index),
+                max_sequences=self._settings.max_sequences,
+            )
+            self._order(stage.incarnation, prepare)
+
+    def prepared(self, message: Prepared, now: float) -> None:
+        book = self._state.book
+        if book.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
+            self._state.count("stale_control")
+            return
+        book.prepared[message.incarnation] = message
+        book.awaited.discard(message.incarnation)
+        if not book.awaited:
+            self._activate(now)
+
+    def refused(self, worker: Worker, message: Refused, now: float) -> None:
+        book = self._state.book
+        if book.coming is None or message.epoch != book.coming.epoch:
+            self._state.count("stale_control")
+            return
+        worker.state = WorkerState.REFUSED
+        worker.reason = message.reason
+        self._note("plan_refused", "error", worker=worker.name, reason=message.reason)
+        self._abandon()
+        self.changed(now)
+
+    def activated(self, message: Activated, now: float) -> None:
+        book = self._state.book
+        if book.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
+            self._state.count("stale_control")
+            return
+        book.awaited.discard(message.incarnation)
+        self._take_inventory(message)
+        if not book.awaited:
+            self._serve(now)
+
+    def shortage_without(self, worker: Worker) -> str | None:
+        """What the swarm would wait for without this worker; None if it could do without."""
+        state = worker.state
+        worker.state = WorkerState.LEAVING
+        shares = self._partition()
+        worker.state = state
+        return shares.text if isinstance(shares, Shortage) else None
+
+    def forgive(self, pause_s: float) -> None:
+        self._state.book.deadline += pause_s
+        self._state.book.changed_at += pause_s
+
+    # --- making a plan ---------------------------------------------------------------------------------------------
+
+    def _wants_change(self) -> bool:
+        """A serving plan is changed when the workers that it would be made with are others."""
+        book = self._state.book
+        if book.current is None:
+            return False
+        shares = self._partition()
+        if isinstance(shares, Shortage):
+            return False
+        return [(i, r) for i, r in shares] != [(s.incarnation, s.layers) for s in book.current.stages]
+
+    def _candidates(self) -> list[Worker]:
+        """Members in pipeline order: those of the present plan first, where they are, then by arrival."""
+        current = self._state.book.current
+        place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
+        members = [w for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
+        return sorted(
+            members, key=lambda w: (place.get(w.incarnation, len(place)), _held_first(w), w.joined_at, w.name)
+        )
+
+    def _partition(self) -> list[tuple[str, LayerRange]] | Shortage:
+        manifest = self._state.manifest
+        workers = self._candidates()
+        if manifest is None or not workers:
+            return Shortage(self._why_nobody(), 0)
+        shares = partition(manifest, [Candidate(w.name, w.hello.memory_bytes, w.hello.device) for w in workers])
+        if isinstance(shares, Shortage):
+            return shares
+        return [(workers[s.candidate].incarnation, s.layers) for s in shares]
+
+    def _why_nobody(self) -> str:
+        refused = [w for w in self._state.workers.values() if w.state is WorkerState.REFUSED]
+        if refused:
+            return "a worker that can load the model: " + "; ".join(f"{w.name} refused: {w.reason}" for w in refused)
+        return "a worker: none has joined yet"
+
+    def _start(self, now: float) -> None:
+        book = self._state.book
+        if self._still_gathers(now):
+            return
+        shares = self._partition()
+        if isinstance(shares, Shortage):
+            self._wait_for(shares)
+            return
+        book.epoch += 1
+        book.coming = self._make_plan(shares, book.epoch)
+        book.phase = PlanPhase.PREPARING
+        book.prepared = {}
+        book.awaited = set()
+        book.waits_for = "the workers to load their layers"
+        self._out.append(WriteEpoch(book.epoch))
+
+    def _still_gathers(self, now: float) -> bool:
+        """A swarm that starts with several workers makes its first plan with all of them."""
+        joined = [w.joined_at for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
+        wanted = self._settings.min_workers
+        if self._state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self._settings.gather_s):
+            return False
+        self._state.book.waits_for = f"{wanted - len(joined)} more of {wanted} workers"
+        return True
+
+    def _wait_for(self, shortage: Shortage) -> None:
+        book = self._state.book
+        if book.waits_for != shortage.text:
+            self._note("swarm_waits", "warning", waits_for=shortage.text)
+        book.waits_for = shortage.text
+        if book.current is None:
+            book.phase = PlanPhase.NONE
+
+    def _make_plan(self, shares: list[tuple[str, LayerRange]], epoch: int) -> Plan:
+        manifest = self._state.manifest
+        assert manifest is not None
+        stages = []
+        for incarnation, layers in shares:
+            hello = self._state.workers[incarnation].hello
+            weight = weight_bytes(manifest, layers)
+            stages.append(StagePlan(incarnation, hello.name, layers, hello.endpoint, weight))
+        why = tuple(
+            f"{s.name} holds layers {s.layers}: {len(s.layers)} of {stages[-1].layers.stop}, "
+            f"{s.weight_bytes / 2**20:.1f} MiB of its {self._memory(s) / 2**20:.0f} MiB"
+            for s in stages
+        )
+        return Plan(epoch, tuple(stages), self._settings.objective, why)
+
+    def _memory(self, stage: StagePlan) -> int:
+        return self._state.workers[stage.incarnation].hello.memory_bytes
+
+    def _edge_after(self, plan: Plan, index: int) -> Edge:
+        if index + 1 < len(plan.stages):
+            after = plan.stages[index + 1]
+            return Edge(after.incarnation, after.endpoint)
+        return Edge("broker", self._data_endpoint)
+
+    # --- cutting over ------------------------------------------------------------------------------------------------
+
+    def _activate(self, now: float) -> None:
+        """Everybody is ready: raise the fence, say what stays, and wait for what is really there."""
+        book = self._state.book
+        plan = book.coming
+        assert plan is not None
+        book.current, book.coming = plan, None
+        book.phase = PlanPhase.ACTIVATING
+        book.capacity = dict(book.prepared)
+        book.awaited = set(plan.members)
+        book.deadline = now + self._settings.activate_timeout_s
+        self._state.flights.clear()
+        self._state.to_release.clear()
+        live = tuple(SequencePosition(s.id, s.kv) for s in self._keep_what_fits())
+        self._fence_all(plan.epoch)
+        for stage in plan.stages:
+            self._order(stage.incarnation, Activate(epoch=plan.epoch, first_step=self._state.next_step, live=live))
+        self._out.append(OpenPipe(plan.epoch, plan.stages[0].endpoint))
+
+    def _keep_what_fits(self) -> list[Sequence]:
+        """Running sequences that have room under the new plan, oldest first; the others wait again."""
+        book, blocks = self._state.book, 0
+        kept: list[Sequence] = []
+        for sequence in sorted(self._state.running, key=lambda s: s.id):
+            needed = num_blocks(sequence.limit)
+            if len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
+                blocks += needed
+                kept.append(sequence)
+                continue
+            sequence.cut_to(0)
+            sequence.truncate = False
+            sequence.state = SequenceState.WAITING
+            self._state.waiting.appendleft(sequence)
+        for sequence in kept:
+            sequence.cut_to(sequence.kv)
+        self._state.running[:] = kept
+        return kept
+
+    def _take_inventory(self, message: Activated) -> None:
+        """A position counts only if every layer of every stage holds it."""
+        book = self._state.book
+        assert book.current is not None
+        stage = book.current.stage_of(message.incarnation)
+        assert stage is not None
+        held = {h.sequence: h for h in message.held}
+        for sequence in self._state.running:
+            position = held_position(held.get(sequence.id), stage.layers)
+            if position < sequence.kv:
+                sequence.num_recomputed += 1
+                sequence.kv = sequence.scheduled = position
+
+    def _serve(self, now: float) -> None:
+        book = self._state.book
+        assert book.current is not None
+        book.phase = PlanPhase.SERVING
+        book.waits_for = ""
+        self._state.count("plans")
+        stages = [f"{s.name}{s.layers}" for s in book.current.stages]
+        capacity = book.kv_blocks * 32
+        self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
+        self._release_the_leaving()
+
+    # --- undoing -----------------------------------------------------------------------------------------------------
+
+    def release(self, worker: Worker, reason: str) -> None:
+        """Let a worker go in good order."""
+        self._order(worker.incarnation, Release(epoch=self._state.book.epoch, reason=reason))
+        worker.state = WorkerState.OUT
+        worker.reason = reason
+        self._note("worker_released", worker=worker.name, reason=reason)
+
+    def _release_the_leaving(self) -> None:
+        current = self._state.book.current
+        for worker in self._state.workers.values():
+            if worker.state is WorkerState.LEAVING and (current is None or worker.incarnation not in current.members):
+                self.release(worker, "it was asked to leave, and no plan needs it")
+
+    def _abandon(self) -> None:
+        """The plan under way is void; the one in force, if whole, stays."""
+        book = self._state.book
+        book.coming = None
+        book.awaited = set()
+        if book.phase is PlanPhase.PREPARING:
+            book.phase = PlanPhase.SERVING if book.current is not None else PlanPhase.NONE
+
+    def _stop_serving(self) -> None:
+        """Nothing is dispatched any more, and what is in the pipe no longer counts."""
+        book = self._state.book
+        book.current = None
+        book.phase = PlanPhase.NONE
+        book.awaited = set()
+        book.waits_for = "a new plan"
+        self._state.flights.clear()
+        self._out.append(ClosePipe())
+        for sequence in self._state.running:
+            sequence.cut_to(sequence.kv)
+
+    def _blame_sequences(self, now: float) -> None:
+        """Whoever was in the pipe was present at the death; the core ends those present too often."""
+        for flight in self._state.flights.values():
+            for sequence, _ in flight.sequences:
+                sequence.num_deaths += 1
+                self._state.count("sequences_at_deaths")
+
+    def _blame_the_late(self, now: float) -> None:
+        book = self._state.book
+        late = [w for w in self._state.workers.values() if w.incarnation in book.awaited]
+        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
+        for worker in late:
+            worker.state = WorkerState.OUT
+            worker.reason = f"did not {what} epoch {book.epoch} in time"
+            self._note("worker_out", "warning", worker=worker.name, evidence=worker.reason)
+        for worker in late:
+            self.lost(worker, now)
+
+    # --- small things ------------------------------------------------------------------------------------------------
+
+    def _is_awaited(self, incarnation: str, epoch: int) -> bool:
+        plan = self._state.book.coming or self._state.book.current
+        return plan is not None and plan.epoch == epoch and incarnation in self._state.book.awaited
+
+    def _fence_all(self, epoch: int) -> None:
+        for worker in self._state.workers.values():
+            if worker.state is not WorkerState.OUT:
+                self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+
+    def _order(self, incarnation: str, message: Order) -> None:
+        self._out.append(OrderWorker(self._state.workers[incarnation].peer, message))
+
+    def _note(self, event: str, level: str = "info", **fields: object) -> None:
+        self._out.append(Note(event, level, fields))
+
+
+def held_position(held: HeldSequence | None, layers: LayerRange) -> int:
+    """The position up to which all of ``layers`` hold the sequence."""
+    if held is None:
+        return 0
+    covering = [p for p in held.kv if p.layers.first < layers.stop and p.layers.stop > layers.first]
+    covered = sum(min(p.layers.stop, layers.stop) - max(p.layers.first, layers.first) for p in covering)
+    return min(p.position for p in covering) if covered == len(layers) else 0
+
+
+def _held_first(worker: Worker) -> int:
+    """Workers that hold layers already (they outlived the broker) keep their order."""
+    held = worker.hello.held_layers
+    return held.first if held is not None else 1 << 30

@@ -1,0 +1,149 @@
+"""What ``swarmctl`` is told: plain values, ready for JSON."""
+
+from __future__ import annotations
+
+from swarm.broker.health import Judgement
+from swarm.broker.state import BLOCK, Plan, PlanPhase, Request, State, WorkerState, num_blocks
+from swarm.wire.messages import Json
+
+
+def report(what: str, state: State, judgements: dict[str, Judgement], now: float) -> Json:
+    """The body of the answer to ``Query(what)``."""
+    match what:
+        case "nodes":
+            return nodes(state, judgements)
+        case "plan":
+            return plan(state)
+        case "stats":
+            return stats(state)
+        case "requests":
+            return {"requests": [_request(r, now) for r in state.requests.values()]}
+        case _:
+            return status(state, now)
+
+
+def status(state: State, now: float) -> Json:
+    book = state.book
+    return {
+        "state": "serving" if book.serving else book.phase.value,
+        "waits_for": book.waits_for,
+        "epoch": book.current.epoch if book.current else book.epoch,
+        "model": state.manifest.name if state.manifest else None,
+        "uptime_s": round(now - state.started_at, 1),
+        "num_workers": sum(w.state is not WorkerState.OUT for w in state.workers.values()),
+        "num_stages": len(book.current.stages) if book.current else 0,
+        "num_running": len(state.running),
+        "num_queued": len(state.waiting),
+        "num_requests": len(state.requests),
+        "steps_in_flight": len(state.flights),
+        "tokens_total": int(state.counters.get("tokens", 0)),
+        "kv_reserved": sum(num_blocks(s.limit) for s in state.running) * BLOCK,
+        "kv_capacity": book.kv_blocks * BLOCK,
+        "loading": _loading(state),
+    }
+
+
+def _loading(state: State) -> list[Json]:
+    """How far the workers of the plan under way have come."""
+    coming = state.book.coming
+    if coming is None:
+        return []
+    found: list[Json] = []
+    for stage in coming.stages:
+        worker = state.workers[stage.incarnation]
+        done = stage.incarnation in state.book.prepared
+        total = worker.total_bytes or stage.weight_bytes
+        loaded = total if done else min(worker.loaded_bytes, total)
+        found.append({"worker": stage.name, "loaded_bytes": loaded, "total_bytes": total, "done": done})
+    return found
+
+
+def nodes(state: State, judgements: dict[str, Judgement]) -> Json:
+    found: list[Json] = []
+    current = state.book.current
+    for incarnation, worker in state.workers.items():
+        stage = current.stage_of(incarnation) if current else None
+        hello, judgement = worker.hello, judgements[incarnation]
+        found.append(
+            {
+                "name": hello.name,
+                "incarnation": incarnation,
+                "host": hello.host,
+                "pid": hello.pid,
+                "device": hello.device,
+                "dtype": hello.dtype,
+                "cores": hello.cores,
+                "state": worker.state.value,
+                "reason": worker.reason,
+                "layers": [stage.layers.first, stage.layers.stop] if stage else None,
+                "verdict": judgement.verdict.value,
+                "evidence": judgement.evidence,
+                "memory_bytes": hello.memory_bytes,
+                "resident_bytes": int(worker.stats.get("resident_bytes", 0)),
+                "kv_used": int(worker.stats.get("kv_used", 0)),
+                "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
+                "endpoint": hello.endpoint,
+            }
+        )
+    return {"workers": found}
+
+
+def plan(state: State) -> Json:
+    book = state.book
+    body: Json = {
+        "state": "serving" if book.serving else book.phase.value,
+        "waits_for": book.waits_for,
+        "epoch": book.current.epoch if book.current else None,
+        "stages": _stages(book.current, state) if book.current else [],
+        "objective": book.current.objective if book.current else None,
+        "why": list(book.current.why) if book.current else [],
+    }
+    if book.phase is PlanPhase.PREPARING and book.coming is not None:
+        body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
+    return body
+
+
+def _stages(of: Plan, state: State) -> list[Json]:
+    prepared = state.book.capacity if of is state.book.current else state.book.prepared
+    found: list[Json] = []
+    for stage in of.stages:
+        row: Json = {
+            "worker": stage.name,
+            "layers": [stage.layers.first, stage.layers.stop],
+            "weight_bytes": stage.weight_bytes,
+        }
+        ready = prepared.get(stage.incarnation)
+        if ready is not None:
+            row |= {
+                "kv_capacity": ready.kv_capacity,
+                "load_s": round(ready.load_s, 3),
+                "warm_up_s": round(ready.warm_up_s, 3),
+                "resident_bytes": ready.resident_bytes,
+            }
+        found.append(row)
+    return found
+
+
+def stats(state: State) -> Json:
+    stages: dict[str, dict[str, float]] = {}
+    for worker in state.workers.values():
+        if worker.state is not WorkerState.OUT:
+            stages[worker.name] = worker.stats
+    pipeline: dict[str, float] = dict(sorted(state.counters.items()))
+    pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
+    return {"pipeline": pipeline, "stages": stages}
+
+
+def _request(request: Request, now: float) -> Json:
+    return {
+        "request_id": request.id,
+        "state": "ended" if request.ended else max(s.state.value for s in request.sequences),
+        "reasons": [s.reason for s in request.sequences],
+        "num_prompt": len(request.submit.prompt),
+        "num_tokens": sum(s.num_generated for s in request.sequences),
+        "max_tokens": request.submit.params.max_tokens,
+        "n": len(request.sequences),
+        "age_s": round(now - request.arrived_at, 3),
+        "attached": request.client is not None,
+        "sequences": [s.id for s in request.sequences],
+    }

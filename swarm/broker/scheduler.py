@@ -1,0 +1,145 @@
+"""Who joins the next step.
+
+First come, first served, with continuous joining and leaving. A step takes the decodes that are due first (one row
+each), then fills its token budget with prefill chunks in order of arrival. A sequence enters when the stages have room
+for the most positions that it can come to hold, so a running sequence never runs out of room.
+
+Several micro-batches are in flight at once (see ``depth``). Nothing here must know which: a sequence's tokens that no
+step carries yet are its ``pending`` ones, and a decode has none while its step is under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.broker.state import Flight, Sequence, SequenceState, State, num_blocks
+from swarm.wire.messages import MAX_ROWS, Open, Row, SequencePosition, Step
+
+Mode = Literal["batch", "overlapped", "auto"]
+
+# Below this, cutting the decodes into micro-batches costs more (each pays for reading the weights) than it hides.
+SPLIT_FROM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    mode: Mode = "auto"
+    step_tokens: int = 512
+    prefill_chunk: int = 256
+    max_running: int = 256
+
+
+def depth(mode: Mode, num_stages: int) -> int:
+    """How many steps may be in flight."""
+    return 1 if mode == "batch" else max(1, num_stages)
+
+
+def admit(state: State, settings: SchedulerSettings, now: float) -> None:
+    """Let waiting sequences in while there is room. One that doesn't fit doesn't hold up a smaller one behind it."""
+    if not state.waiting:
+        return
+    used = sum(num_blocks(s.limit) for s in state.running)
+    places = min(settings.max_running, state.book.max_sequences) - len(state.running)
+    kept: list[Sequence] = []
+    while state.waiting and places > 0:
+        sequence = state.waiting.popleft()
+        blocks = num_blocks(sequence.limit)
+        if used + blocks > state.book.kv_blocks:
+            kept.append(sequence)
+            continue
+        used += blocks
+        places -= 1
+        sequence.state = SequenceState.RUNNING
+        sequence.started_at = now if sequence.started_at is None else sequence.started_at
+        state.running.append(sequence)
+    state.waiting.extendleft(reversed(kept))
+
+
+def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
+    """The step to dispatch now, with the state moved on as if it were sent; None if there is nothing to send."""
+    plan = state.book.current
+    if plan is None or not state.book.serving:
+        return None
+    num_stages = len(plan.stages)
+    if len(state.flights) >= depth(settings.mode, num_stages):
+        return None
+    admit(state, settings, now)
+    chosen = _choose(state, settings, num_stages)
+    if not chosen and not state.to_release:
+        return None
+    return _build(state, chosen, plan.epoch, now)
+
+
+def _choose(state: State, settings: SchedulerSettings, num_stages: int) -> list[tuple[Sequence, int]]:
+    """(sequence, number of tokens) in the order of the step's rows."""
+    budget = settings.step_tokens
+    due = [s for s in state.running if s.is_decoding]
+    chosen = [(s, 1) for s in due[: min(budget, MAX_ROWS, _decode_share(state, settings, num_stages))]]
+    budget -= len(chosen)
+    for sequence in state.running:
+        if budget <= 0 or len(chosen) >= MAX_ROWS:
+            break
+        if sequence.pending > 0 and not sequence.is_decoding:
+            count = min(sequence.pending, settings.prefill_chunk, budget)
+            chosen.append((sequence, count))
+            budget -= count
+    return chosen
+
+
+def _decode_share(state: State, settings: SchedulerSettings, num_stages: int) -> int:
+    """Decodes in one micro-batch: an even share, or all of them where splitting doesn't pay."""
+    num_running = len(state.running)
+    if settings.mode == "batch" or num_stages == 1 or (settings.mode == "auto" and num_running < SPLIT_FROM):
+        return max(1, num_running)
+    return -(-num_running // num_stages)
+
+
+def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: float) -> Step:
+    rows: list[Row] = []
+    tokens: list[int] = []
+    opens: list[Open] = []
+    truncates: list[SequencePosition] = []
+    for sequence, count in chosen:
+        if not sequence.told:
+            opens.append(_open(sequence))
+            sequence.told = True
+        if sequence.truncate:
+            truncates.append(SequencePosition(sequence.id, sequence.kv))
+            sequence.truncate = False
+        start = sequence.scheduled
+        sequence.scheduled = start + count
+        rows.append(Row(sequence.id, start, count, sequence.scheduled == sequence.sampled))
+        tokens.extend(sequence.tokens[start : sequence.scheduled])
+    step = Step(
+        epoch=epoch,
+        step=state.next_step,
+        rows=tuple(rows),
+        tokens=tuple(tokens),
+        release=tuple(state.to_release),
+        open=tuple(opens),
+        truncate=tuple(truncates),
+    )
+    state.next_step += 1
+    state.to_release.clear()
+    state.flights[step.step] = Flight(tuple((s, s.scheduled) for s, _ in chosen), now)
+    _rotate(state, chosen)
+    return step
+
+
+def _open(sequence: Sequence) -> Open:
+    return Open(
+        sequence.id,
+        sequence.request.submit.params,
+        sequence.seed,
+        sequence.num_prompt,
+        sequence.limit,
+        tuple(sequence.tokens),
+    )
+
+
+def _rotate(state: State, chosen: list[tuple[Sequence, int]]) -> None:
+    """Decodes that were served go behind those that were not, so that a small share reaches everybody in turn."""
+    if len(chosen) < len(state.running):
+        served = {s.id for s, _ in chosen if s.scheduled == s.sampled}
+        state.running.sort(key=lambda s: s.id in served)

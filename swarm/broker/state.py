@@ -1,0 +1,262 @@
+"""The broker's state: requests and their sequences, workers, the plan. Plain values with their questions.
+
+A sequence's positions (see ``Sequence``) obey, at every moment::
+
+    kv <= scheduled <= sampled        sent <= committed <= sampled        delivered <= sent
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from swarm.wire.messages import (
+    FinishReason,
+    Hello,
+    Hop,
+    LayerRange,
+    Manifest,
+    Prepared,
+    Submit,
+    Timing,
+    TokenLogprob,
+)
+
+BLOCK = 32  # positions in a block: the unit of KV accounting
+
+
+def num_blocks(positions: int) -> int:
+    return -(-positions // BLOCK)
+
+
+class SequenceState(enum.Enum):
+    WAITING = "waiting"  # no room in the stages yet, or none any more
+    RUNNING = "running"  # holds room in the stages
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of one prompt. Lengths count tokens of the whole sequence, prompt included."""
+
+    id: int
+    request: Request
+    index: int
+    seed: int
+    tokens: list[int]
+    limit: int  # the most positions it can come to hold
+    state: SequenceState = SequenceState.WAITING
+    committed: int = 0  # tokens in the journal: what a client may see
+    sent: int = 0  # tokens sent to the attached client
+    delivered: int = 0  # tokens that the client has acknowledged
+    scheduled: int = 0  # positions dispatched in this epoch
+    kv: int = 0  # positions whose keys and values every stage has acknowledged
+    told: bool = False  # the stages of this epoch know the sequence
+    truncate: bool = False  # the next step must cut the stages to ``kv`` first
+    reason: FinishReason | None = None
+    detail: str = ""
+    num_deaths: int = 0  # worker deaths at which it was in flight
+    num_recomputed: int = 0
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    finish_sent: bool = False
+    logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    hops: list[tuple[Hop, ...]] = field(default_factory=list)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.submit.prompt)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def sampled(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Known tokens that no step of this epoch carries yet."""
+        return len(self.tokens) - self.scheduled
+
+    @property
+    def in_flight(self) -> bool:
+        return self.scheduled > self.kv
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.scheduled >= self.num_prompt and self.pending == 1
+
+    def cut_to(self, position: int) -> None:
+        """What lies beyond ``position`` in the stages no longer counts (a new epoch, or room given back)."""
+        if self.scheduled > position:
+            self.num_recomputed += 1
+        self.kv = self.scheduled = position
+        self.told = False
+        self.truncate = True
+
+    def timing(self, now: float) -> Timing:
+        arrived = self.request.arrived_at
+
+        def since_arrival(moment: float | None) -> float:
+            return max(0.0, (now if moment is None else moment) - arrived)
+
+        return Timing(
+            since_arrival(self.started_at),
+            since_arrival(self.first_token_at),
+            since_arrival(self.ended_at),
+            self.num_recomputed,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    submit: Submit
+    client: bytes | None
+    arrived_at: float
+    deadline_at: float | None
+    sequences: list[Sequence] = field(default_factory=list)
+    accepted: bool = False
+    detached_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def ended(self) -> bool:
+        return all(s.state is SequenceState.ENDED for s in self.sequences)
+
+    @property
+    def ended_at(self) -> float:
+        return max(s.ended_at or 0.0 for s in self.sequences)
+
+    @property
+    def fully_delivered(self) -> bool:
+        return self.ended and all(s.finish_sent and s.delivered >= s.sampled for s in self.sequences)
+
+
+class WorkerState(enum.Enum):
+    MEMBER = "member"  # may be planned with
+    REFUSED = "refused"  # it said that it can't carry out a plan; its reason is kept
+    LEAVING = "leaving"  # to be released as soon as the plan can do without it
+    OUT = "out"  # dead, frozen, hung or gone: fenced; it must say Hello again
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker's process, as the broker knows it."""
+
+    hello: Hello
+    peer: bytes
+    joined_at: float
+    state: WorkerState = WorkerState.MEMBER
+    asked_to_rejoin_at: float | None = None
+    reason: str = ""
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def incarnation(self) -> str:
+        return self.hello.incarnation
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    incarnation: str
+    name: str
+    layers: LayerRange
+    endpoint: str
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which worker holds which layers, in the order of the pipeline. ``why`` explains it in sentences."""
+
+    epoch: int
+    stages: tuple[StagePlan, ...]
+    objective: str
+    why: tuple[str, ...]
+
+    @property
+    def members(self) -> frozenset[str]:
+        return frozenset(stage.incarnation for stage in self.stages)
+
+    def stage_of(self, incarnation: str) -> StagePlan | None:
+        return next((s for s in self.stages if s.incarnation == incarnation), None)
+
+
+class PlanPhase(enum.Enum):
+    NONE = "waiting"  # no plan; ``PlanBook.waits_for`` says why
+    PREPARING = "preparing"  # layers are loading; if there is an old plan, it runs on
+    ACTIVATING = "activating"  # the fence is up; nothing is dispatched
+    SERVING = "serving"
+
+
+@dataclass(slots=True)
+class PlanBook:
+    """The plan in force and the one under way."""
+
+    epoch: int = 0  # the highest that was ever written
+    phase: PlanPhase = PlanPhase.NONE
+    current: Plan | None = None
+    coming: Plan | None = None
+    prepared: dict[str, Prepared] = field(default_factory=dict)
+    capacity: dict[str, Prepared] = field(default_factory=dict)  # of the current plan
+    awaited: set[str] = field(default_factory=set)
+    deadline: float = 0.0
+    changed_at: float = 0.0
+    waits_for: str = "a worker: none has joined yet"
+
+    @property
+    def serving(self) -> bool:
+        """Steps may be dispatched: a plan is in force, and no fence is up."""
+        return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
+
+    @property
+    def kv_blocks(self) -> int:
+        return min((p.kv_capacity for p in self.capacity.values()), default=0) // BLOCK
+
+    @property
+    def max_sequences(self) -> int:
+        return min((p.max_sequences for p in self.capacity.values()), default=0)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step in the pipe."""
+
+    sequences: tuple[tuple[Sequence, int], ...]  # with the position each row ends at
+    sent_at: float
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the broker knows. Only ``core`` and its parts touch it."""
+
+    manifest: Manifest | None = None
+    assets: dict[str, bytes] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    to_release: list[int] = field(default_factory=list)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    book: PlanBook = field(default_factory=PlanBook)
+    flights: dict[int, Flight] = field(default_factory=dict)
+    next_step: int = 1
+    next_sequence: int = 1
+    counters: dict[str, float] = field(default_factory=dict)
+    started_at: float = 0.0
+
+    def count(self, name: str, amount: float = 1) -> None:
+        self.counters[name] = self.counters.get(name, 0) + amount
