@@ -5,11 +5,11 @@ Three things keep a child from being left behind, however the parent ends:
 * the parent's own ``finally`` kills what still lives;
 * on Linux the kernel kills the child when its parent dies (``PR_SET_PDEATHSIG``). The signal follows the *thread* that
   started the child, so children are started from the main thread only;
-* everywhere, a child holds the read end of a pipe whose only write end is the parent's: end of file means that the parent
-  is gone. This also closes the gap between a child's birth and its call of ``prctl``.
+* everywhere, a child holds the read end of a pipe whose only write end is the parent's: end of file means that the
+  parent is gone. This also closes the gap between a child's birth and its call of ``prctl``.
 
-Children get sessions of their own, so Ctrl-C in a terminal reaches the supervisor alone, which then stops them in order.
-What they write goes straight into a file: no pipe fills up, and nothing is lost with the supervisor.
+Children get sessions of their own, so Ctrl-C in a terminal reaches the supervisor alone, which then stops them in
+order. What they write goes straight into a file: no pipe fills up, and nothing is lost with the supervisor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
@@ -42,7 +42,9 @@ def die_with_parent() -> None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    watcher = threading.Thread(target=_die_at_end_of_file, args=(int(text),), name="parent-watch", daemon=True)
+    fd = int(text)
+    os.set_inheritable(fd, False)  # it watches for us, not for whatever we may start
+    watcher = threading.Thread(target=_die_at_end_of_file, args=(fd,), name="parent-watch", daemon=True)
     watcher.start()
 
 
@@ -79,6 +81,8 @@ class LogFile:
 
     def tail(self, num_lines: int) -> list[str]:
         """The last lines that the current (or last) life wrote."""
+        if not self.path.exists():
+            return []
         with self.path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._life_at, size - TAIL_BYTES))
@@ -93,6 +97,8 @@ class LogFile:
 
     def new_lines(self) -> list[str]:
         """Whole lines that were written since the last call."""
+        if not self.path.exists():
+            return []
         with self.path.open("rb") as file:
             file.seek(self._shown_at)
             whole, end, _ = file.read(1 << 20).rpartition(b"\n")
@@ -101,7 +107,7 @@ class LogFile:
 
     def keep_small(self) -> None:
         """Cut the file if it has grown too long. The writer appends, so it just goes on at the new end."""
-        if self.path.stat().st_size > MAX_LOG_BYTES:
+        if self.path.exists() and self.path.stat().st_size > MAX_LOG_BYTES:
             shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
             os.truncate(self.path, 0)
             self._life_at = self._shown_at = 0
@@ -110,7 +116,7 @@ class LogFile:
 class Process:
     """One life of a child."""
 
-    def __init__(self, command: Sequence[str], log: LogFile, lifeline: Lifeline, variables: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], log: LogFile, lifeline: Lifeline) -> None:
         """Start it. Raises OSError if the machine can't."""
         fd = log.open()
         try:
@@ -119,7 +125,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
-                env={**os.environ, **variables, PARENT_FD_VARIABLE: str(lifeline.read_fd)},
+                env={**os.environ, PARENT_FD_VARIABLE: str(lifeline.read_fd)},
                 pass_fds=(lifeline.read_fd,),
                 start_new_session=True,
             )

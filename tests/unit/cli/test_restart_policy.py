@@ -75,7 +75,7 @@ def test_a_healthy_life_forgives() -> None:
     assert supervisor.handle(Exited("w0", 1), 0.25 + HEALTHY_S - 0.01) == [SayRestart("w0", "ended with code 1", 0.5)]
     now = supervisor.wake_at() or 0.0
     supervisor.handle(Tick(), now)
-    assert supervisor.handle(Exited("w0", 1), now + HEALTHY_S) == [SayRestart("w0", "ended with code 1", 0.25)]
+    assert supervisor.handle(Exited("w0", 1), now + HEALTHY_S + 0.01) == [SayRestart("w0", "ended with code 1", 0.25)]
 
 
 def test_each_child_has_a_count_of_its_own() -> None:

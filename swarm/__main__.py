@@ -1,0 +1,8 @@
+"""``python -m swarm`` is ``swarm``."""
+
+from __future__ import annotations
+
+from swarm.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""``swarm``: the commands that run things. What each needs, it imports when it is called."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from swarm.cli.options import Common, LogFormat, LogLevel
+from swarm.cli.run import broker, config_app, worker
+from swarm.cli.up import up
+
+app = typer.Typer(
+    help="Run one language model over several processes and machines, and keep its word while they die.",
+    epilog='Try: swarm up, and in another terminal: swarm generate "Who lives in the wood?"',
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        print(f"swarm {metadata.version('swarm')}")
+    except metadata.PackageNotFoundError:
+        print("swarm (run from its sources, not installed)")
+    raise typer.Exit
+
+
+@app.callback()
+def common(
+    context: typer.Context,
+    log_level: Annotated[
+        LogLevel | None, typer.Option("--log-level", help="The least that is logged, to stderr.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", help="auto: readable on a terminal, JSON lines elsewhere.")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before the command's name."""
+    context.obj = Common(log_level, log_format)
+
+
+app.command()(up)
+app.command()(broker)
+app.command()(worker)
+app.add_typer(config_app, name="config")

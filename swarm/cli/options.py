@@ -1,0 +1,99 @@
+"""Options that several commands share, and how they become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+    off = "off"
+
+
+class LogFormat(StrEnum):
+    auto = "auto"
+    console = "console"
+    json = "json"
+
+
+class Mode(StrEnum):
+    auto = "auto"
+    batch = "batch"
+    overlapped = "overlapped"
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What stands before the command's name."""
+
+    log_level: LogLevel | None = None
+    log_format: LogFormat | None = None
+
+    def overrides(self) -> dict[str, object]:
+        return {
+            "log.level": self.log_level.value if self.log_level else None,
+            "log.format": self.log_format.value if self.log_format else None,
+        }
+
+
+def load_settings(context: typer.Context, config: Path | None, overrides: Mapping[str, object]) -> Settings:
+    """File, environment, flags; raises ConfigError."""
+    from swarm import config as settings_of
+
+    common = context.obj if isinstance(context.obj, Common) else Common()
+    return settings_of.load(config, {**common.overrides(), **overrides})
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Settings file (TOML). [default: config/swarm.toml, if there is one]"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--port", metavar="PORT", help="Port of the clients' door; the next three are used too. [default: 5700]"
+    ),
+]
+StateDirOption = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="Directory for what must survive a restart.")
+]
+ModeOption = Annotated[
+    Mode | None, typer.Option("--mode", help="Steps in flight: one (batch) or one per stage (overlapped).")
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps. [default: cpu]")
+]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto is what the model's files say.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help="Memory per worker, for example 2GiB. [default: what is free]"),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", metavar="N", help="Threads that compute, per worker. [default: an even share of the cores]"
+    ),
+]

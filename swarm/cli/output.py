@@ -1,0 +1,129 @@
+"""What commands have in common: how they fail, how they print data, how they show progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import typer
+
+from swarm.errors import SwarmError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# typer exports only some of click's exceptions, and newer versions bring a click of their own: what is common to all
+# of them is found from one that is exported.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) -> int:
+    """Run a command line; return its exit code. A failure is one line on stderr, whatever it was.
+
+    ``load`` imports the app, so that an interrupt during slow imports ends as quietly as one later.
+    """
+    try:
+        code = load()(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+    except SwarmError as error:
+        return complain(name, str(error))
+    except _UsageError as error:
+        return complain(name, f"{_message(error)} ({_help_hint(error, name)})", EXIT_USAGE)
+    except _ClickException as error:
+        return complain(name, _message(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone. Python flushes stdout once more at exit and must not stumble over it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return code if isinstance(code, int) else 0
+
+
+def complain(name: str, text: str, code: int = EXIT_FAILED) -> int:
+    """Say on stderr, in one line, what is wrong; return the exit code."""
+    print(f"{name}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _message(error: Exception) -> str:
+    return str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+
+
+def _help_hint(error: Exception, name: str) -> str:
+    context = getattr(error, "ctx", None)
+    return f"try '{context.command_path if context else name} --help'"
+
+
+def print_json(data: object) -> None:
+    """Print data as ``--json`` does: one object, readable and parsable."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def in_bytes(count: float) -> str:
+    """A size for people: 1536 → 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+class Progress:
+    """Lines that tell what happened, and one that tells what is going on.
+
+    On a terminal the latter is overwritten in place; elsewhere it is printed whenever it has changed. When nobody reads
+    any more, it falls silent: what is shown must go on without its audience.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._silent = False
+        self._shown = ""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        shown = self._clear()
+        self._write(text + "\n")
+        if self._live and shown:
+            self.update(shown)
+
+    def update(self, text: str) -> None:
+        """What is going on now."""
+        if text == self._shown:
+            return
+        self._clear()
+        self._shown = text
+        if self._live:
+            width = os.get_terminal_size(self._stream.fileno()).columns
+            self._write(text if len(text) < width else text[: max(0, width - 2)] + "…")
+        else:
+            self._write(text + "\n")
+
+    def done(self) -> None:
+        """Nothing is going on any more."""
+        self._clear()
+
+    def _clear(self) -> str:
+        if not self._live:
+            return ""
+        shown, self._shown = self._shown, ""
+        if shown:
+            self._write("\r\x1b[2K")
+        return shown
+
+    def _write(self, text: str) -> None:
+        if self._silent:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._silent = True

@@ -1,0 +1,158 @@
+"""``swarm broker``, ``swarm worker``, ``swarm config``: one process each, in the foreground."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.cli.options import (
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    MemoryOption,
+    ModeOption,
+    PortOption,
+    StateDirOption,
+    ThreadsOption,
+    load_settings,
+)
+from swarm.cli.output import complain, print_json
+from swarm.cli.processes import die_with_parent
+from swarm.cli.supervisor import EX_CONFIG
+from swarm.errors import ConfigError, ModelError
+
+config_app = typer.Typer(help="Look at the settings.")
+
+
+def broker(
+    context: typer.Context,
+    *,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]")
+    ] = None,
+    port: PortOption = None,
+    state_dir: StateDirOption = None,
+    mode: ModeOption = None,
+    min_workers: Annotated[
+        int | None, typer.Option("--min-workers", metavar="N", help="Workers to wait for before the first plan.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run the broker: it takes requests, plans who computes what, and needs no model itself.
+
+    SIGTERM and Ctrl-C stop it in good order. Exit code 78 means that it can't work with these settings, and that
+    starting it again won't help.
+    """
+    die_with_parent()
+    overrides = {
+        "broker.host": host,
+        "broker.port": port,
+        "broker.mode": mode.value if mode else None,
+        "broker.min_workers": min_workers,
+        "state_dir": str(state_dir) if state_dir else None,
+    }
+    with _hopeless_is_78():
+        settings = load_settings(context, config, overrides)
+        from swarm import log
+        from swarm.broker import service
+
+        log.configure(settings.log)
+        _exit(service.run(settings))
+
+
+def worker(
+    context: typer.Context,
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help="The broker's clients' door. [default: SWARM_URL or tcp://127.0.0.1:5700]"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="DIR", help="The model's directory. [default: the embedded demo model]"),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name in lists and plans. [default: machine and process]"),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory_limit: MemoryOption = None,
+    threads: ThreadsOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run a worker: it brings one device and the model's files to a broker, and computes the layers it is given.
+
+    SIGTERM and Ctrl-C make it leave in good order. Exit code 78 means that it can't work (the model or a setting is
+    wrong, or the broker refuses it), and that starting it again won't help.
+    """
+    die_with_parent()
+    overrides = {
+        "client.url": url,
+        "model": model,
+        "worker.name": name,
+        "worker.device": device,
+        "worker.dtype": dtype.value if dtype else None,
+        "worker.memory_limit": memory_limit,
+        "worker.threads": threads,
+    }
+    with _hopeless_is_78():
+        settings = load_settings(context, config, overrides)
+        _prepare_openmp(settings.worker.threads)
+        from swarm import log
+        from swarm.stage import service
+
+        log.configure(settings.log)
+        _exit(service.run(settings))
+
+
+@config_app.command("check")
+def check(
+    context: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Settings file. [default: config/swarm.toml, if there is one]"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the settings of file, environment and flags together; with --json, print the outcome."""
+    settings = load_settings(context, file, {})
+    if as_json:
+        print_json(settings.model_dump(mode="json"))
+    else:
+        print("the settings are right")
+
+
+def _exit(code: int) -> None:
+    if code != 0:
+        raise typer.Exit(code)
+
+
+@contextmanager
+def _hopeless_is_78() -> Iterator[None]:
+    """What can't get better by starting again gets an exit code of its own, for supervisors (ours, systemd)."""
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        raise typer.Exit(complain("swarm", str(error), EX_CONFIG)) from None
+
+
+def _prepare_openmp(threads: int) -> None:
+    """Must happen before torch is loaded, which reads this once.
+
+    Between two steps a worker waits for its neighbours. OpenMP's threads would spin meanwhile, and with several workers
+    on a machine take the cores from whoever has work.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # GNU's runtime
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's and LLVM's
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))

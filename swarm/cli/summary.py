@@ -1,0 +1,68 @@
+"""What ``swarm up`` shows of the swarm: the broker's reports in words. Reports come in, lines go out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.cli.output import in_bytes
+from swarm.wire.messages import Json
+
+DEFAULT_URL = "tcp://127.0.0.1:5700"
+
+
+def loading_line(status: Json, nodes: Json) -> str:
+    """What is going on until the swarm serves: who is there, what has been loaded, what is missing."""
+    parts = [_workers(nodes)]
+    loading: list[dict[str, Any]] = status.get("loading") or []  # type: ignore[assignment]
+    if loading:
+        loaded, total = (sum(int(row[key]) for row in loading) for key in ("loaded_bytes", "total_bytes"))
+        percent = 100 if total == 0 else 10 * (10 * loaded // total)  # in tens: elsewhere than on a terminal it's a log
+        parts.append(f"{percent} % of {in_bytes(total)} loaded")
+    elif status.get("waits_for"):
+        parts.append(f"waiting for {status['waits_for']}")
+    return " · ".join(parts)
+
+
+def _workers(nodes: Json) -> str:
+    workers: list[dict[str, Any]] = nodes.get("workers") or []  # type: ignore[assignment]
+    names = sorted((str(worker["name"]) for worker in workers if worker["state"] != "out"), key=_natural)
+    return f"workers: {', '.join(names)}" if names else "no worker has joined yet"
+
+
+def _natural(name: str) -> tuple[str, int]:
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)
+
+
+def serving_lines(plan: Json, status: Json, url: str) -> list[str]:
+    """The first time that the swarm serves: who computes what, where to reach it, how to try it."""
+    at = "" if url == DEFAULT_URL else f" --url {url}"
+    stages = plan.get("stages") or []
+    count = "1 worker" if len(stages) == 1 else f"{len(stages)} workers"  # type: ignore[arg-type]
+    return [
+        f"serving {status.get('model')} on {count}",
+        *plan_lines(plan),
+        f"url: {url}",
+        f'try: swarm generate "Who lives in the wood?"{at}',
+        "Ctrl-C stops it",
+    ]
+
+
+def plan_lines(plan: Json) -> list[str]:
+    """A table of the plan: worker, layers, memory, room for tokens."""
+    stages: list[dict[str, Any]] = plan.get("stages") or []  # type: ignore[assignment]
+    rows = [("worker", "layers", "weights", "memory", "room")]
+    rows += [
+        (
+            str(stage["worker"]),
+            f"{stage['layers'][0]}–{stage['layers'][1] - 1}",
+            in_bytes(stage["weight_bytes"]),
+            in_bytes(stage["resident_bytes"]) if "resident_bytes" in stage else "?",
+            f"{stage['kv_capacity']} tokens" if "kv_capacity" in stage else "?",
+        )
+        for stage in stages
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
