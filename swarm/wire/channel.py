@@ -10,15 +10,19 @@ Control plane, on an asyncio loop; sends are plain calls that never wait::
     async for event in dealer:                       # Frames | Link.UP | Link.DOWN
         dealer.send(CLIENT.encode(...))              # False: not connected, or the queue is full
 
-    beats = AsyncPullChannel(context, host, ports, BEAT.frame_limit_bytes)
+    beats = AsyncPullChannel(context, host, BEAT.frame_limit_bytes, BEAT_QUEUE)
     async for frames in beats: ...
+
+    push = AsyncPushChannel(context, endpoint)       # one per directed edge and epoch
+    push.send(DATA.encode(...))                      # False: can't be sent now, keep it …
+    await push.sendable()                            # … until then
 
 Data plane, all of it in one plain thread::
 
     wake = Wake()                                    # any thread may call wake.set()
-    pull = PullChannel(context, host, ports, DATA.frame_limit_bytes)
-    push = PushChannel(context, endpoint)            # one per directed edge and epoch
-    pull.wait(timeout_s, wake=wake, outgoing=push)   # returns when any of them is ready
+    pull = PullChannel(context, host, DATA.frame_limit_bytes)
+    push = PushChannel(context, endpoint)
+    pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready
     frames = pull.receive()                          # None: nothing there
     push.send(frames)                                # False: can't be sent now, keep it
 
@@ -34,8 +38,9 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from math import ceil
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 import zmq
@@ -62,6 +67,7 @@ from swarm.wire.tensors import Bytes
 _CONTROL_QUEUE = 1000  # messages per peer; a client that reads slower than this is told so by send() returning False
 DATA_QUEUE = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway
 BEAT_QUEUE = 16  # old beats are worthless
+_NO_MESSAGES_BYTES = 4096  # who only sends receives nothing but the handshake
 _CONTROL_LINGER_MS = 1000  # a last word (a denial, an end of stream) should still leave when a socket closes
 _BATCH = 64  # receiving from a ready socket does not yield to the loop: do it ourselves, every so many messages
 
@@ -134,10 +140,6 @@ class _AsyncChannel(Generic[Event]):
 
     def _send(self, frames: Sequence[Bytes]) -> bool:
         sent = send_now(self._socket, frames)
-        if not sent and has(self._socket, zmq.POLLOUT):
-            sent = send_now(
-                self._socket, frames
-            )  # EVENTS made the socket notice what its I/O thread did, say connected
         self._look_again(self._socket)
         return sent
 
@@ -154,7 +156,7 @@ class _AsyncChannel(Generic[Event]):
 
 
 class RouterChannel(_AsyncChannel[Arrived | PeerLost]):
-    """The listening end of a door: messages of many peers, and the news that one has gone."""
+    """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one."""
 
     def __init__(self, context: Context, host: str, port: int, limit_bytes: int) -> None:
         super().__init__(context, zmq.ROUTER, limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
@@ -195,7 +197,6 @@ class RouterChannel(_AsyncChannel[Arrived | PeerLost]):
                 self._connections.accepted(event.connection)
             elif event.event is zmq.Event.DISCONNECTED:
                 lost.append(self._connections.closed(event.connection))
-        self._look_again(self._monitor.socket)
         return lost
 
 
@@ -205,7 +206,9 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
     def __init__(self, context: Context, endpoint: str, identity: bytes, limit_bytes: int) -> None:
         super().__init__(context, zmq.DEALER, limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
         self._socket.set(zmq.IDENTITY, identity)
-        self._socket.set(zmq.IMMEDIATE, 1)  # nothing queues for a broker that isn't there: it would come out of season
+        self._socket.set(
+            zmq.IMMEDIATE, 1
+        )  # nothing queues for a broker that isn't there, to reach it before UP is told
         self._monitor = Monitor(context, self._socket)
         self._watch(self._monitor.socket)
         try:
@@ -230,7 +233,6 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
                 self._arrived.append(Link.UP)
             elif event.event is zmq.Event.DISCONNECTED:
                 self._arrived.append(Link.DOWN)
-        self._look_again(self._monitor.socket)
         if frames is not None:
             self._arrived.append([frame.buffer for frame in frames])
         return frames is not None
@@ -259,7 +261,8 @@ class AsyncPullChannel(_AsyncChannel[Frames]):
 
 class Wake:
     """Wakes a thread that waits in ``PullChannel.wait``. ``set()`` may be called from any thread, any number of times;
-    it stays set until ``clear()``. A descriptor, because ZeroMQ sockets belong to one thread each."""
+    it stays set until ``clear()``. A descriptor, because ZeroMQ sockets belong to one thread each. ``close()`` comes
+    after the last ``set()``."""
 
     def __init__(self) -> None:
         if hasattr(os, "eventfd"):
@@ -293,10 +296,10 @@ _ONE: Final = (1).to_bytes(8, "little")  # an eventfd counts in 64-bit numbers; 
 class PushChannel:
     """The sending end of one directed edge. One per edge and epoch: a PUSH with two peers would deal in turns."""
 
-    def __init__(self, context: Context, endpoint: str, limit_bytes: int, queue: int = DATA_QUEUE) -> None:
+    def __init__(self, context: Context, endpoint: str, queue: int = DATA_QUEUE) -> None:
         self.endpoint = endpoint
         self.socket = context.socket(zmq.PUSH)
-        set_options(self.socket, limit_bytes, queue, linger_ms=0)
+        set_options(self.socket, _NO_MESSAGES_BYTES, queue, linger_ms=0)
         self.socket.set(zmq.IMMEDIATE, 1)  # nothing queues for a peer that isn't there; "can't send" becomes visible
         try:
             connect(self.socket, endpoint)
@@ -309,14 +312,35 @@ class PushChannel:
 
         Buffers above 64 KB are not copied: they must not be written to afterwards.
         """
-        if send_now(self.socket, frames):
-            return True
-        # Reading EVENTS makes the socket notice what its I/O thread did meanwhile (connected, made room).
-        return has(self.socket, zmq.POLLOUT) and send_now(self.socket, frames)
+        return send_now(self.socket, frames)
 
     def close(self) -> None:
         """Close the socket; what it still queues is dropped."""
         self.socket.close()
+
+
+class AsyncPushChannel(PushChannel):
+    """The same on an asyncio loop: the broker's edge to the first stage."""
+
+    def __init__(self, context: Context, endpoint: str, queue: int = DATA_QUEUE) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sendable = asyncio.Event()
+        super().__init__(context, endpoint, queue)
+        self._loop.add_reader(descriptor(self.socket), self._look_again)
+
+    async def sendable(self) -> None:
+        """Wait until ``send`` can work again. The caller sets the deadline."""
+        while not has(self.socket, zmq.POLLOUT):
+            self._sendable.clear()
+            await self._sendable.wait()
+
+    def close(self) -> None:
+        self._loop.remove_reader(descriptor(self.socket))
+        super().close()
+
+    def _look_again(self) -> None:
+        if has(self.socket, zmq.POLLOUT):
+            self._sendable.set()
 
 
 class PullChannel:
@@ -336,15 +360,15 @@ class PullChannel:
         frames = receive_now(self._socket)
         return None if frames is None else [frame.buffer for frame in frames]
 
-    def wait(self, timeout_s: float, *, wake: Wake | None = None, outgoing: PushChannel | None = None) -> bool:
-        """Wait until a message is there, ``wake`` is set or ``outgoing`` can send; False if the time passed first."""
+    def wait(self, timeout_s: float, *, wake: Wake | None = None, outgoing: Iterable[PushChannel] = ()) -> bool:
+        """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         if wake is not None:
             poller.register(wake, zmq.POLLIN)
-        if outgoing is not None:
-            poller.register(outgoing.socket, zmq.POLLOUT)
-        return bool(poller.poll(int(timeout_s * 1000)))
+        for channel in outgoing:
+            poller.register(channel.socket, zmq.POLLOUT)
+        return bool(poller.poll(ceil(timeout_s * 1000)))
 
     def close(self) -> None:
         self._socket.close()

@@ -102,6 +102,13 @@ def connect(socket: Socket, endpoint: str) -> None:
 
 def send_now(socket: Socket, frames: Sequence[Bytes]) -> bool:
     """Send without waiting. False: nobody to send to, or the queue is full; then nothing was sent at all."""
+    if _try_send(socket, frames):
+        return True
+    # Between two looks at its events a socket may not have noticed that it is connected or has room again.
+    return has(socket, zmq.POLLOUT) and _try_send(socket, frames)
+
+
+def _try_send(socket: Socket, frames: Sequence[Bytes]) -> bool:
     try:
         # Not copied above 64 KB (pyzmq's threshold); below that, a copy is cheaper than the bookkeeping.
         socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
@@ -159,7 +166,7 @@ class Monitor:
 
     def events(self) -> Iterator[SocketEvent]:
         """Everything that has happened since the last call; does not wait."""
-        while frames := receive_now(self.socket):
+        while has(self.socket, zmq.POLLIN) and (frames := receive_now(self.socket)):
             event = parse_monitor_message([frame.bytes for frame in frames])
             yield SocketEvent(zmq.Event(event["event"]), event["value"], event["endpoint"].decode())
 
