@@ -1,0 +1,336 @@
+"""Who attends to what: keys and values of every sequence, and the attention function that reads and writes them.
+
+The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries, keys
+and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position stands in
+the :class:`Pass` that the calling thread has made current.
+
+A row's result must have the same bits whatever else is in the batch and however the prompt was cut. The order in which
+a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie on
+a grid of 32, queries are cut at its lines, and each tile attends to everything up to the next line after it. Keys past
+a row's own position are masked: they have weight exactly 0, and what lies there is finite. A window begins on a line
+of the grid too. And small products take other kernels, so a tile has at least ``MIN_ROWS`` rows (a group's query heads
+count as rows of their common key head).
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from swarm.errors import IllegalMove, ModelError
+from swarm.wire.messages import LayerRange, Row
+
+NAME = "swarm"
+GRID = 32
+# Measured: float32 products of 1–3, 5–7 and 9–11 rows take kernels that sum in another order.
+MIN_ROWS = 12
+# Arguments that say nothing about who attends to what; any other one must be understood or refused.
+_HARMLESS = frozenset(
+    {
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "is_causal",
+    }
+)
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
+
+
+def round_up(positions: int) -> int:
+    """The next line of the grid."""
+    return -(-positions // GRID) * GRID
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Keys and values of one sequence in one layer: ``[key heads, positions, size]`` each. Zero where never written."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class KvArena:
+    """Keys and values by sequence and layer. One thread's.
+
+    A region is one contiguous piece of address space as long as the sequence may ever become; the system commits its
+    pages when they are first written and takes them back at release. So nothing is copied or moved as sequences grow.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._limits: dict[int, int] = {}
+        self._regions: dict[int, dict[int, Region]] = {}
+        self.used = 0
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def open(self, sequence: int, limit: int) -> None:
+        self.release(sequence)
+        self._limits[sequence] = round_up(limit)
+        self._regions[sequence] = {}
+        self.used += round_up(limit)
+
+    def release(self, sequence: int) -> None:
+        if sequence in self._limits:
+            self.used -= self._limits.pop(sequence)
+            del self._regions[sequence]
+
+    def reset(self) -> None:
+        self._limits.clear()
+        self._regions.clear()
+        self.used = 0
+
+    def truncate(self, sequence: int, position: int) -> None:
+        """Positions from ``position`` on will be written again before they are read; only a cut to nothing frees."""
+        if position == 0 and sequence in self._regions:
+            self._regions[sequence].clear()
+
+    def keep(self, layers: LayerRange) -> None:
+        """Drop what other layers hold."""
+        for regions in self._regions.values():
+            for layer in [layer for layer in regions if not layers.first <= layer < layers.stop]:
+                del regions[layer]
+
+    def check(self, row: Row) -> None:
+        """Raise IllegalMove unless the row's positions were reserved."""
+        limit = self._limits.get(row.sequence)
+        if limit is None:
+            raise IllegalMove(f"sequence {row.sequence} was never opened here, or released")
+        if row.start + row.count > limit:
+            raise IllegalMove(
+                f"sequence {row.sequence} reserved {limit} positions; "
+                f"positions {row.start} to {row.start + row.count} don't fit"
+            )
+
+    def region(self, sequence: int, layer: int) -> Region | None:
+        """What this layer holds of the sequence, if it was ever written."""
+        return self._regions.get(sequence, {}).get(layer)
+
+    def make(self, sequence: int, layer: int, key: torch.Tensor, value: torch.Tensor) -> Region:
+        """The region that takes keys and values of these sizes ``[1, heads, tokens, size]``."""
+        limit = self._limits[sequence]
+        shapes = [(part.shape[1], limit, part.shape[3]) for part in (key, value)]
+        region = Region(*(_zeros(shape, key.dtype, self._device) for shape in shapes))
+        self._regions[sequence][layer] = region
+        return region
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_elements = shape[0] * shape[1] * shape[2]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    pages = mmap.mmap(-1, max(1, num_elements * dtype.itemsize), flags=flags)
+    return torch.frombuffer(pages, dtype=dtype, count=num_elements).view(shape)  # keeps the pages alive
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """``count`` queries from ``offset`` of the batch on, at ``start`` …, all between two lines of the grid."""
+
+    offset: int
+    count: int
+    start: int
+
+    @property
+    def line(self) -> int:
+        return self.start // GRID * GRID
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One row of a step: its place in the batch, and its queries cut at the lines of the grid."""
+
+    sequence: int
+    offset: int
+    start: int
+    count: int
+    tiles: tuple[Tile, ...]
+
+
+def spans_of(rows: Iterable[Row]) -> Iterator[Span]:
+    offset = 0
+    for row in rows:
+        yield Span(row.sequence, offset, row.start, row.count, tuple(_tiles(offset, row.start, row.count)))
+        offset += row.count
+
+
+def _tiles(offset: int, start: int, count: int) -> Iterator[Tile]:
+    position, stop = start, start + count
+    while position < stop:
+        end = min(stop, position // GRID * GRID + GRID)
+        yield Tile(offset + position - start, end - position, position)
+        position = end
+
+
+@dataclass(slots=True)
+class Pass:
+    """One run through some layers by one thread: what the modules' hooks and the attention function need to know."""
+
+    arena: KvArena
+    layers: LayerRange
+    spans: tuple[Span, ...]
+    hidden: torch.Tensor | None = None  # replaces the first layer's input, unless the stage embeds
+    keep_rows: torch.Tensor | None = None  # narrows the last layer's output to what the head needs
+    fenced: Callable[[], bool] = lambda: False
+    progressed: Callable[[], None] = lambda: None
+    output: torch.Tensor | None = None  # the last layer's output
+    joined: dict[int, Any] = field(default_factory=dict)
+
+
+_current = threading.local()
+
+
+def current_pass() -> Pass:
+    """The pass that this thread is in."""
+    found = getattr(_current, "value", None)
+    if not isinstance(found, Pass):
+        raise IllegalMove("a layer ran outside of a pass")
+    return found
+
+
+class running:  # noqa: N801  (used like a function)
+    """``with running(a_pass):`` makes it this thread's current one."""
+
+    def __init__(self, this: Pass) -> None:
+        self._this = this
+
+    def __enter__(self) -> None:
+        _current.value = self._this
+
+    def __exit__(self, *_: object) -> None:
+        _current.value = None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; returns ``[1, tokens, heads, size]``. Writes keys and values first."""
+    _refuse_unknown(module, attention_mask, dropout, others)
+    this, layer = current_pass(), int(module.layer_idx)  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how = _How(scale, sliding_window, softcap, s_aux)
+    num_heads, num_tokens = query.shape[1], query.shape[2]
+    folded = query[0].view(key.shape[1], -1, num_tokens, query.shape[3])
+    output = value.new_zeros(num_tokens, num_heads, value.shape[3])
+    for span in this.spans:
+        region = this.arena.region(span.sequence, layer) or this.arena.make(span.sequence, layer, key, value)
+        stop = span.offset + span.count
+        region.keys[:, span.start : span.start + span.count] = key[0, :, span.offset : stop]
+        region.values[:, span.start : span.start + span.count] = value[0, :, span.offset : stop]
+        for tile in span.tiles:
+            result = _attend_tile(folded[:, :, tile.offset : tile.offset + tile.count], region, tile, how)
+            output[tile.offset : tile.offset + tile.count] = result
+    return output.unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+def _attend_tile(query: torch.Tensor, region: Region, tile: Tile, how: _How) -> torch.Tensor:
+    """``query`` [key heads, group, count, size] → [count, heads, size]."""
+    key_heads, group, count, size = query.shape
+    num_rows = group * count
+    rows = query.reshape(key_heads, num_rows, size)
+    if num_rows < MIN_ROWS:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
+    low, high = _first_key(tile.line, how.window), tile.line + GRID
+    scores = torch.matmul(rows, region.keys[:, low:high].transpose(1, 2))[:, :num_rows].float() * how.scale
+    if how.softcap is not None:
+        scores = torch.tanh(scores / how.softcap) * how.softcap
+    shaped = scores.view(key_heads, group, count, high - low)
+    _mask(shaped, tile, how.window, low)
+    weights = _softmax(shaped, how.sinks).to(query.dtype).view(key_heads, num_rows, high - low)
+    if num_rows < MIN_ROWS:
+        weights = torch.nn.functional.pad(weights, (0, 0, 0, MIN_ROWS - num_rows))
+    mixed = torch.matmul(weights, region.values[:, low:high])[:, :num_rows]
+    return mixed.reshape(key_heads * group, count, -1).transpose(0, 1)
+
+
+def _first_key(line: int, window: int | None) -> int:
+    """Where a tile's keys begin: a line of the grid, the same for every row of the tile."""
+    return 0 if window is None else max(0, line - window + 1) // GRID * GRID
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """A sink is one more score per query head that takes weight and gives nothing."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    column = sinks.float().view(scores.shape[0], scores.shape[1], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1].contiguous()
+
+
+def _mask(scores: torch.Tensor, tile: Tile, window: int | None, low: int) -> None:
+    """Only the last 32 keys can lie after a query, and only the first 64 before its window."""
+    first = tile.start - tile.line
+    device = str(scores.device)
+    scores[..., -GRID:].masked_fill_(_later(device)[first : first + tile.count], float("-inf"))
+    if window is not None and tile.line + GRID > window:
+        too_old = _too_old(tile.line - low - window, device)[first : first + tile.count]
+        columns = min(scores.shape[-1], too_old.shape[-1])
+        scores[..., :columns].masked_fill_(too_old[:, :columns], float("-inf"))
+
+
+@lru_cache(maxsize=8)
+def _later(device: str) -> torch.Tensor:
+    """[query, key] on one grid cell: is the key after the query?"""
+    return torch.ones(GRID, GRID, dtype=torch.bool, device=device).triu(1)
+
+
+@lru_cache(maxsize=256)
+def _too_old(distance: int, device: str) -> torch.Tensor:
+    """[query, key]: is the key, counted from the first one, out of the query's window?"""
+    query = torch.arange(GRID, device=device)[:, None]
+    return torch.arange(2 * GRID, device=device)[None, :] <= query + distance
+
+
+def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, others: dict[str, object]) -> None:
+    unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    if mask is not None:
+        unknown.append("attention_mask")
+    if dropout:
+        unknown.append("dropout")
+    if others.get("is_causal", getattr(module, "is_causal", True)) is False:
+        unknown.append("is_causal=False")
+    if unknown:
+        raise ModelError(
+            f"{type(module).__name__} asks for attention with {', '.join(unknown)}, which is not supported"
+        )
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """The grid masks; the model shall build nothing."""
+
+
+def register() -> None:
+    """Make the attention function known to transformers; calling it again changes nothing."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _no_mask)

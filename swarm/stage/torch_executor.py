@@ -1,0 +1,374 @@
+"""The executor that computes with torch: one worker's share of a model, its keys and values, and the sampling.
+
+Threads as the interface says: ``prepare`` builds a new stage beside the one that computes and touches nothing of it;
+layers that both contain are shared, not loaded twice. ``activate`` swaps them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import torch
+
+from swarm.errors import IllegalMove, ModelError
+from swarm.stage import linears
+from swarm.stage.attention import KvArena, Pass, round_up, spans_of
+from swarm.stage.checkpoint import Checkpoint, resolve
+from swarm.stage.executor import Batch, Capacity, Forwarded, Progress, SampleJob
+from swarm.stage.model import DTYPES, FolderSource, Skeleton, Stage, Weights
+from swarm.stage.sampling import draw, is_plain_greedy
+from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Threads that wait for work must not spin: several workers share the cores. To be set before torch is imported.
+PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+
+_WARM_UP_ROWS = (1, 32, 128)
+_KV_FRACTION = 0.25  # of the memory that the weights leave
+_MAX_KV_BYTES = 64 << 30
+
+
+@dataclass(slots=True)
+class _Counters:
+    forwards: int = 0
+    rows: int = 0
+    tokens: int = 0
+    samples: int = 0
+    fenced: int = 0
+    compute_s: float = 0.0
+    sample_s: float = 0.0
+    loaded_bytes: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class TorchExecutor:
+    """See :class:`swarm.stage.executor.Executor`.
+
+    ``dtype`` "auto" is the checkpoint's own where the device is good at it, else float32. ``memory_limit``: bytes that
+    this worker may use in all (default: what the machine has free). ``kv_fraction``: the part of what the weights leave
+    that keys and values may take. ``threads``: for one operation (default: torch's own choice).
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        memory_limit: int | None = None,
+        threads: int | None = None,
+        kv_fraction: float = _KV_FRACTION,
+    ) -> None:
+        self._checkpoint = Checkpoint(resolve(path))
+        self._device = _device(device)
+        self._dtype_name = _dtype(dtype, self._checkpoint.stored_dtype, self._device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._manifest = self._checkpoint.manifest(self._dtype_name)
+        self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
+        self._kv_fraction = kv_fraction
+        self._arena = KvArena(self._device)
+        self._stage: Stage | None = None
+        self._prepared: Stage | None = None
+        self._standby: dict[int, torch.nn.Module] = {}
+        self._counters = _Counters()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype_name
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The folder, for whoever sends its files on."""
+        return self._checkpoint
+
+    @property
+    def kv_budget_bytes(self) -> int:
+        """Bytes for keys and values, when an even share of the layers is held or, once there is one, the stage."""
+        weights = self.weight_bytes or min(sum(self._manifest.layer_bytes), self.memory_bytes // 2)
+        return self._kv_budget(weights)
+
+    def _kv_budget(self, weight_bytes: int) -> int:
+        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weight_bytes) * self._kv_fraction))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the active stage's weights."""
+        return 0 if self._stage is None else self._bytes_of(self._stage.layers)
+
+    def _bytes_of(self, layers: LayerRange) -> int:
+        size = sum(self._manifest.layer_bytes[layers.first : layers.stop])
+        if layers.first == 0:
+            size += self._manifest.embed_bytes
+        if layers.stop == self._manifest.num_layers:
+            size += self._manifest.head_bytes
+        return size
+
+    # --- plans -------------------------------------------------------------------------------------------------------
+
+    def measure(self) -> tuple[LayerCost, ...]:
+        return ()
+
+    def prepare(
+        self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
+    ) -> Capacity:
+        began = time.perf_counter()
+        self._check_range(layers)
+        stage = self._load(layers, standby, progress)
+        loaded = time.perf_counter()
+        warm_up_s = self._warm(stage)
+        self._prepared = stage
+        return Capacity(
+            kv_tokens=self._capacity(layers),
+            max_sequences=max_sequences,
+            load_s=loaded - began,
+            warm_up_s=warm_up_s,
+            resident_bytes=psutil.Process().memory_info().rss,
+        )
+
+    def _check_range(self, layers: LayerRange) -> None:
+        if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
+            raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
+
+    def _load(self, layers: LayerRange, standby: tuple[LayerRange, ...], progress: Progress) -> Stage:
+        held = dict(self._standby) | (dict(self._stage.own_layers) if self._stage is not None else {})
+        total = self._bytes_of(layers)
+        done = 0
+
+        def loaded(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            self._counters.loaded_bytes += num_bytes
+            progress(min(done, total), total)
+
+        weights = Weights(self._skeleton, FolderSource(self._checkpoint), loaded)
+        stage = Stage(self._skeleton, layers, held, weights)
+        progress(total, total)
+        _give_back_memory()
+        return stage
+
+    def activate(self, layers: LayerRange) -> None:
+        if self._prepared is not None and self._prepared.layers == layers:
+            self._stage, self._prepared = self._prepared, None
+        elif self._stage is None or self._stage.layers != layers:
+            raise IllegalMove(f"layers {layers} were not prepared")
+        self._arena.keep(layers)
+
+    # --- sequences ---------------------------------------------------------------------------------------------------
+
+    def open(self, sequence: int, limit: int) -> None:
+        self._arena.open(sequence, limit)
+
+    def truncate(self, sequence: int, position: int) -> None:
+        self._arena.truncate(sequence, position)
+
+    def release(self, sequence: int) -> None:
+        self._arena.release(sequence)
+
+    def reset(self) -> None:
+        self._arena.reset()
+
+    def kv_capacity(self) -> int:
+        return 0 if self._stage is None else self._capacity(self._stage.layers)
+
+    def _capacity(self, layers: LayerRange) -> int:
+        per_token = sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
+        return round_up(self._kv_budget(self._bytes_of(layers)) // per_token - 31)
+
+    def kv_used(self) -> int:
+        return self._arena.used
+
+    # --- computing ---------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
+        stage = self._active()
+        began = time.perf_counter()
+        for row in batch.rows:
+            self._arena.check(row)
+        result = run(stage, self._arena, batch, fenced, progressed)
+        computed = time.perf_counter()
+        hidden = None if stage.heads or result is None else to_wire(result[0, : len(batch.tokens)])
+        sampled, failed = self._sample(batch, result) if stage.heads and result is not None else ((), ())
+        done = time.perf_counter()
+        self._count(batch, computed - began, done - computed)
+        return Forwarded(hidden, sampled, failed, computed - began, done - computed)
+
+    def _active(self) -> Stage:
+        if self._stage is None:
+            raise IllegalMove("no layers are active")
+        return self._stage
+
+    def _sample(self, batch: Batch, logits: torch.Tensor) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
+        scores = logits[: len(batch.samples)].float().cpu()
+        finite = torch.isfinite(scores).all(dim=-1).tolist()
+        largest = torch.argmax(scores, dim=-1).tolist()  # the first of equals
+        rows = scores.numpy()
+        sampled, failed = [], []
+        for index, job in enumerate(batch.samples):
+            row = batch.rows[job.row]
+            if finite[index]:
+                sampled.append(self._one(row, job, rows[index], largest[index]))
+            else:
+                failed.append(Failure(row.sequence, self._unfit(len(job.history))))
+        return tuple(sampled), tuple(failed)
+
+    def _unfit(self, position: int) -> str:
+        return (
+            f"the model gave logits that are not finite numbers for position {position}; "
+            f"its weights, or the dtype {self.dtype} for them, are unfit"
+        )
+
+    def _one(self, row: Row, job: SampleJob, scores: NDArray[np.float32], largest: int) -> Sampled:
+        position = len(job.history)
+        if is_plain_greedy(job.params, position - job.num_prompt):
+            return Sampled(row.sequence, position, largest, ())
+        drawn = draw(
+            scores,
+            job.params,
+            history=job.history,
+            num_prompt=job.num_prompt,
+            seed=job.seed,
+            eos_token_ids=self._manifest.eos_token_ids,
+        )
+        return Sampled(row.sequence, position, drawn.token, drawn.logprobs)
+
+    def _count(self, batch: Batch, compute_s: float, sample_s: float) -> None:
+        counters = self._counters
+        counters.forwards += 1
+        counters.rows += len(batch.rows)
+        counters.tokens += len(batch.tokens)
+        counters.samples += len(batch.samples)
+        counters.compute_s += compute_s
+        counters.sample_s += sample_s
+
+    def warm_up(self) -> float:
+        return self._warm(self._active())
+
+    def _warm(self, stage: Stage) -> float:
+        began = time.perf_counter()
+        arena = KvArena(self._device)  # of its own: the compute thread may be at work with the other one
+        arena.open(0, max(_WARM_UP_ROWS))
+        for count in _WARM_UP_ROWS:
+            hidden = None if stage.embeds else np.zeros((count, self._manifest.hidden_size), np.float32)
+            rows = (Row(0, 0, count, stage.heads),)
+            run(stage, arena, Batch(rows, np.zeros(count, np.int64), hidden, ()), _never, _nothing, head_rows=[0])
+        return time.perf_counter() - began
+
+    def stats(self) -> dict[str, float]:
+        counters = self._counters
+        return {
+            "forwards": counters.forwards,
+            "rows": counters.rows,
+            "tokens": counters.tokens,
+            "samples": counters.samples,
+            "compute_s": counters.compute_s,
+            "sample_s": counters.sample_s,
+            "loaded_bytes": counters.loaded_bytes,
+            "sequences": len(self._arena),
+            "kv_used": self.kv_used(),
+            "kv_capacity": self.kv_capacity(),
+            "weight_bytes": self.weight_bytes,
+            "resident_bytes": psutil.Process().memory_info().rss,
+        }
+
+
+def run(
+    stage: Stage,
+    arena: KvArena,
+    batch: Batch,
+    fenced: Callable[[], bool],
+    progressed: Callable[[], None],
+    head_rows: Sequence[int] | None = None,
+) -> torch.Tensor | None:
+    """Hidden states [1, padded tokens, hidden]; with the head, logits [padded samples, vocabulary] or None.
+
+    ``head_rows``: tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` asks for.
+    """
+    num_tokens = max(len(batch.tokens), stage.min_rows)
+    spans = tuple(spans_of(batch.rows))
+    positions = torch.zeros(1, num_tokens, dtype=torch.long)
+    for span in spans:
+        torch.arange(span.start, span.start + span.count, out=positions[0, span.offset : span.offset + span.count])
+    this = Pass(arena, LayerRange(stage.layers.first, stage.layers.stop), spans, fenced=fenced, progressed=progressed)
+    ids = None
+    if stage.embeds:
+        ids = _padded(torch.from_numpy(batch.tokens), num_tokens).unsqueeze(0).to(stage.device)
+    elif batch.hidden is None:
+        raise IllegalMove(f"the stage of layers {stage.layers} got a batch without hidden states")
+    else:
+        received = torch.from_numpy(np.require(batch.hidden, np.float32, "W")).to(stage.device, stage.dtype)
+        this.hidden = _padded(received, num_tokens).unsqueeze(0)
+    if stage.heads:
+        if head_rows is None:
+            head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
+        padding = [head_rows[0]] * max(0, stage.min_rows - len(head_rows)) if head_rows else []
+        this.keep_rows = torch.tensor([*head_rows, *padding], dtype=torch.long, device=stage.device)
+    return stage.run(this, ids, positions.to(stage.device))
+
+
+def _padded(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Repeat the first row at the end until there are ``num_rows``."""
+    missing = num_rows - len(tensor)
+    return tensor if missing <= 0 else torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:])))
+
+
+def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:
+    """An array that owns its memory: it goes into a log and onto a socket."""
+    wide: NDArray[np.float32] = np.array(hidden.float().cpu().numpy(), dtype=np.float32, order="C", copy=True)
+    return wide
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    return None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"there is no kind of device {name!r}; use cpu, cuda or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, but torch finds none here; use cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ModelError("device mps was asked for, but torch finds none here; use cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ModelError(f"device {name!r} is not supported; use cpu, cuda or mps")
+    return device
+
+
+def _dtype(name: str, stored: str, device: torch.device) -> str:
+    if name == "auto":
+        return stored if linears.good_at(device, DTYPES[stored]) else "float32"
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
+    return name
+
+
+def _give_back_memory() -> None:
+    """glibc keeps what it got for the copies that packing left behind; give it back."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
