@@ -1,0 +1,79 @@
+"""Swarm: one language model over many processes and machines, that keeps its word while they die.
+
+What a program needs is here; it is imported when it is first used, so that ``import swarm`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swarm.client.blocking import BlockingStream, Client
+    from swarm.client.client import AsyncClient
+    from swarm.client.results import Choice, Completion, Piece, Usage
+    from swarm.client.stream import PieceStream, PromptStream
+    from swarm.errors import (
+        ClientError,
+        InvalidRequest,
+        Overloaded,
+        RequestCancelled,
+        RequestFailed,
+        RequestTimeout,
+        SwarmError,
+        Unavailable,
+    )
+    from swarm.params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncClient": "swarm.client.client",
+    "BlockingStream": "swarm.client.blocking",
+    "Choice": "swarm.client.results",
+    "Client": "swarm.client.blocking",
+    "ClientError": "swarm.errors",
+    "Completion": "swarm.client.results",
+    "InvalidRequest": "swarm.errors",
+    "Overloaded": "swarm.errors",
+    "Piece": "swarm.client.results",
+    "PieceStream": "swarm.client.stream",
+    "PromptStream": "swarm.client.stream",
+    "RequestCancelled": "swarm.errors",
+    "RequestFailed": "swarm.errors",
+    "RequestTimeout": "swarm.errors",
+    "SamplingParams": "swarm.params",
+    "SwarmError": "swarm.errors",
+    "Unavailable": "swarm.errors",
+    "Usage": "swarm.client.results",
+}
+
+__all__ = [
+    "AsyncClient",
+    "BlockingStream",
+    "Choice",
+    "Client",
+    "ClientError",
+    "Completion",
+    "InvalidRequest",
+    "Overloaded",
+    "Piece",
+    "PieceStream",
+    "PromptStream",
+    "RequestCancelled",
+    "RequestFailed",
+    "RequestTimeout",
+    "SamplingParams",
+    "SwarmError",
+    "Unavailable",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'swarm' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

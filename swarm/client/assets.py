@@ -1,0 +1,54 @@
+"""The model's tokenizer files on this machine: kept by their digests, so a changed file is a different file."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import xxhash
+
+from swarm.wire.messages import Asset
+
+MAX_ASSET_BYTES = 256 << 20  # the largest tokenizers known have some 30 MB
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def cache_directory() -> Path:
+    """``$SWARM_CACHE``, or ``swarm/assets`` in the user's cache directory."""
+    chosen = os.environ.get("SWARM_CACHE")
+    if chosen:
+        return Path(chosen) / "assets"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "swarm" / "assets"
+
+
+def is_genuine(content: bytes, asset: Asset) -> bool:
+    """Do the bytes have the asset's size and digest?"""
+    return len(content) == asset.num_bytes and xxhash.xxh3_128_hexdigest(content) == asset.digest
+
+
+def read_cached(asset: Asset, directory: Path) -> bytes | None:
+    """The asset's bytes if they are here and genuine."""
+    if not _DIGEST.fullmatch(asset.digest):  # it becomes a file name
+        return None
+    try:
+        content = (directory / asset.digest).read_bytes()
+    except OSError:
+        return None
+    return content if is_genuine(content, asset) else None
+
+
+def write_cached(asset: Asset, content: bytes, directory: Path) -> bool:
+    """Keep the bytes for the next time; False if that is not possible here, which harms nothing."""
+    if not _DIGEST.fullmatch(asset.digest):
+        return False
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:  # others may write the same file now
+            file.write(content)
+        os.replace(file.name, directory / asset.digest)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,230 @@
+"""The client of a swarm for programs without an event loop: the asynchronous one, driven in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
+
+from swarm.client.client import AsyncClient, What
+from swarm.client.request import Prompt, RequestOptions
+from swarm.client.results import Completion, Piece
+from swarm.client.stream import PromptStream
+from swarm.client.text import Chat, TextModel
+from swarm.errors import ClientError, Unavailable
+from swarm.params import SamplingParams
+from swarm.wire.messages import Description, Json
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item", Piece, tuple[int, Piece])
+
+
+class Client:
+    """:class:`AsyncClient` for ordinary code: same verbs, same promises. Any thread may use it.
+
+    Use it as a context manager, or call :meth:`close` at the end. An interrupt (Ctrl-C) in a verb cancels its request.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
+    ) -> None:
+        self._client = AsyncClient(url, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
+        self.url = self._client.url
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is under way and release everything. The client can't be used afterwards."""
+        with self._lock:
+            self._closed = True
+            thread, loop = self._thread, self._loop
+        if thread is not None and loop is not None and thread.is_alive():
+            self._post(self._stop.set)
+            thread.join()
+
+    # --- requests
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """The finished answer to a prompt."""
+        return self._run(self._client.generate(prompt, params, **options))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> BlockingStream:
+        """The answer token by token. Leaving the iterator early cancels the request."""
+        return BlockingStream(self, self._client.stream(prompt, params, **options))
+
+    def chat(
+        self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """The finished answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
+        return self._run(self._client.chat(messages, params, **options))
+
+    def stream_chat(
+        self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> BlockingStream:
+        """The answer to a conversation, token by token."""
+        return BlockingStream(self, self._client.stream_chat(messages, params, **options))
+
+    @overload
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        return_errors: Literal[False] = False,
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        return_errors: Literal[True],
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion | ClientError]: ...
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        return_errors: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> Sequence[Completion | ClientError]:
+        """The answers to many prompts, all under way together, in the order of the prompts.
+
+        The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
+        """
+        if return_errors:
+            return self._run(self._client.generate_batch(prompts, params, return_errors=True, **options))
+        return self._run(self._client.generate_batch(prompts, params, **options))
+
+    def stream_batch(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Iterator[tuple[int, Piece]]:
+        """Yields (index of the prompt, piece) as they come."""
+        stream = self._client.stream_batch(prompts, params, **options)
+        return self._iterate(stream.take_ready, stream.close)
+
+    # --- questions
+
+    def describe(self) -> Description:
+        """The model, the limits, and what the swarm waits for, if anything."""
+        return self._run(self._client.describe())
+
+    def query(self, what: What) -> Json:
+        """A report as ``swarmctl --json`` prints it."""
+        return self._run(self._client.query(what))
+
+    def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
+        """Have a running ``swarm up`` start workers."""
+        return self._run(self._client.join(count, memory_limit))
+
+    def stop_worker(self, worker: str) -> Json:
+        """Have a worker hand over its layers and leave."""
+        return self._run(self._client.stop_worker(worker))
+
+    def text_model(self) -> TextModel | None:
+        """The model's tokenizer and chat template; None if it has none."""
+        return self._run(self._client.text_model())
+
+    # --- the thread
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            loop = self._running_loop()
+        except Unavailable:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Unavailable("this client is closed") from None
+        finally:
+            if not future.done():  # interrupted: the caller wants no more of it
+                future.cancel()
+
+    def _iterate(
+        self, take: Callable[[], Coroutine[Any, Any, list[_Item]]], close: Callable[[], None]
+    ) -> Generator[_Item, None, None]:
+        try:
+            while ready := self._run(take()):
+                yield from ready
+        finally:
+            self._post(close)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Have the thread do something, without waiting: a collected iterator may find itself in any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(work)
+            except RuntimeError:
+                if not loop.is_closed():  # closed since we looked: nothing is left to be done
+                    raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("this client is closed")
+            if self._thread is None:
+                started = threading.Event()
+                self._thread = threading.Thread(target=self._serve, args=(started,), name="swarm client", daemon=True)
+                self._thread.start()
+                started.wait()
+            assert self._loop is not None  # set before ``started``
+            return self._loop
+
+    def _serve(self, started: threading.Event) -> None:
+        asyncio.run(self._serve_until_stopped(started))
+
+    async def _serve_until_stopped(self, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        started.set()
+        async with self._client:
+            await self._stop.wait()
+
+
+class BlockingStream:
+    """An iterator over the pieces of one request. Leaving it early, or :meth:`close`, cancels the request.
+
+    ``completion`` is what the pieces add up to, once the end has been reached; None before.
+    """
+
+    def __init__(self, client: Client, stream: PromptStream) -> None:
+        self._stream = stream
+        self._pieces = client._iterate(stream.take_ready, stream.close)
+
+    def __iter__(self) -> BlockingStream:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Cancel the request if it is under way."""
+        self._pieces.close()
+
+    @property
+    def completion(self) -> Completion | None:
+        return self._stream.completion

@@ -1,0 +1,321 @@
+"""The client of a swarm, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, Unpack, overload
+
+from swarm.client import assets
+from swarm.client.events import Ask
+from swarm.client.link import Link, Mailbox
+from swarm.client.request import Conversation, Prompt, RequestOptions, Source, Wish, as_source, check_wish
+from swarm.client.results import Completion, Piece
+from swarm.client.session import Session
+from swarm.client.stream import Call, Model, Opened, PieceStream, PromptStream
+from swarm.client.text import ASSET_FILES, Chat, TextModel
+from swarm.errors import ClientError, InvalidRequest, ModelError, RequestFailed, RequestTimeout, Unavailable
+from swarm.params import SamplingParams
+from swarm.wire.messages import (
+    Asset,
+    AssetPart,
+    Describe,
+    Description,
+    GetAsset,
+    Join,
+    Json,
+    Manifest,
+    Query,
+    Report,
+    StopWorker,
+)
+
+DEFAULT_URL = "tcp://127.0.0.1:5700"
+_ASK_TIMEOUT_S = 30.0  # answers need no computing
+_GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
+_YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
+
+What = Literal["status", "nodes", "plan", "stats", "requests"]
+OnError = Callable[[int, ClientError], None]
+
+
+def default_url() -> str:
+    """``$SWARM_URL``, or the port of this machine that ``swarm up`` opens."""
+    return os.environ.get("SWARM_URL") or DEFAULT_URL
+
+
+class AsyncClient:
+    """Talks to one broker. Use it as an async context manager, or call :meth:`aclose` at the end.
+
+    Nothing is connected before the first verb. Every verb that makes a request takes a prompt (text or token ids),
+    ``params`` and the keywords of :class:`RequestOptions`; the keywords override ``params``. Each raises only
+    :class:`~swarm.errors.ClientError` (ModelError, should the broker's tokenizer be broken): InvalidRequest for a mistake
+    in the call, Unavailable if no broker answers within ``connect_timeout_s``, or if a broker that went away stays away
+    for ``reconnect_timeout_s``. Shorter absences go unnoticed: requests go on where they were.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
+    ) -> None:
+        self.url = url or default_url()
+        self._session = Session(self.url, connect_timeout_s, reconnect_timeout_s)
+        self._link: Link | None = None
+        self._closed = False
+        self._model: Model | None = None
+        self._described_at = -1  # which connection the model was described on
+        self._model_lock = asyncio.Lock()
+        self._cache: Path = assets.cache_directory()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel what is under way and release everything. The client can't be used afterwards."""
+        self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            await link.aclose()
+
+    # --- requests
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """The finished answer to a prompt."""
+        return await self._complete(as_source(prompt), check_wish(params, options))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> PromptStream:
+        """The answer token by token. Leaving the iterator early cancels the request."""
+        return PromptStream(self._stream([as_source(prompt)], check_wish(params, options)))
+
+    async def chat(
+        self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """The finished answer to a conversation: ``[{"role": "user", "content": "…"}, …]``."""
+        return await self._complete(Conversation(messages), check_wish(params, options))
+
+    def stream_chat(
+        self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> PromptStream:
+        """The answer to a conversation, token by token."""
+        return PromptStream(self._stream([Conversation(messages)], check_wish(params, options)))
+
+    @overload
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        return_errors: Literal[False] = False,
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        return_errors: Literal[True],
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion | ClientError]: ...
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        return_errors: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> Sequence[Completion | ClientError]:
+        """The answers to many prompts, all under way together, in the order of the prompts.
+
+        The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
+        """
+        errors: dict[int, ClientError] = {}
+        wish = check_wish(params, options)
+        on_error = errors.__setitem__ if return_errors else None
+        sources = [as_source(prompt) for prompt in prompts]
+        stream = self._stream(sources, wish, on_error)
+        pieces = await _collect(stream, len(prompts))
+        return [
+            errors[place] if place in errors else stream.finished[place].completion(pieces[place])
+            for place in range(len(prompts))
+        ]
+
+    def stream_batch(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> PieceStream:
+        """Yields (index of the prompt, piece) as they come."""
+        return self._stream([as_source(prompt) for prompt in prompts], check_wish(params, options))
+
+    # --- questions
+
+    async def describe(self) -> Description:
+        """The model, the limits, and what the swarm waits for, if anything."""
+        answer = await self._ask(Describe())
+        assert isinstance(answer, Description)  # the session matches answers to questions
+        return answer
+
+    async def query(self, what: What) -> Json:
+        """A report as ``swarmctl --json`` prints it."""
+        return await self._govern(Query(what=what), _ASK_TIMEOUT_S)
+
+    async def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
+        """Have a running ``swarm up`` start workers."""
+        if not 1 <= count <= 64:
+            raise InvalidRequest(f"count must be between 1 and 64, not {count}", code="count")
+        return await self._govern(Join(count=count, memory_limit=memory_limit), _GOVERN_TIMEOUT_S)
+
+    async def stop_worker(self, worker: str) -> Json:
+        """Have a worker hand over its layers and leave."""
+        if not 1 <= len(worker) <= 128:
+            raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
+        return await self._govern(StopWorker(worker=worker), _GOVERN_TIMEOUT_S)
+
+    async def text_model(self) -> TextModel | None:
+        """The model's tokenizer and chat template; None if it has none."""
+        return (await self._get_model()).text
+
+    async def _govern(self, question: Query | Join | StopWorker, timeout_s: float) -> Json:
+        report = await self._ask(question, timeout_s)
+        assert isinstance(report, Report)
+        if not report.ok:
+            raise RequestFailed(str(report.body.get("error") or report.body.get("reason") or report.body))
+        return report.body
+
+    async def _ask(
+        self, question: Describe | Query | Join | StopWorker, timeout_s: float = _ASK_TIMEOUT_S
+    ) -> Description | AssetPart | Report:
+        link = self._connect()
+        answer, _ = await link.ask(Ask(link.new_key(), question, timeout_s))
+        return answer
+
+    # --- how requests are made
+
+    async def _complete(self, source: Source, wish: Wish) -> Completion:
+        stream = self._stream([source], wish)
+        [pieces] = await _collect(stream, 1)
+        return stream.finished[0].completion(pieces)
+
+    def _stream(self, sources: Sequence[Source], wish: Wish, on_error: OnError | None = None) -> PieceStream:
+        if wish.request_id is not None and len(sources) != 1:
+            raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
+
+        async def begin(mailbox: Mailbox) -> Opened:
+            calls: Opened = {}
+            try:
+                await self._open(sources, wish, mailbox, calls, on_error)
+            except BaseException:
+                for _, call in calls.values():
+                    call.leave()
+                raise
+            return calls
+
+        return PieceStream(begin, on_error)
+
+    async def _open(
+        self, sources: Sequence[Source], wish: Wish, mailbox: Mailbox, calls: Opened, on_error: OnError | None
+    ) -> None:
+        began = asyncio.get_running_loop().time()
+        for place, source in enumerate(sources):
+            try:
+                call = await self._start(source, wish, mailbox, began)
+            except ClientError as error:
+                if on_error is None:
+                    raise
+                on_error(place, error)
+            else:
+                calls[call.submit.request_id] = (place, call)
+            if place % _YIELD_EVERY == _YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+
+    async def _start(self, source: Source, wish: Wish, mailbox: Mailbox, began: float) -> Call:
+        link, loop = self._connect(), asyncio.get_running_loop()
+        limit = None if wish.timeout_s is None else began + wish.timeout_s
+        try:
+            async with asyncio.timeout_at(limit):
+                ids = await self._encode(source, wish)
+        except TimeoutError:
+            raise RequestTimeout(f"the model was not described within the time limit of {wish.timeout_s:g} s") from None
+        call = Call(wish.submit(ids), wish, link, self._get_model)
+        call.start(mailbox, None if limit is None else max(limit - loop.time(), 0.0))
+        return call
+
+    async def _encode(self, source: Source, wish: Wish) -> tuple[int, ...]:
+        if isinstance(source, tuple):
+            if wish.params.stop:
+                (await self._get_model()).check_stops(wish)
+            return source
+        model = await self._get_model()
+        if model.text is None:
+            raise InvalidRequest("this model has no tokenizer: pass token ids", code="tokenizer")
+        return model.text.encode(source) if isinstance(source, str) else model.text.encode_chat(source.messages)
+
+    # --- the model behind the broker
+
+    async def _get_model(self) -> Model:
+        """Asked for once per connection: after a reconnect there may be another broker with another model."""
+        link = self._connect()
+        async with self._model_lock:
+            num_connects = link.num_connects
+            if self._model is None or self._described_at != num_connects:
+                description = await self.describe()
+                if description.manifest is None:
+                    raise Unavailable(f"the swarm has no model yet: {description.waits_for or description.state}")
+                if self._model is None or self._model.manifest != description.manifest:
+                    self._model = Model(description.manifest, await self._load_text(description.manifest))
+                self._described_at = max(num_connects, 1)
+            return self._model
+
+    async def _load_text(self, manifest: Manifest) -> TextModel | None:
+        wanted = {Path(asset.name).name: asset for asset in manifest.assets if Path(asset.name).name in ASSET_FILES}
+        return TextModel.load({name: await self._fetch(asset) for name, asset in wanted.items()})
+
+    async def _fetch(self, asset: Asset) -> bytes:
+        content = assets.read_cached(asset, self._cache)
+        if content is not None:
+            return content
+        if asset.num_bytes > assets.MAX_ASSET_BYTES:
+            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {assets.MAX_ASSET_BYTES} are taken")
+        content = await self._download(asset)
+        if not assets.is_genuine(content, asset):
+            raise ModelError(f"{asset.name} did not come from {self.url} as the broker announced it: digests differ")
+        assets.write_cached(asset, content, self._cache)
+        return content
+
+    async def _download(self, asset: Asset) -> bytes:
+        link, content = self._connect(), bytearray()
+        while len(content) < asset.num_bytes:
+            question = GetAsset(name=asset.name, offset=len(content))
+            _, part = await link.ask(Ask(link.new_key(), question, _ASK_TIMEOUT_S))
+            if not part:
+                raise ModelError(f"{asset.name} ends at {len(content)} of {asset.num_bytes} bytes at {self.url}")
+            content += part
+        return bytes(content)
+
+    def _connect(self) -> Link:
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if self._link is None:
+            self._link = Link(self._session)
+        return self._link
+
+
+async def _collect(stream: PieceStream, num_prompts: int) -> list[list[Piece]]:
+    """All pieces, by prompt."""
+    pieces: list[list[Piece]] = [[] for _ in range(num_prompts)]
+    while ready := await stream.take_ready():
+        for place, piece in ready:
+            pieces[place].append(piece)
+    return pieces

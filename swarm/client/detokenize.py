@@ -1,0 +1,106 @@
+"""From token ids to text, piece by piece: incremental detokenizing and stop strings. Pure.
+
+Both hold text back for as long as the next token may change it, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_MAX_OPEN = 3  # bytes of an unfinished UTF-8 character; each may show as one replacement character
+
+
+@dataclass(slots=True)
+class Detokenizer:
+    """Turns tokens into text one by one. No piece holds half a character; the pieces joined are the text of the whole.
+
+    ``decode`` gives the text of some ids; ``is_silent`` tells ids that never have any (special and unknown ones). A
+    token's text can depend on what stands before it (a leading space, say), so two windows are decoded, with and
+    without the new ids, and the difference is the news. With decoders that read bytes in runs (byte fallback), a run
+    that only later turns out to be invalid keeps the characters that were already given.
+    """
+
+    decode: Callable[[Sequence[int]], str]
+    is_silent: Callable[[int], bool]
+    _ids: list[int] = field(default_factory=list)  # the window: old ids for context, then those not yet all given
+    _num_old: int = 0
+    _given: int = 0  # characters of the new ids that were given already
+
+    def push(self, token: int) -> str:
+        if self.is_silent(token):
+            return ""
+        self._ids.append(token)
+        fresh = self._fresh()
+        num_open = min(len(fresh) - len(fresh.rstrip(_BROKEN)), _MAX_OPEN)
+        stop = len(fresh) - num_open
+        piece = fresh[self._given : stop]
+        self._given = max(self._given, stop)
+        if fresh and not num_open:
+            self._ids = self._ids[self._num_old :]
+            self._num_old, self._given = len(self._ids), 0
+        return piece
+
+    def finish(self) -> str:
+        """What was held back, as it is: nothing more will come."""
+        piece = self._fresh()[self._given :] if len(self._ids) > self._num_old else ""
+        self._ids, self._num_old, self._given = [], 0, 0
+        return piece
+
+    def _fresh(self) -> str:
+        old, both = self.decode(self._ids[: self._num_old]), self.decode(self._ids)
+        if both.startswith(old):
+            return both[len(old) :]
+        return self.decode(self._ids[self._num_old :])  # the decoder changed its mind about what was given
+
+
+@dataclass(slots=True)
+class StopMatcher:
+    """Looks for stop strings in text that comes in pieces, and gives out the text that is certain to stand before them.
+
+    The first stop string to be complete ends the text, wherever the pieces were cut; of several that are complete with
+    the same character, the longest. ``found_at`` is then its offset in the whole text.
+    """
+
+    stops: tuple[str, ...]
+    found_at: int | None = None
+    num_released: int = 0
+    _held: str = ""
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now."""
+        if self.found_at is not None:
+            return ""
+        buffer = self._held + text
+        start = self._find(buffer)
+        if start is not None:
+            self.found_at = self.num_released + start
+            return self._release(buffer, start)
+        return self._release(buffer, len(buffer) - self._num_open(buffer))
+
+    def skip(self, text: str) -> str:
+        """Text in which no stop string counts; only before the first ``push``."""
+        self.num_released += len(text)
+        return text
+
+    def finish(self) -> str:
+        """The text that was held back for a stop string that did not come."""
+        return self._release(self._held, len(self._held)) if self.found_at is None else ""
+
+    def _release(self, buffer: str, stop: int) -> str:
+        self._held = "" if self.found_at is not None else buffer[stop:]
+        self.num_released += stop
+        return buffer[:stop]
+
+    def _find(self, buffer: str) -> int | None:
+        found = [(at + len(stop), at) for stop in self.stops if (at := buffer.find(stop)) >= 0]
+        return min(found)[1] if found else None
+
+    def _num_open(self, buffer: str) -> int:
+        """The length of the longest end of the text with which a stop string may begin."""
+        longest = min(max((len(stop) for stop in self.stops), default=1) - 1, len(buffer))
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(buffer[-length:]) for stop in self.stops):
+                return length
+        return 0

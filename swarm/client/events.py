@@ -1,0 +1,153 @@
+"""What can happen to a client's session, and what it can ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.errors import ClientError
+from swarm.wire.messages import (
+    AssetPart,
+    ClientMessage,
+    Describe,
+    Description,
+    Finished,
+    GetAsset,
+    Hop,
+    Join,
+    Query,
+    Report,
+    ServerMessage,
+    StopWorker,
+    Submit,
+    TokenLogprob,
+)
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The connection stands (again)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection is gone; the socket tries again by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from the broker, and the bytes that came with it."""
+
+    message: ServerMessage
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The caller has a request. ``timeout_s`` counts from now."""
+
+    submit: Submit
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """The caller has taken the tokens before ``next_index`` of a continuation."""
+
+    request_id: str
+    index: int
+    next_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopFound:
+    """A stop string was found: tokens before ``at_index`` count."""
+
+    request_id: str
+    index: int
+    at_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The caller wants no more of this request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The caller has a question; ``key`` comes back with the answer. ``timeout_s`` counts from now."""
+
+    key: int
+    question: Describe | GetAsset | Query | Join | StopWorker
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The caller no longer waits for an answer."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Connected | Disconnected | Received | Start | Consumed | StopFound | Leave | Ask | Withdraw | Tick
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Tokens ``start`` … of a continuation, each exactly once and in order."""
+
+    request_id: str
+    index: int
+    start: int
+    ids: tuple[int, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    hops: tuple[tuple[Hop, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A continuation has ended well, and all its tokens have been delivered."""
+
+    request_id: str
+    index: int
+    finished: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request has ended badly; nothing more comes of it."""
+
+    request_id: str
+    error: ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    key: int
+    answer: Description | AssetPart | Report
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    key: int
+    error: ClientError
+
+
+Action = Send | Deliver | Ended | Failed | Answered | Unanswered

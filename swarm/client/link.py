@@ -1,0 +1,220 @@
+"""The socket, the clock and the waiting callers around a :class:`Session`: carries out what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from itertools import count
+
+import zmq
+
+from swarm.client.events import (
+    Action,
+    Answered,
+    Ask,
+    Connected,
+    Deliver,
+    Disconnected,
+    Ended,
+    Event,
+    Failed,
+    Leave,
+    Received,
+    Send,
+    Start,
+    Tick,
+    Unanswered,
+    Withdraw,
+)
+from swarm.client.session import Session
+from swarm.errors import ClientError, Unavailable, WireError
+from swarm.wire import channel as wire
+from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.messages import AssetPart, Description, Report
+from swarm.wire.tensors import Bytes
+
+_TICK_S = 0.1  # how exactly time limits are kept
+_MAX_OUTBOX = 1 << 16  # messages that wait for room in the socket's queue
+
+Answer = tuple[Description | AssetPart | Report, bytes]
+News = Deliver | Ended | Failed
+
+
+class Mailbox:
+    """What has come for one reader. Bounded by the session: it takes no more tokens than may wait for their consumer."""
+
+    def __init__(self) -> None:
+        self._news: deque[News] = deque()
+        self._some = asyncio.Event()
+
+    def put(self, news: News) -> None:
+        self._news.append(news)
+        self._some.set()
+
+    def has_news(self) -> bool:
+        return bool(self._news)
+
+    async def get(self) -> News:
+        while not self._news:
+            self._some.clear()
+            await self._some.wait()
+        return self._news.popleft()
+
+
+class Link:
+    """One connection to a broker, on the running loop. Nothing waits here for the network but :meth:`ask`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.num_connects = 0  # grows when the broker may be another one
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        try:
+            self._channel = wire.DealerChannel(
+                self._context, session.url, secrets.token_bytes(16), SERVER.frame_limit_bytes
+            )
+        except BaseException:
+            self._context.term()
+            raise
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._keys = count()
+        self._outbox: deque[list[Bytes]] = deque(maxlen=_MAX_OUTBOX)
+        self._busy = asyncio.Event()
+        self._runner = self._loop.create_task(self._run(), name="swarm client")
+        self._runner.add_done_callback(self._stopped)
+
+    # --- what callers do
+
+    def start(self, event: Start, mailbox: Mailbox) -> None:
+        """Begin a request whose news go to the mailbox."""
+        self.do(event)
+        self._mailboxes[event.submit.request_id] = mailbox
+
+    def leave(self, request_id: str) -> None:
+        """The caller wants no more of it. A request that has ended is no error."""
+        if self._mailboxes.pop(request_id, None) is not None:
+            self.do(Leave(request_id))
+
+    async def ask(self, question: Ask) -> Answer:
+        """The broker's answer. Raises RequestTimeout or Unavailable."""
+        self._refuse_if_closed()
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._answers[question.key] = future
+        try:
+            self.do(question)
+            return await future
+        finally:
+            del self._answers[question.key]
+            if not self._context.closed:
+                self.do(Withdraw(question.key))
+
+    def new_key(self) -> int:
+        return next(self._keys)
+
+    def do(self, event: Event) -> None:
+        """Tell the session and carry out what it answers."""
+        self._refuse_if_closed()
+        for action in self.session.handle(event, self._loop.time()):
+            self._carry_out(action)
+        if not self.session.idle:
+            self._busy.set()
+
+    async def aclose(self) -> None:
+        """Cancel what is live, let the words leave, and release everything."""
+        if self._context.closed:
+            return
+        if not self._runner.done():
+            for request_id in list(self._mailboxes):
+                self.leave(request_id)
+            self._flush()
+        self._runner.cancel()
+        try:
+            await asyncio.gather(self._runner, return_exceptions=True)
+        finally:
+            self._channel.close()
+            self._context.term()  # waits for the socket's linger at most
+
+    # --- what runs
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive(), name="swarm client: receive")
+            tasks.create_task(self._tick(), name="swarm client: tick")
+
+    async def _receive(self) -> None:
+        async for event in self._channel:
+            if event is wire.Link.UP:
+                self.num_connects += 1
+                self.do(Connected())
+            elif event is wire.Link.DOWN:
+                self._outbox.clear()  # after the next connect, the session tells everything again
+                self.do(Disconnected())
+            else:
+                self._arrived(event)
+
+    def _arrived(self, frames: wire.Frames) -> None:
+        try:
+            message, payload = SERVER.decode(frames)
+        except WireError:
+            self.session.num_ignored += 1  # whoever waits for it has a time limit
+            return
+        self.do(Received(message, b"" if payload is None else bytes(payload)))
+
+    async def _tick(self) -> None:
+        while True:
+            if self.session.idle:
+                self._busy.clear()
+                await self._busy.wait()
+            await asyncio.sleep(_TICK_S)
+            self._flush()
+            self.do(Tick())
+
+    def _stopped(self, runner: asyncio.Task[None]) -> None:
+        """Nobody may wait for a connection that is closed or has broken."""
+        broken = None if runner.cancelled() else runner.exception()
+        why = "the client was closed" if broken is None else f"the client's connection broke: {broken!r}"
+        for request_id, mailbox in self._mailboxes.items():
+            mailbox.put(Failed(request_id, Unavailable(why)))
+        self._mailboxes.clear()
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(Unavailable(why))
+
+    def _refuse_if_closed(self) -> None:
+        if self._context.closed:
+            raise Unavailable("this client is closed")
+
+    # --- carrying out
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Send(message):
+                self._outbox.append(CLIENT.encode(message))
+                self._flush()
+            case Deliver(request_id=request_id) | Ended(request_id=request_id):
+                if request_id in self._mailboxes:
+                    self._mailboxes[request_id].put(action)
+            case Failed(request_id=request_id):
+                mailbox = self._mailboxes.pop(request_id, None)
+                if mailbox is not None:
+                    mailbox.put(action)
+            case Answered(key, answer, payload):
+                self._settle(key, (answer, payload))
+            case Unanswered(key, error):
+                self._settle(key, error)
+
+    def _settle(self, key: int, outcome: Answer | ClientError) -> None:
+        future = self._answers.get(key)
+        if future is None or future.done():
+            return
+        if isinstance(outcome, ClientError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def _flush(self) -> None:
+        """Send what there is room for; the next tick tries the rest."""
+        while self._outbox and self._channel.send(self._outbox[0]):
+            self._outbox.popleft()

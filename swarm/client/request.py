@@ -1,0 +1,166 @@
+"""From what a caller writes to what is sent: every value is checked here, before anything leaves the machine. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import TypedDict, TypeVar
+
+import msgspec
+
+from swarm.errors import InvalidRequest
+from swarm.params import SamplingParams
+from swarm.wire.messages import MAX_TOKENS, Submit
+
+Prompt = str | Sequence[int]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages that the model's chat template turns into a prompt."""
+
+    messages: Sequence[Mapping[str, object]]
+
+
+Source = str | tuple[int, ...] | Conversation
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keywords of every verb that makes a request: the fields of :class:`SamplingParams`, and
+
+    ``timeout``: seconds until the caller gives up (RequestTimeout; the request is cancelled); ``deadline_s``: seconds
+    after which the swarm itself shall not bother; ``priority``: higher goes first, -100 to 100; ``request_id``: a name
+    that makes a repeated request the same request; ``hops``: report where each token's time went.
+    """
+
+    timeout: float | None
+    deadline_s: float | None
+    priority: int
+    request_id: str | None
+    hops: bool
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
+    n: int
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+class _Own(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that are not sampling parameters."""
+
+    timeout: float | None = None
+    deadline_s: float | None = None
+    priority: int = 0
+    request_id: str | None = None
+    hops: bool = False
+
+
+_SAMPLING = SamplingParams.__struct_fields__
+_OWN = _Own.__struct_fields__
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request but for its prompt, checked."""
+
+    params: SamplingParams
+    timeout_s: float | None = None
+    deadline_s: float | None = None
+    priority: int = 0
+    request_id: str | None = None
+    hops: bool = False
+
+    def submit(self, prompt: tuple[int, ...]) -> Submit:
+        """The message for this prompt. A seed and an id are drawn if the caller gave none."""
+        seed = self.params.seed if self.params.seed is not None else secrets.randbits(63)
+        return Submit(
+            request_id=self.request_id or secrets.token_hex(16),
+            prompt=prompt,
+            params=self.params,
+            seed=seed,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
+            hops=self.hops,
+        )
+
+
+def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> Wish:
+    """Keywords override ``params``. Raises InvalidRequest that names the first value that is wrong."""
+    unknown = [name for name in options if name not in _SAMPLING and name not in _OWN]
+    if unknown:
+        known = ", ".join(sorted({*_SAMPLING, *_OWN}))
+        raise InvalidRequest(f"unknown option {unknown[0]!r}; known are {known}", code=unknown[0])
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}", code="params")
+    sampling = {} if params is None else msgspec.structs.asdict(params)
+    sampling |= {name: value for name, value in options.items() if name in _SAMPLING}
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = (sampling["stop"],)
+    checked = _convert(sampling, SamplingParams)
+    checked.check()
+    own = _convert({name: value for name, value in options.items() if name in _OWN}, _Own)
+    _check_own(own)
+    return Wish(checked, own.timeout, own.deadline_s, own.priority, own.request_id, own.hops)
+
+
+def _convert(values: Mapping[str, object], kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        complaint, _, place = str(error).partition(" - at ")
+        name = place.strip("`").removeprefix("$.") or "options"
+        raise InvalidRequest(f"{name}: {complaint[:1].lower()}{complaint[1:]}", code=name) from None
+
+
+def _check_own(own: _Own) -> None:
+    for name in ("timeout", "deadline_s"):
+        value = getattr(own, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise InvalidRequest(f"{name} must be a positive number of seconds, not {value}", code=name)
+    if not -100 <= own.priority <= 100:
+        raise InvalidRequest(f"priority must be between -100 and 100, not {own.priority}", code="priority")
+    if own.request_id is not None and not 1 <= len(own.request_id) <= 128:
+        raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
+
+
+def as_source(prompt: Prompt) -> Source:
+    """A prompt, checked as far as that is possible without the model."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", code="prompt")
+        return prompt
+    return check_ids(prompt)
+
+
+def check_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Token ids as the wire takes them. Whether the model has them, the broker knows."""
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise InvalidRequest("a prompt is text or token ids, not bytes", code="prompt")
+    try:
+        ids = tuple(index(token) for token in prompt)
+    except TypeError as error:
+        raise InvalidRequest(f"a prompt is text or a sequence of token ids: {error}", code="prompt") from error
+    if not ids:
+        raise InvalidRequest("the prompt is empty", code="prompt")
+    if len(ids) > MAX_TOKENS:
+        raise InvalidRequest(f"a prompt has at most {MAX_TOKENS} tokens, not {len(ids)}", code="prompt")
+    wrong = next((token for token in ids if not 0 <= token < 2**31), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{wrong} is not a token id", code="prompt")
+    return ids

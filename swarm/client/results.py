@@ -1,0 +1,87 @@
+"""What the client library gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.wire.messages import Hop, Timing, TokenLogprob
+
+Logprobs = tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of a stream, with the text that it completed.
+
+    ``index`` is the token's place in its continuation, ``choice`` says which continuation (0 unless n > 1). The last
+    piece of a continuation has a ``finish_reason`` ("stop" or "length"). Its ``token`` is None if the end came without
+    a further token, as after a stop string. ``logprobs`` (the token's own first, then the alternatives) and ``hops``
+    (one per stage) are empty unless asked for.
+    """
+
+    token: int | None
+    text: str
+    index: int
+    choice: int = 0
+    finish_reason: str | None = None
+    logprobs: Logprobs = ()
+    hops: tuple[Hop, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted: the prompt once, and all continuations together."""
+
+    num_prompt: int
+    num_tokens: int
+
+    @property
+    def num_total(self) -> int:
+        return self.num_prompt + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished continuation. ``logprobs`` and ``hops`` have one entry per token, or none if not asked for."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    timing: Timing
+    logprobs: tuple[Logprobs, ...] = ()
+    hops: tuple[tuple[Hop, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request. With n = 1 its only choice is at hand as ``text``, ``tokens`` and so on."""
+
+    request_id: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+    seed: int
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.choices[0].tokens
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def timing(self) -> Timing:
+        return self.choices[0].timing
+
+    @property
+    def logprobs(self) -> tuple[Logprobs, ...]:
+        return self.choices[0].logprobs
+
+    @property
+    def hops(self) -> tuple[tuple[Hop, ...], ...]:
+        return self.choices[0].hops

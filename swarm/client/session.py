@@ -1,0 +1,546 @@
+"""What one client says to one broker: the deciding half of the client library.
+
+``handle(event, now)`` takes a fact (a message, a connection, the passing of time, a wish of the caller) and returns
+what is to be done. Nothing here waits, reads a clock or touches a socket.
+
+The rules:
+
+* **A connection comes and goes, a request stays.** Nothing is sent while there is no connection. After every connect,
+  each live request is told again: ``Submit`` if its acceptance was never heard (the id makes it the same request),
+  ``Attach`` otherwise, and ``Stop`` or ``Cancel`` where one had been decided.
+* **Tokens are taken in order.** What starts before the next expected index was seen already and is cut off; what starts
+  behind it is a gap: dropped, and asked for with ``Attach``. So a token is delivered exactly once, however often it
+  comes. A request of which nothing is heard for long is told again (``NUDGE_S``), for an answer may have been lost.
+* **Acknowledgements follow the consumer.** Only what the caller has taken is acknowledged, so the broker's window
+  closes on a slow caller. Tokens beyond ``MAX_UNCONSUMED`` are dropped and fetched again when the caller has caught up.
+* **Every request ends once**: with all its continuations finished, or with one failure. A request that the caller has
+  left is kept until the broker confirms its end, so that a lost ``Cancel`` is said again; then it is forgotten.
+* **Every wait ends.** Without a connection, or without a word from the broker (it is asked one, see ``QUIET_S``), what
+  is live fails with :class:`Unavailable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from swarm.client.events import (
+    Action,
+    Answered,
+    Ask,
+    Connected,
+    Consumed,
+    Deliver,
+    Disconnected,
+    Ended,
+    Event,
+    Failed,
+    Leave,
+    Received,
+    Send,
+    Start,
+    StopFound,
+    Tick,
+    Unanswered,
+    Withdraw,
+)
+from swarm.errors import (
+    ClientError,
+    InvalidRequest,
+    Overloaded,
+    RequestCancelled,
+    RequestFailed,
+    RequestTimeout,
+    Unavailable,
+)
+from swarm.wire.messages import (
+    Accepted,
+    Ack,
+    AssetPart,
+    Attach,
+    Cancel,
+    Describe,
+    Description,
+    Finished,
+    GetAsset,
+    Join,
+    Malformed,
+    Query,
+    Rejected,
+    Report,
+    Stop,
+    StopWorker,
+    Submit,
+    Tokens,
+)
+
+Actions = list[Action]
+
+ACK_EVERY = 32  # tokens; a small part of the broker's window, so that it never closes on a caller who keeps up
+MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
+QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
+NUDGE_S = 15.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
+CONFIRM_CANCEL_S = 30.0  # how long a left request is remembered for a broker that doesn't confirm its end
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Continuation:
+    expected: int = 0  # the next token to deliver
+    consumed: int = 0  # the caller has taken the tokens before it
+    acked: int = 0
+    starved: bool = False  # tokens were dropped; they must be asked for
+    stop_at: int | None = None
+    finished: Finished | None = None
+    ended: bool = False  # the caller has been told
+
+    @property
+    def settled(self) -> bool:
+        return self.ended and self.consumed >= self.expected
+
+
+@dataclass(slots=True)
+class _Request:
+    submit: Submit
+    started: float
+    deadline: float | None
+    continuations: list[_Continuation]
+    sent: bool = False
+    accepted: bool = False
+    attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
+    nudge_at: float = 0.0
+    left_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def ended(self) -> bool:
+        return all(c.ended for c in self.continuations)
+
+    @property
+    def settled(self) -> bool:
+        return all(c.settled for c in self.continuations)
+
+
+@dataclass(slots=True)
+class _Question:
+    ask: Ask
+    started: float
+
+
+@dataclass(slots=True)
+class Session:
+    """One client's requests and questions on one connection. ``url`` is only for the texts of errors."""
+
+    url: str
+    connect_timeout_s: float = 5.0
+    reconnect_timeout_s: float = 30.0
+    connected: bool = False
+    num_ignored: int = 0  # messages that concern nothing live: late ones, repeated ones, other clients' ones
+    _requests: dict[str, _Request] = field(default_factory=dict)
+    _questions: dict[int, _Question] = field(default_factory=dict)
+    _ever_heard: bool = False
+    _lost_at: float | None = None  # since when the connection is gone; None before the first one
+    _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
+    _probed_at: float = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is live: no time needs to pass for the session."""
+        return not self._requests and not self._questions
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def handle(self, event: Event, now: float) -> Actions:
+        actions: Actions = []
+        match event:
+            case Received():
+                self._heard_at, self._ever_heard = now, True
+                actions = self._received(event, now)
+            case Consumed():
+                actions = self._consumed(event, now)
+            case Start():
+                actions = self._start(event, now)
+            case StopFound():
+                actions = self._stop_found(event)
+            case Leave(request_id):
+                actions = self._leave(request_id, now)
+            case Ask():
+                actions = self._ask(event, now)
+            case Withdraw(key):
+                self._questions.pop(key, None)
+            case Connected():
+                actions = self._connected(now)
+            case Disconnected():
+                self._disconnected(now)
+            case Tick():
+                actions = self._tick(now)
+        return actions
+
+    # --- the caller's wishes
+
+    def _start(self, event: Start, now: float) -> Actions:
+        submit = event.submit
+        if submit.request_id in self._requests:
+            raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
+        self._wake(now)
+        deadline = None if event.timeout_s is None else now + event.timeout_s
+        continuations = [_Continuation() for _ in range(submit.params.n)]
+        request = _Request(submit, now, deadline, continuations)
+        self._requests[submit.request_id] = request
+        return self._tell_again(request, now) if self.connected else []
+
+    def _ask(self, event: Ask, now: float) -> Actions:
+        self._wake(now)
+        self._questions[event.key] = _Question(event, now)
+        return [Send(event.question)] if self.connected else []
+
+    def _wake(self, now: float) -> None:
+        """The silence of an idle connection says nothing about the broker: it is measured from here on."""
+        if self.idle:
+            self._heard_at = self._probed_at = now
+
+    def _consumed(self, event: Consumed, now: float) -> Actions:
+        request = self._requests.get(event.request_id)
+        if request is None or request.left_at is not None:
+            return []
+        continuation = request.continuations[event.index]
+        continuation.consumed = max(continuation.consumed, event.next_index)
+        actions = self._acks(request, event.index)
+        if continuation.starved and continuation.consumed >= continuation.expected:
+            actions += self._attach(request, now)
+        self._forget_settled(request)
+        return actions
+
+    def _acks(self, request: _Request, index: int) -> Actions:
+        continuation = request.continuations[index]
+        pending = continuation.consumed - continuation.acked
+        if not self.connected or (pending < ACK_EVERY and not (continuation.settled and pending)):
+            return []
+        continuation.acked = continuation.consumed
+        return [Send(Ack(request_id=request.id, index=index, next_index=continuation.consumed))]
+
+    def _stop_found(self, event: StopFound) -> Actions:
+        request = self._requests.get(event.request_id)
+        if request is None or request.continuations[event.index].ended:
+            return []
+        request.continuations[event.index].stop_at = event.at_index
+        return self._stops(request) if self.connected else []
+
+    def _leave(self, request_id: str, now: float) -> Actions:
+        request = self._requests.get(request_id)
+        if request is None or request.left_at is not None:
+            return []
+        if not request.sent:
+            del self._requests[request_id]
+            return []
+        if request.ended:  # nothing to cancel; what the caller didn't read it will never read
+            del self._requests[request_id]
+            return self._final_acks(request)
+        request.left_at, request.deadline = now, None
+        return [Send(Cancel(request_id=request_id))] if self.connected else []
+
+    def _final_acks(self, request: _Request) -> Actions:
+        if not self.connected:
+            return []
+        return [
+            Send(Ack(request_id=request.id, index=i, next_index=c.expected))
+            for i, c in enumerate(request.continuations)
+            if c.acked < c.expected
+        ]
+
+    # --- the connection
+
+    def _connected(self, now: float) -> Actions:
+        self.connected, self._heard_at, self._probed_at = True, now, now
+        actions: Actions = []
+        for request in self._requests.values():
+            actions += self._tell_again(request, now)
+        actions += [Send(question.ask.question) for question in self._questions.values()]
+        return actions
+
+    def _disconnected(self, now: float) -> None:
+        if self.connected:
+            self.connected, self._lost_at = False, now
+
+    def _tell_again(self, request: _Request, now: float) -> Actions:
+        request.sent, request.nudge_at = True, now + NUDGE_S
+        if request.left_at is not None:
+            return [Send(Cancel(request_id=request.id))]
+        if not request.accepted:
+            return [Send(request.submit)]
+        return self._attach(request, now) + self._stops(request)
+
+    def _attach(self, request: _Request, now: float) -> Actions:
+        if not self.connected:
+            return []
+        request.attaching, request.nudge_at = True, now + NUDGE_S
+        for continuation in request.continuations:
+            continuation.starved = False
+        next_index = tuple(c.expected for c in request.continuations)
+        return [Send(Attach(request_id=request.id, next_index=next_index))]
+
+    def _stops(self, request: _Request) -> Actions:
+        return [
+            Send(Stop(request_id=request.id, index=index, at_index=continuation.stop_at))
+            for index, continuation in enumerate(request.continuations)
+            if continuation.stop_at is not None and not continuation.ended
+        ]
+
+    # --- the broker's messages
+
+    def _received(self, event: Received, now: float) -> Actions:
+        message = event.message
+        match message:
+            case Tokens() | Finished() | Accepted() | Rejected():
+                request = self._requests.get(message.request_id)
+                if request is None:
+                    self.num_ignored += 1
+                    return []
+                return self._about(request, message, now)
+            case Description() | AssetPart() | Report():
+                return self._answer(message, event.payload)
+            case Malformed(reason=reason):
+                return self._misunderstood(reason)
+            case _:
+                self.num_ignored += 1
+                return []
+
+    def _about(self, request: _Request, message: Tokens | Finished | Accepted | Rejected, now: float) -> Actions:
+        if isinstance(message, Rejected):
+            return self._rejected(request, message)
+        request.accepted, request.nudge_at = True, now + NUDGE_S
+        if isinstance(message, Accepted):
+            return []
+        if message.index >= len(request.continuations):
+            self.num_ignored += 1
+            return []
+        if isinstance(message, Tokens):
+            return self._tokens(request, message, now)
+        return self._finished(request, message, now)
+
+    def _tokens(self, request: _Request, message: Tokens, now: float) -> Actions:
+        continuation = request.continuations[message.index]
+        stop = message.start + len(message.ids)
+        if request.left_at is not None or continuation.ended or stop <= continuation.expected:
+            self.num_ignored += 1
+            return []
+        if message.start > continuation.expected:
+            return self._gap(request, now)
+        request.attaching = False
+        start = continuation.expected
+        room = MAX_UNCONSUMED - (start - continuation.consumed)
+        first, last = start - message.start, start - message.start + room
+        continuation.starved = continuation.starved or last < len(message.ids)
+        taken = message.ids[first:last]
+        if not taken:
+            return []
+        continuation.expected += len(taken)
+        logprobs, hops = message.logprobs[first:last], message.hops[first:last]
+        deliver = Deliver(request.id, message.index, start, taken, logprobs, hops)
+        return [deliver, *self._end_if_complete(request, message.index)]
+
+    def _gap(self, request: _Request, now: float) -> Actions:
+        self.num_ignored += 1
+        if request.attaching or any(c.starved for c in request.continuations):
+            return []  # asked already, or to be asked when the caller has caught up
+        return self._attach(request, now)
+
+    def _finished(self, request: _Request, message: Finished, now: float) -> Actions:
+        if request.left_at is not None:
+            return self._confirmed(request, message)
+        continuation = request.continuations[message.index]
+        if continuation.ended:
+            self.num_ignored += 1
+            return []
+        if message.reason in ("failed", "cancelled"):
+            return self._fail(request, _ended_badly(message))
+        continuation.finished = message
+        actions = self._end_if_complete(request, message.index)
+        if not continuation.ended:  # tokens are missing
+            continuation.starved = True
+            if continuation.consumed >= continuation.expected and not request.attaching:
+                actions += self._attach(request, now)
+        return actions
+
+    def _confirmed(self, request: _Request, message: Finished) -> Actions:
+        request.continuations[message.index].ended = True
+        if request.ended:
+            del self._requests[request.id]
+        return []
+
+    def _end_if_complete(self, request: _Request, index: int) -> Actions:
+        continuation = request.continuations[index]
+        finished = continuation.finished
+        if finished is None or continuation.ended or continuation.expected < finished.num_tokens:
+            return []
+        continuation.ended, continuation.starved = True, False
+        actions: Actions = [Ended(request.id, index, finished), *self._acks(request, index)]
+        self._forget_settled(request)
+        return actions
+
+    def _forget_settled(self, request: _Request) -> None:
+        if request.settled:
+            self._requests.pop(request.id, None)
+
+    def _rejected(self, request: _Request, message: Rejected) -> Actions:
+        if request.left_at is not None:  # the broker knows nothing of it: as good as cancelled
+            del self._requests[request.id]
+            return []
+        return self._fail(request, _refusal(message, request.accepted))
+
+    def _fail(self, request: _Request, error: ClientError) -> Actions:
+        del self._requests[request.id]
+        return [] if request.left_at is not None else [Failed(request.id, error)]
+
+    def _answer(self, message: Description | AssetPart | Report, payload: bytes) -> Actions:
+        keys = [key for key, question in self._questions.items() if _answers(message, question.ask.question)]
+        if not keys:
+            self.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
+        if not isinstance(message, Description):
+            keys = keys[:1]  # answers come in the order of the questions
+        for key in keys:
+            del self._questions[key]
+        return [Answered(key, message, payload) for key in keys]
+
+    def _misunderstood(self, reason: str) -> Actions:
+        """The answer doesn't say which message was meant: whatever is unanswered, or else all that is live."""
+        error = InvalidRequest(f"the broker at {self.url} can't understand this client: {reason}", code="malformed")
+        requests = [request for request in self._requests.values() if not request.accepted]
+        if not requests and not self._questions:
+            requests = list(self._requests.values())
+        failed = [action for request in requests for action in self._fail(request, error)]
+        return failed + self._unanswered(list(self._questions), error)
+
+    # --- time
+
+    def _tick(self, now: float) -> Actions:
+        actions = self._time_limits(now)
+        if self.connected:
+            return actions + self._nudges(now) + self._silence(now)
+        return actions + self._absence(now)
+
+    def _time_limits(self, now: float) -> Actions:
+        actions: Actions = []
+        for request in list(self._requests.values()):
+            if request.left_at is not None and now >= request.left_at + CONFIRM_CANCEL_S:
+                del self._requests[request.id]
+            elif request.deadline is not None and now >= request.deadline and not request.ended:
+                text = f"the request did not finish within its time limit of {request.deadline - request.started:g} s"
+                actions += self._give_up([request], RequestTimeout(text), now)
+        for key, question in list(self._questions.items()):
+            if now >= question.started + question.ask.timeout_s:
+                text = f"the broker at {self.url} did not answer within {question.ask.timeout_s:g} s"
+                actions += self._unanswered([key], RequestTimeout(text))
+        return actions
+
+    def _nudges(self, now: float) -> Actions:
+        """A caller who has yet to take what came is owed nothing; the others may be waiting for a lost message."""
+        actions: Actions = []
+        for request in self._requests.values():
+            if now >= request.nudge_at and any(not c.ended and c.consumed >= c.expected for c in request.continuations):
+                actions += self._tell_again(request, now)
+        return actions
+
+    def _silence(self, now: float) -> Actions:
+        live = self._live()
+        if not live and not self._questions:
+            return []
+        limit = self.reconnect_timeout_s if self._ever_heard else self.connect_timeout_s
+        if now >= self._heard_at + limit:
+            text = (
+                f"the broker at {self.url} has said nothing for {limit:g} s"
+                if self._ever_heard
+                else f"something listens at {self.url}, but it does not answer like a broker"
+            )
+            error = Unavailable(text)
+            return self._give_up(live, error, now) + self._unanswered(list(self._questions), error)
+        if now >= max(self._heard_at, self._probed_at) + min(QUIET_S, limit / 2):
+            self._probed_at = now
+            return [Send(Describe())]
+        return []
+
+    def _absence(self, now: float) -> Actions:
+        requests = [r for r in self._live() if self._waited_enough(r.started, now)]
+        keys = [key for key, q in self._questions.items() if self._waited_enough(q.started, now)]
+        if not requests and not keys:
+            return []
+        if self._lost_at is None:
+            error = Unavailable(f"no broker answers at {self.url}: is `swarm up` running there?")
+        else:
+            error = Unavailable(f"the broker at {self.url} went away and has not come back")
+        return self._give_up(requests, error, now) + self._unanswered(keys, error)
+
+    def _waited_enough(self, started: float, now: float) -> bool:
+        """What began while there was a connection waits for it to come back; what began later, for a first one."""
+        if self._lost_at is not None and started <= self._lost_at:
+            return now >= self._lost_at + self.reconnect_timeout_s
+        return now >= started + self.connect_timeout_s
+
+    def _live(self) -> list[_Request]:
+        """What the broker still owes something."""
+        return [request for request in self._requests.values() if request.left_at is None and not request.ended]
+
+    def _give_up(self, requests: list[_Request], error: ClientError, now: float) -> Actions:
+        """The caller gets the error; the broker gets a ``Cancel``, now or when it is there again."""
+        actions: Actions = []
+        for request in requests:
+            actions += [Failed(request.id, error), *self._leave(request.id, now)]
+        return actions
+
+    def _unanswered(self, keys: list[int], error: ClientError) -> Actions:
+        for key in keys:
+            del self._questions[key]
+        return [Unanswered(key, error) for key in keys]
+
+    def invariants(self) -> Iterator[str]:
+        """Name every rule that the state breaks; none in a sound session. For tests."""
+        for request in self._requests.values():
+            for index, c in enumerate(request.continuations):
+                where = f"{request.id}[{index}]"
+                if not 0 <= c.acked <= c.consumed <= c.expected:
+                    yield f"{where}: acked {c.acked} ≤ consumed {c.consumed} ≤ expected {c.expected} does not hold"
+                if c.expected - c.consumed > MAX_UNCONSUMED:
+                    yield f"{where}: {c.expected - c.consumed} tokens wait for their consumer"
+            if request.left_at is None and request.settled:
+                yield f"{request.id}: settled, but kept"
+
+
+# --- small judgements ------------------------------------------------------------------------------------------------
+
+
+def _answers(message: Description | AssetPart | Report, question: object) -> bool:
+    match message, question:
+        case Description(), Describe():
+            return True
+        case AssetPart(name=name, offset=offset), GetAsset():
+            return question.name == name and question.offset == offset
+        case Report(what=what), Query():
+            return question.what == what
+        case Report(what=what), Join() | StopWorker():
+            return what not in ("status", "nodes", "plan", "stats", "requests")
+    return False
+
+
+def _ended_badly(message: Finished) -> ClientError:
+    if message.reason == "cancelled":
+        return RequestCancelled(message.detail or "the request was cancelled")
+    return RequestFailed(message.detail or "the swarm could not finish the request")
+
+
+def _refusal(message: Rejected, accepted: bool) -> ClientError:
+    match message.code:
+        case "overloaded":
+            return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)
+        case "unavailable":
+            return Unavailable(message.reason)
+        case "unknown" if accepted:
+            return RequestFailed(f"the broker no longer knows the request: {message.reason}")
+        case _:
+            return InvalidRequest(message.reason, code=message.code)

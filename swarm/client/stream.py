@@ -1,0 +1,237 @@
+"""Requests under way, as their callers see them: streams of pieces, and what they add up to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from swarm.client.assemble import Assembler
+from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound
+from swarm.client.link import Link, Mailbox, News
+from swarm.client.request import Wish
+from swarm.client.results import Choice, Completion, Piece, Usage
+from swarm.client.text import TextModel
+from swarm.errors import ClientError, InvalidRequest
+from swarm.wire.messages import Finished, Manifest, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a client knows of the model behind the broker."""
+
+    manifest: Manifest
+    text: TextModel | None
+
+    def check_stops(self, wish: Wish) -> None:
+        if wish.params.stop and self.text is None:
+            raise InvalidRequest("this model has no tokenizer: pass stop_token_ids instead of stop strings", "stop")
+
+    def assembler(self, wish: Wish, choice: int) -> Assembler:
+        ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
+        detokenizer = None if self.text is None else self.text.detokenizer()
+        return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: takes its news one by one and gives pieces."""
+
+    submit: Submit
+    wish: Wish
+    link: Link
+    get_model: Callable[[], Awaitable[Model]]
+    _assemblers: dict[int, Assembler] = field(default_factory=dict)
+    _finished: dict[int, Finished] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return len(self._finished) == self.submit.params.n
+
+    async def take(self, news: News) -> list[Piece]:
+        """The pieces that this news makes. Raises what the request failed with."""
+        if isinstance(news, Failed):
+            raise news.error
+        assembler = await self._assembler(news.index)
+        return self._tokens(news, assembler) if isinstance(news, Deliver) else self._end(news, assembler)
+
+    def start(self, mailbox: Mailbox, timeout_s: float | None) -> None:
+        self.link.start(Start(self.submit, timeout_s), mailbox)
+
+    def leave(self) -> None:
+        self.link.leave(self.submit.request_id)
+
+    async def _assembler(self, choice: int) -> Assembler:
+        if choice not in self._assemblers:
+            self._assemblers[choice] = (await self.get_model()).assembler(self.wish, choice)
+        return self._assemblers[choice]
+
+    def _tokens(self, news: Deliver, assembler: Assembler) -> list[Piece]:
+        pieces: list[Piece] = []
+        was_stopped = assembler.stop_at is not None
+        for offset, token in enumerate(news.ids):
+            logprobs = news.logprobs[offset] if offset < len(news.logprobs) else ()
+            hops = news.hops[offset] if offset < len(news.hops) else ()
+            pieces += assembler.push(token, logprobs, hops)
+        if assembler.stop_at is not None and not was_stopped:
+            self.link.do(StopFound(news.request_id, news.index, assembler.stop_at))
+        self.link.do(Consumed(news.request_id, news.index, news.start + len(news.ids)))
+        return pieces
+
+    def _end(self, news: Ended, assembler: Assembler) -> list[Piece]:
+        self._finished[news.index] = news.finished
+        pieces = assembler.finish(news.finished.reason)
+        if self.done:
+            self.leave()
+        return pieces
+
+    def completion(self, pieces: list[Piece]) -> Completion:
+        """What the pieces of this (done) call add up to."""
+        choices = tuple(
+            self._choice(index, [piece for piece in pieces if piece.choice == index])
+            for index in range(self.submit.params.n)
+        )
+        usage = Usage(self._finished[0].num_prompt, sum(len(choice.tokens) for choice in choices))
+        return Completion(self.submit.request_id, choices, usage, self.submit.seed)
+
+    def _choice(self, index: int, pieces: list[Piece]) -> Choice:
+        counted = [piece for piece in pieces if piece.token is not None]
+        return Choice(
+            index=index,
+            text="".join(piece.text for piece in pieces),
+            tokens=tuple(piece.token for piece in counted if piece.token is not None),
+            finish_reason=pieces[-1].finish_reason or "",
+            timing=self._finished[index].timing,
+            logprobs=tuple(p.logprobs for p in counted) if self.wish.params.logprobs is not None else (),
+            hops=tuple(p.hops for p in counted) if self.wish.hops else (),
+        )
+
+
+Opened = dict[str, tuple[int, Call]]  # by request id: the request's place among its kind, and the request
+
+
+class PieceStream:
+    """An asynchronous iterator over (place, piece) of one or several requests, in the order of arrival.
+
+    Whoever leaves it early — by ``break``, an exception, a cancelled task, :meth:`aclose` or by letting go of it —
+    cancels the requests. The first failure ends it, and is raised; unless ``on_error`` takes it.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[Mailbox], Awaitable[Opened]],
+        on_error: Callable[[int, ClientError], None] | None = None,
+    ) -> None:
+        self._begin = begin
+        self._on_error = on_error
+        self._mailbox = Mailbox()
+        self._calls: Opened | None = None  # those under way
+        self._ready: deque[tuple[int, Piece]] = deque()
+        self._closed = False
+        self.finished: dict[int, Call] = {}
+
+    def __aiter__(self) -> PieceStream:
+        return self
+
+    async def __anext__(self) -> tuple[int, Piece]:
+        if not self._ready:
+            await self._fill()
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def take_ready(self) -> list[tuple[int, Piece]]:
+        """All pieces that are there, at least one; empty at the end."""
+        if not self._ready:
+            await self._fill()
+        pieces = list(self._ready)
+        self._ready.clear()
+        return pieces
+
+    @property
+    def has_ready(self) -> bool:
+        """Are there pieces that nobody has taken?"""
+        return bool(self._ready)
+
+    async def aclose(self) -> None:
+        """Cancel what is still under way."""
+        self.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        calls, self._calls = self._calls, {}
+        for _, call in (calls or {}).values():
+            call.leave()
+
+    def __del__(self) -> None:
+        if self._calls:
+            self.close()
+
+    async def _fill(self) -> None:
+        complete = False
+        try:
+            if self._calls is None and not self._closed:
+                self._calls = await self._begin(self._mailbox)
+            while self._calls and not self._ready:
+                await self._take(await self._mailbox.get())
+            complete = True
+        finally:
+            if not complete:
+                self.close()
+
+    async def _take(self, news: News) -> None:
+        calls = self._calls or {}
+        if news.request_id not in calls:
+            return
+        place, call = calls[news.request_id]
+        try:
+            pieces = await call.take(news)
+        except ClientError as error:
+            call.leave()
+            del calls[news.request_id]
+            if self._on_error is None:
+                raise
+            self._on_error(place, error)
+            return
+        self._ready.extend((place, piece) for piece in pieces)
+        if call.done:
+            self.finished[place] = call
+            del calls[news.request_id]
+
+
+class PromptStream:
+    """An asynchronous iterator over the pieces of one request. Leaving it early cancels the request.
+
+    ``completion`` is what the pieces add up to, once the end has been reached; None before.
+    """
+
+    def __init__(self, stream: PieceStream) -> None:
+        self._stream = stream
+        self._pieces: list[Piece] = []
+
+    def __aiter__(self) -> PromptStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        _, piece = await self._stream.__anext__()
+        self._pieces.append(piece)
+        return piece
+
+    async def take_ready(self) -> list[Piece]:
+        """All pieces that are there, at least one; empty at the end."""
+        pieces = [piece for _, piece in await self._stream.take_ready()]
+        self._pieces += pieces
+        return pieces
+
+    @property
+    def completion(self) -> Completion | None:
+        call = self._stream.finished.get(0)
+        return None if call is None or self._stream.has_ready else call.completion(self._pieces)
+
+    async def aclose(self) -> None:
+        """Cancel the request if it is under way."""
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
