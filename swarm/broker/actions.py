@@ -23,14 +23,6 @@ class OrderWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class BindWorker:
-    """This connection belongs to this incarnation from now on: report its end as WorkerDisconnected."""
-
-    peer: bytes
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
 class OpenPipe:
     """Connect a fresh edge to the first stage of this epoch; drop the one before with all it holds."""
 
@@ -93,7 +85,6 @@ class Note:
 Action = (
     SayClient
     | OrderWorker
-    | BindWorker
     | OpenPipe
     | ClosePipe
     | Dispatch

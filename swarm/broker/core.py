@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.broker import reports, scheduler
-from swarm.broker.actions import Action, BindWorker, Dispatch, Note, OrderWorker, SayClient
+from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, SayClient
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetArrived,
@@ -56,7 +56,6 @@ from swarm.wire.messages import (
     Join,
     Leaving,
     LoadProgress,
-    PayloadSpec,
     Prepared,
     Query,
     Refused,
@@ -71,6 +70,7 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
 )
+from swarm.wire.tensors import pack_bytes
 
 # A gap between two events longer than this is the broker's own pause (the shell ticks far more often).
 PAUSE_S = 0.25
@@ -133,8 +133,8 @@ class BrokerCore:
                 self._requests.accepted(request_id)
             case EpochWritten(epoch):
                 self._planner.epoch_written(epoch, now)
-            case WorkerDisconnected(incarnation):
-                self._disconnected(incarnation, now)
+            case WorkerDisconnected(peer):
+                self._disconnected(peer, now)
             case ClientUnreachable(client):
                 self._requests.unreachable(client, now)
                 self._hosts.unreachable(client)
@@ -226,7 +226,7 @@ class BrokerCore:
             self._out.append(SayClient(client, Report(what="asset", ok=False, body=body)))
             return
         part = data[message.offset : message.offset + ASSET_PART_BYTES]
-        answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=PayloadSpec(len(part), 0))
+        answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=pack_bytes(part))
         self._out.append(SayClient(client, answer, part))
 
     def _stop_worker(self, client: bytes, message: StopWorker, now: float) -> None:
@@ -272,7 +272,7 @@ class BrokerCore:
             case Trouble():
                 self._note("trouble", "error", worker=worker.name, reason=message.reason)
                 self.state.count("troubles")
-                self._planner.trouble(now)
+                self._planner.trouble(now, blame=True)
                 self._end_the_dangerous(now)
             case Leaving():
                 self._leave(worker, now, at_once=self._planner.shortage_without(worker) is not None)
@@ -322,13 +322,16 @@ class BrokerCore:
             lease_s=self.settings.lease_s,
             wants=wants,
         )
-        self._out.append(BindWorker(peer, hello.incarnation))
         self._out.append(OrderWorker(peer, welcome))
 
     def _asset_arrived(self, event: AssetArrived) -> None:
-        """Parts come in order; a file counts when it is whole (the shell has checked its digest)."""
-        if self._member(event.peer) is not None:
-            self.state.assets.setdefault(event.name, event.data)
+        """A file counts if it is the one that the manifest names."""
+        manifest = self.state.manifest
+        named = manifest is not None and any(a.name == event.name and a.digest == event.digest for a in manifest.assets)
+        if self._member(event.peer) is not None and named:
+            self.state.assets[event.name] = event.data
+        else:
+            self.state.count("wrong_assets")
 
     def _leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
         """In good order: the plan is made without it first, unless nobody else can take its layers."""
@@ -340,8 +343,8 @@ class BrokerCore:
             worker.state = WorkerState.LEAVING
             self._planner.changed(now)
 
-    def _disconnected(self, incarnation: str, now: float) -> None:
-        worker = self.state.workers.get(incarnation)
+    def _disconnected(self, peer: bytes, now: float) -> None:
+        worker = self._member(peer)
         if worker is not None:
             self._lose(worker, "its connection closed", now)
 
@@ -418,7 +421,7 @@ class BrokerCore:
         if now - oldest > LOST_STEP_S and idle_s > LOST_STEP_S:
             self._note("steps_lost", "error", steps=sorted(self.state.flights))
             self.state.count("steps_lost", len(self.state.flights))
-            self._planner.trouble(now)
+            self._planner.trouble(now, blame=False)
 
     def _renew_leases(self, now: float) -> None:
         if now - self._leases_renewed_at < self.settings.lease_s / 5:

@@ -32,20 +32,19 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class AssetArrived:
-    """A part of a model's asset came from a worker."""
+    """A file of the model that clients need came from a worker, whole. ``digest`` is what its bytes give."""
 
     peer: bytes
     name: str
-    offset: int
-    total: int
     data: bytes
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDisconnected:
-    """The connection of this incarnation closed."""
+    """The control connection of this peer closed."""
 
-    incarnation: str
+    peer: bytes
 
 
 @dataclass(frozen=True, slots=True)

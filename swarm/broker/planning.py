@@ -100,10 +100,11 @@ class Planner:
         else:
             self.changed(now)
 
-    def trouble(self, now: float) -> None:
+    def trouble(self, now: float, *, blame: bool) -> None:
         """The data path is broken though all live: the same workers, a new epoch."""
         if self._state.book.serving:
-            self._blame_sequences(now)
+            if blame:
+                self._blame_sequences(now)
             self._stop_serving()
             self._abandon()
             self._start(now)

@@ -1,0 +1,142 @@
+"""What a stage's core can ask for: orders to its shell, carried out in the order given.
+
+Everything but ``Load`` happens in the compute thread; ``Compute`` is answered by Computed, ComputeFenced or
+ComputeFailed, ``Load`` by Loaded or LoadFailed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from swarm.stage.executor import Batch
+from swarm.wire.messages import Edge, LayerRange, Step, StepDone, WorkerMessage
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """Say Hello to the broker with what is held (the shell adds what it knows of the machine)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send over the control connection."""
+
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StartBeats:
+    endpoint: str
+    interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendAssets:
+    """Send these tokenizer files to the broker."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load and warm these layers in the background."""
+
+    epoch: int
+    layers: LayerRange
+    standby: tuple[LayerRange, ...]
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class UseLayers:
+    """Compute with these layers from now on; the others' memory goes back."""
+
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEdge:
+    """A fresh connection to the next stage; the one before is dropped with all that it holds."""
+
+    epoch: int
+    edge: Edge
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSequence:
+    sequence: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateSequence:
+    sequence: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSequence:
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    epoch: int
+    step: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class SendStep:
+    """To the next stage."""
+
+    step: Step
+    hidden: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendDone:
+    """To the broker, over the data edge."""
+
+    done: StepDone
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The process ends: in good order (code 0), or because it can never work (code 78)."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fact for the log."""
+
+    event: str
+    level: str = "info"
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+Action = (
+    Introduce
+    | Tell
+    | StartBeats
+    | SendAssets
+    | Load
+    | UseLayers
+    | OpenEdge
+    | OpenSequence
+    | TruncateSequence
+    | ReleaseSequence
+    | Compute
+    | SendStep
+    | SendDone
+    | Exit
+    | Note
+)

@@ -1,0 +1,82 @@
+"""What can happen to a stage: facts. ``core.handle`` takes them one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm.stage.executor import Capacity, Forwarded
+from swarm.wire.messages import Order, Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConnected:
+    """The control connection stands (again). It does not mean that the broker knows us."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderArrived:
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrived:
+    """A step came over the data edge; ``hidden`` [tokens, hidden] is None at the stage that embeds tokens."""
+
+    step: Step
+    hidden: NDArray[np.float32] | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The rows of the step under way went through the layers."""
+
+    epoch: int
+    step: int
+    forwarded: Forwarded
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFenced:
+    """The fence rose while the step was under way; nothing of it counts."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    """The device could not do it."""
+
+    epoch: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The layers of this epoch's plan are loaded and warm."""
+
+    epoch: int
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    BrokerConnected | OrderArrived | StepArrived | Computed | ComputeFenced | ComputeFailed | Loaded | LoadFailed | Tick
+)

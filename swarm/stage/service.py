@@ -1,0 +1,323 @@
+"""The worker's process: its threads and its control connection. It decides nothing; the stage's core does.
+
+* the main thread runs asyncio: the control connection, signals, statistics;
+* the compute thread (``compute``) owns the data sockets, the core and the computing;
+* the beat thread says that the process lives and how far it is, over a socket of its own;
+* a loader thread comes and goes with each plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import psutil
+import uvloop
+import xxhash
+import zmq
+
+from swarm.clock import Clock, SystemClock
+from swarm.demo import model_path
+from swarm.errors import ConfigError, WireError
+from swarm.log import get_logger
+from swarm.stage import actions as act
+from swarm.stage.compute import ComputeThread, Outward
+from swarm.stage.core import StageCore, StageSettings
+from swarm.stage.events import BrokerConnected, OrderArrived
+from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage.vitals import Vitals
+from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
+from swarm.wire.codec import BEAT, DATA, ORDER, WORKER
+from swarm.wire.messages import (
+    ASSET_PART_BYTES,
+    PROTOCOL_VERSION,
+    Activate,
+    AssetPart,
+    Beat,
+    Fence,
+    Hello,
+    LayerCost,
+    Order,
+    Stats,
+    WorkerMessage,
+)
+from swarm.wire.tensors import pack_bytes
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+STATS_EVERY_S = 1.0
+STOP_GRACE_S = 2.0
+
+log = get_logger(__name__)
+
+
+def run(settings: Settings) -> int:
+    """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
+    executor = TorchExecutor(
+        _model(settings),
+        device=settings.worker.device,
+        dtype=settings.worker.dtype,
+        memory_limit=settings.worker.memory_limit,
+        threads=settings.worker.threads or None,
+    )
+    return uvloop.run(_main(settings, executor))
+
+
+async def _main(settings: Settings, executor: TorchExecutor) -> int:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    service = WorkerService(settings, executor, context, SystemClock())
+    try:
+        return await service.run()
+    finally:
+        if service.close():
+            context.term()
+
+
+class WorkerService:
+    """The shell around a :class:`StageCore`."""
+
+    def __init__(
+        self, settings: Settings, executor: TorchExecutor, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._executor = executor
+        self._context = context
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._name = settings.worker.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._incarnation = f"{self._name}-{secrets.token_hex(4)}"
+        self._costs: tuple[LayerCost, ...] = executor.measure()
+        self._vitals = Vitals(clock)
+        self._core = StageCore(
+            StageSettings(self._name, self._incarnation, executor.manifest.num_layers, int(settings.worker.log_bytes))
+        )
+        self._pull = PullChannel(context, settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
+        self._compute = ComputeThread(
+            context, self._pull, self._core, executor, self._vitals, clock, self._from_compute_thread
+        )
+        self._control = DealerChannel(
+            context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes
+        )
+        self._beats: BeatThread | None = None
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Serve until something ends it; returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop.set)
+        self._compute.start()
+        log.info(
+            "worker_started", worker=self._name, broker=self._settings.client.url, model=self._executor.manifest.name
+        )
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(self._hear_orders()),
+                group.create_task(self._tell_stats()),
+                group.create_task(self._watch_lag()),
+            ]
+            await self._stop.wait()
+            for task in loops:
+                task.cancel()
+        if self._compute.failure is not None:
+            self._exit_code = 1
+        return self._exit_code
+
+    def close(self) -> bool:
+        """End threads and sockets; False if the compute thread is still busy and holds its sockets."""
+        if self._beats is not None:
+            self._beats.stop()
+        ended = self._compute.stop(STOP_GRACE_S)
+        self._control.close()
+        return ended
+
+    # --- control -----------------------------------------------------------------------------------------------------
+
+    async def _hear_orders(self) -> None:
+        async for event in self._control:
+            if event is Link.UP:
+                self._compute.post(BrokerConnected())
+            elif event is Link.DOWN:
+                log.warning("broker_gone", note="knocking until it is back")
+            elif not isinstance(event, Link):
+                self._take_order(event)
+
+    def _take_order(self, frames: list[memoryview]) -> None:
+        try:
+            order, _ = ORDER.decode(frames)
+        except WireError as error:
+            log.warning("order_refused", reason=str(error))
+            return
+        self._raise_fence_flag(order)
+        self._compute.post(OrderArrived(order))
+
+    def _raise_fence_flag(self, order: Order) -> None:
+        """The compute thread may be in the middle of a long step: forward looks at this flag between layers."""
+        if isinstance(order, Fence | Activate):
+            self._vitals.fence = max(self._vitals.fence, order.epoch)
+
+    async def _tell_stats(self) -> None:
+        process = psutil.Process()
+        while True:
+            await asyncio.sleep(STATS_EVERY_S)
+            self._vitals.memory_bytes = process.memory_info().rss
+            if not self._compute.alive:
+                self._stop.set()
+            if self._core.welcome is not None:
+                self._send(Stats(incarnation=self._incarnation, values=self._stats()))
+
+    def _stats(self) -> dict[str, float]:
+        """Counters of the core and the executor. Read across threads: a value may be a moment old."""
+        values = dict(self._core.counters) | self._executor.stats()
+        values["log_bytes"] = self._core.log.num_bytes
+        values["log_evicted"] = self._core.log.num_evicted
+        values["sequences"] = len(self._core.sequences)
+        values["resident_bytes"] = self._vitals.memory_bytes
+        values["threads"] = threading.active_count()
+        return {name: float(value) for name, value in values.items()}
+
+    async def _watch_lag(self) -> None:
+        while True:
+            slept_at = self._clock.now()
+            await asyncio.sleep(0.1)
+            self._vitals.loop_lag_s = max(0.0, self._clock.now() - slept_at - 0.1)
+
+    def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        if not self._control.send(WORKER.encode(message, payload)):
+            log.warning("control_not_sent", kind=type(message).__name__)
+
+    # --- what the core wants of the control side ---------------------------------------------------------------------
+
+    def _from_compute_thread(self, action: Outward) -> None:
+        message = self._hello() if isinstance(action, act.Introduce) else None
+        self._loop.call_soon_threadsafe(self._perform, action, message)
+
+    def _perform(self, action: Outward, hello: Hello | None) -> None:
+        match action:
+            case act.Introduce():
+                assert hello is not None
+                self._send(hello)
+            case act.Tell(message):
+                self._send(message)
+            case act.StartBeats(endpoint, interval_s):
+                self._start_beats(endpoint, interval_s)
+            case act.SendAssets(names):
+                self._send_assets(names)
+            case act.Exit(code, reason):
+                (log.info if code == 0 else log.error)("worker_ends", reason=reason, code=code)
+                self._exit_code = code
+                self._stop.set()
+
+    def _hello(self) -> Hello:
+        """In the compute thread: what is held belongs to it."""
+        executor = self._executor
+        return Hello(
+            epoch=self._core.fence,
+            name=self._name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            wire_versions=(PROTOCOL_VERSION,),
+            device=executor.device,
+            dtype=executor.dtype,
+            cores=os.cpu_count() or 1,
+            endpoint=self._pull.endpoint,
+            memory_bytes=executor.memory_bytes,
+            kv_budget_bytes=executor.kv_budget_bytes,
+            costs=self._costs,
+            manifest=executor.manifest,
+            held_layers=self._core.layers,
+            held=self._core.inventory(),
+            logs=tuple(self._core.log.ranges()),
+        )
+
+    def _start_beats(self, endpoint: str, interval_s: float) -> None:
+        if self._beats is not None:
+            self._beats.stop()
+        self._beats = BeatThread(self._context, endpoint, interval_s, self._incarnation, self._vitals)
+        self._beats.start()
+
+    def _send_assets(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            data = (self._executor.checkpoint.folder / name).read_bytes()
+            log.debug("asset_sent", name=name, digest=xxhash.xxh3_128_hexdigest(data))
+            for offset in range(0, max(1, len(data)), ASSET_PART_BYTES):
+                part = data[offset : offset + ASSET_PART_BYTES]
+                message = AssetPart(name=name, offset=offset, total=len(data), payload=pack_bytes(part))
+                self._send(message, part)
+
+
+class BeatThread:
+    """Says that the process lives, whatever its other threads do."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        interval_s: float,
+        incarnation: str,
+        vitals: Vitals,
+    ) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._interval_s = interval_s
+        self._incarnation = incarnation
+        self._vitals = vitals
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        push = PushChannel(self._context, self._endpoint)
+        try:
+            while not self._stopped.wait(self._interval_s):
+                push.send(BEAT.encode(self._beat()))
+        finally:
+            push.close()
+
+    def _beat(self) -> Beat:
+        vitals = self._vitals
+        return Beat(
+            epoch=vitals.epoch,
+            incarnation=self._incarnation,
+            progress=vitals.progress,
+            state=vitals.shown,
+            blocked_on=vitals.blocked_on,
+            since_s=max(0.0, vitals.clock.now() - vitals.since),
+            loop_lag_s=vitals.loop_lag_s,
+            memory_bytes=vitals.memory_bytes,
+            kv_used=vitals.kv_used,
+            kv_capacity=vitals.kv_capacity,
+        )
+
+
+def control_endpoint(url: str) -> str:
+    """Workers knock one port above the clients' door."""
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not port.isdecimal():
+        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+    return f"tcp://{host}:{int(port) + 1}"
+
+
+def _ports(settings: Settings) -> range:
+    low, _, high = settings.worker.data_ports.partition("-")
+    return range(int(low), int(high) + 1)
+
+
+def _model(settings: Settings) -> str:
+    if settings.model is not None:
+        return settings.model
+    return str(model_path())

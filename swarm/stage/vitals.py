@@ -1,0 +1,46 @@
+"""What a worker's threads tell each other without locks: plain attributes, each written by one thread only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.clock import Clock
+
+Condition = Literal["idle", "loading", "computing", "blocked", "parked"]
+
+
+@dataclass(slots=True)
+class Vitals:
+    """Read by the beat thread. Assigning an attribute is atomic in CPython, and a beat that mixes two moments does no
+    harm: the next one comes a tenth of a second later."""
+
+    clock: Clock
+    epoch: int = 0  # compute thread: the epoch in force
+    fence: int = 0  # control loop: the highest epoch heard of; forward looks at it between layers
+    computed: int = 0  # compute thread: layers done so far
+    loaded: int = 0  # loader thread: tensors read so far
+    loading: bool = False
+    condition: Condition = "idle"
+    blocked_on: str = ""
+    since: float = 0.0
+    loop_lag_s: float = 0.0  # control loop
+    kv_used: int = 0
+    kv_capacity: int = 0
+    memory_bytes: int = 0
+
+    def set(self, condition: Condition, blocked_on: str = "") -> None:
+        """The compute thread's condition; ``since`` moves only when it changes."""
+        if condition != self.condition or blocked_on != self.blocked_on:
+            self.since = self.clock.now()
+            self.blocked_on = blocked_on
+            self.condition = condition
+
+    @property
+    def shown(self) -> Condition:
+        """Loading happens beside everything else; it shows when nothing else is going on."""
+        return "loading" if self.loading and self.condition == "idle" else self.condition
+
+    @property
+    def progress(self) -> int:
+        return self.computed + self.loaded
