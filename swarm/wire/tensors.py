@@ -55,9 +55,10 @@ def pack(
     A contiguous array that is stored as ``dtype`` already (uint16 for bfloat16) is not copied: it must not be written
     to until the frame has left. float32 is converted to what else is asked for; any other mix raises WireError.
     """
+    size = array.size * _STORED[dtype].itemsize
+    if size > MAX_TENSOR_BYTES:
+        raise WireError(f"a tensor of {size} bytes is too large to send: the limit is {MAX_TENSOR_BYTES}")
     stored = np.ascontiguousarray(_store(array, dtype)).reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
-    if stored.nbytes > MAX_TENSOR_BYTES:
-        raise WireError(f"a tensor of {stored.nbytes} bytes is too large to send: the limit is {MAX_TENSOR_BYTES}")
     data = stored.reshape(-1).view(np.uint8).data
     return TensorSpec(dtype, stored.shape, stored.nbytes, checksum(data) if checked else 0), data
 
