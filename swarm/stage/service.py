@@ -59,11 +59,12 @@ log = get_logger(__name__)
 
 def run(settings: Settings) -> int:
     """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
+    limit = settings.worker.memory_limit
     executor = TorchExecutor(
         _model(settings),
         device=settings.worker.device,
         dtype=settings.worker.dtype,
-        memory_limit=settings.worker.memory_limit,
+        memory_limit=None if limit is None else int(limit),
         threads=settings.worker.threads or None,
     )
     return uvloop.run(_main(settings, executor))
@@ -112,6 +113,7 @@ class WorkerService:
         """Serve until something ends it; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
+        self._loop.set_exception_handler(self._fail)
         self._compute.start()
         log.info(
             "worker_started", worker=self._name, broker=self._settings.client.url, model=self._executor.manifest.name
@@ -136,6 +138,12 @@ class WorkerService:
         ended = self._compute.stop(STOP_GRACE_S)
         self._control.close()
         return ended
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """A callback raised: that is a bug, and a worker that limps on would hide it. End; somebody starts us again."""
+        loop.default_exception_handler(context)
+        self._exit_code = 1
+        self._stop.set()
 
     # --- control -----------------------------------------------------------------------------------------------------
 
