@@ -1,8 +1,8 @@
 """Who attends to what: keys and values of every sequence, and the attention function that reads and writes them.
 
-The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries, keys
-and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position stands in
-the :class:`Pass` that the calling thread has made current.
+The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries,
+keys and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position
+stands in the :class:`~swarm.stage.passes.Pass` that the calling thread has made current.
 
 A row's result must have the same bits whatever else is in the batch and however the prompt was cut. The order in which
 a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie on
@@ -15,21 +15,18 @@ count as rows of their common key head).
 from __future__ import annotations
 
 import mmap
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import IllegalMove, ModelError
+from swarm.stage.passes import GRID, Tile, current_pass, round_up
 from swarm.wire.messages import LayerRange, Row
 
 NAME = "swarm"
-GRID = 32
 # Measured: float32 products of 1–3, 5–7 and 9–11 rows take kernels that sum in another order.
 MIN_ROWS = 12
 # Arguments that say nothing about who attends to what; any other one must be understood or refused.
@@ -45,11 +42,6 @@ _HARMLESS = frozenset(
     }
 )
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
-
-
-def round_up(positions: int) -> int:
-    """The next line of the grid."""
-    return -(-positions // GRID) * GRID
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,84 +126,6 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     pages = mmap.mmap(-1, max(1, num_elements * dtype.itemsize), flags=flags)
     return torch.frombuffer(pages, dtype=dtype, count=num_elements).view(shape)  # keeps the pages alive
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """``count`` queries from ``offset`` of the batch on, at ``start`` …, all between two lines of the grid."""
-
-    offset: int
-    count: int
-    start: int
-
-    @property
-    def line(self) -> int:
-        return self.start // GRID * GRID
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One row of a step: its place in the batch, and its queries cut at the lines of the grid."""
-
-    sequence: int
-    offset: int
-    start: int
-    count: int
-    tiles: tuple[Tile, ...]
-
-
-def spans_of(rows: Iterable[Row]) -> Iterator[Span]:
-    offset = 0
-    for row in rows:
-        yield Span(row.sequence, offset, row.start, row.count, tuple(_tiles(offset, row.start, row.count)))
-        offset += row.count
-
-
-def _tiles(offset: int, start: int, count: int) -> Iterator[Tile]:
-    position, stop = start, start + count
-    while position < stop:
-        end = min(stop, position // GRID * GRID + GRID)
-        yield Tile(offset + position - start, end - position, position)
-        position = end
-
-
-@dataclass(slots=True)
-class Pass:
-    """One run through some layers by one thread: what the modules' hooks and the attention function need to know."""
-
-    arena: KvArena
-    layers: LayerRange
-    spans: tuple[Span, ...]
-    hidden: torch.Tensor | None = None  # replaces the first layer's input, unless the stage embeds
-    keep_rows: torch.Tensor | None = None  # narrows the last layer's output to what the head needs
-    fenced: Callable[[], bool] = lambda: False
-    progressed: Callable[[], None] = lambda: None
-    output: torch.Tensor | None = None  # the last layer's output
-    joined: dict[int, Any] = field(default_factory=dict)
-
-
-_current = threading.local()
-
-
-def current_pass() -> Pass:
-    """The pass that this thread is in."""
-    found = getattr(_current, "value", None)
-    if not isinstance(found, Pass):
-        raise IllegalMove("a layer ran outside of a pass")
-    return found
-
-
-class running:  # noqa: N801  (used like a function)
-    """``with running(a_pass):`` makes it this thread's current one."""
-
-    def __init__(self, this: Pass) -> None:
-        self._this = this
-
-    def __enter__(self) -> None:
-        _current.value = self._this
-
-    def __exit__(self, *_: object) -> None:
-        _current.value = None
 
 
 def attend(

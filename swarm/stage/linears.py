@@ -1,4 +1,4 @@
-"""Which kernel multiplies. One small interface: a ``torch.nn.Linear``'s weight and bias in, a module that multiplies out.
+"""Which kernel multiplies. One small interface: a ``torch.nn.Linear``'s weight and bias in, a module out.
 
 A row's result must not depend on how many other rows there are. Kernels take other paths for few rows, so each names
 the fewest rows from which on its bits are stable (measured; the tests hold every kernel to it), and a stage pads its
@@ -52,7 +52,7 @@ Linear = type[PackedLinear] | type[PlainLinear]
 
 def choose(device: torch.device, dtype: torch.dtype) -> Linear:
     """The kernel for this device and dtype."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch._C._has_mkldnn:
         return PlainLinear
     if dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return PackedLinear

@@ -4,13 +4,13 @@ transformers supplies the whole model on the meta device, which costs no memory.
 with the layers of others passed over, so that scales and soft caps stay where the model put them. What lies before a
 stage's first layer runs idle: the first layer's input is replaced by what the stage before sent. What lies after its
 last layer sees only what the head needs. Layer modules are shared by consecutive stages of one worker, so what they
-must know about a run they find in the calling thread's :class:`~swarm.stage.attention.Pass`.
+must know about a run they find in the calling thread's :class:`~swarm.stage.passes.Pass`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
 from swarm.stage import attention, linears
-from swarm.stage.attention import Pass, current_pass, running
 from swarm.stage.checkpoint import Checkpoint, StoredTensor
 from swarm.stage.executor import Fenced
+from swarm.stage.passes import Pass, current_pass, running
 from swarm.wire.messages import LayerRange
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,7 +34,8 @@ class Source(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def read(self, name: str) -> torch.Tensor: ...
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        """The tensor; ``shape`` is what the model expects, which the caller checks."""
 
 
 class FolderSource:
@@ -46,7 +47,7 @@ class FolderSource:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         stored = self._tensors[name]
         if stored.dtype not in _STORED:
             raise ModelError(
@@ -54,7 +55,7 @@ class FolderSource:
                 "use a float32, bfloat16 or float16 checkpoint"
             )
         tensor = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
-        _read_into(stored, memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+        _read_into(stored, memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
         return tensor
 
 
@@ -142,7 +143,7 @@ def _build(config: Any) -> Any:
 
 
 def find_parts(model: Any) -> Parts:
-    """Find the parts by the model's own pipeline plan, or by the order of its modules."""
+    """Find the parts by the order of the model's modules: what has weights before the layers, and after them."""
     base, base_name = model.base_model, model.base_model_prefix
     kind = type(model).__name__
     if base is model:
@@ -150,11 +151,10 @@ def find_parts(model: Any) -> Parts:
     if next(base.parameters(recurse=False), None) is not None:
         raise ModelError(f"{kind} has weights outside of its modules, so it can't be cut")
     num_layers = base.config.get_text_config().num_hidden_layers
-    children = list(dict.fromkeys([*(base._pp_plan or ()), *dict(base.named_children())]))
-    stacks = [name for name in children if _is_stack(getattr(base, name, None), num_layers)]
+    order = [name for name, _ in base.named_children()]
+    stacks = [name for name, child in base.named_children() if _is_stack(child, num_layers)]
     if len(stacks) != 1:
         raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
-    order = [name for name, _ in base.named_children()]
     line = order.index(stacks[0])
     weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
     names = {id(module): name for name, module in model.named_modules()}
@@ -226,17 +226,19 @@ class Weights:
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
         """Rotary tables and the like are computed, not stored: the model's own initialisation makes them."""
-        computed = [leaf for leaf in part._non_persistent_buffers_set if part._buffers.get(leaf) is not None]
+        computed = {
+            leaf: b for leaf, b in part.named_buffers(recurse=False) if leaf in part._non_persistent_buffers_set
+        }
         if not computed:
             return
-        for leaf in computed:
-            part._buffers[leaf] = torch.empty_like(part._buffers[leaf], device="cpu")
+        for leaf, buffer in computed.items():
+            part._buffers[leaf] = torch.empty_like(buffer, device="cpu")
         model._init_weights(part)
-        for leaf in computed:
-            part._buffers[leaf] = part._buffers[leaf].to(self._skeleton.device)
+        for leaf, buffer in list(part.named_buffers(recurse=False)):
+            part._buffers[leaf] = buffer.to(self._skeleton.device) if leaf in computed else buffer
 
     def _read(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        tensor = self._source.read(self._stored_name(name))
+        tensor = self._source.read(self._stored_name(name), like.shape)
         if tensor.shape != like.shape:
             raise ModelError(
                 f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(like.shape)}; "
@@ -262,34 +264,54 @@ class Weights:
 
 
 class Stage:
-    """Layers ``layers`` of a model, with its embedding if they begin it and its head if they end it."""
+    """Layers ``layers`` of a model, with its embedding if they begin it and its head if they end it.
 
-    def __init__(self, skeleton: Skeleton, layers: LayerRange, held: dict[int, nn.Module], weights: Weights) -> None:
+    ``held``: modules by name that are loaded already; they are shared, not copied. ``bare`` leaves out embedding and
+    head wherever the layers are.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        layers: LayerRange,
+        held: Mapping[str, nn.Module],
+        weights: Weights,
+        *,
+        bare: bool = False,
+    ) -> None:
         self.layers = layers
-        self.embeds = layers.first == 0
-        self.heads = layers.stop == skeleton.num_layers
+        self.embeds = layers.first == 0 and not bare
+        self.heads = layers.stop == skeleton.num_layers and not bare
         self.min_rows = skeleton.kernel.min_rows
         self.device, self.dtype = skeleton.device, skeleton.dtype
+        self.modules: dict[str, nn.Module] = {}
         self._model = copy.deepcopy(skeleton.model)
         self._base = self._model.get_submodule(skeleton.parts.base)
-        self.own_layers: dict[int, nn.Module] = {}
         self._fill(skeleton.parts, held, weights)
 
-    def _fill(self, parts: Parts, held: dict[int, nn.Module], weights: Weights) -> None:
+    def _fill(self, parts: Parts, held: Mapping[str, nn.Module], weights: Weights) -> None:
         stack = self._model.get_submodule(parts.layers)
         for index in range(len(stack)):
-            if not self.layers.first <= index < self.layers.stop:
-                stack[index] = Skipped(stack[index])
-            elif index in held:
-                self.own_layers[index] = stack[index] = held[index]
+            if self.layers.first <= index < self.layers.stop:
+                self._take(f"{parts.layers}.{index}", held, weights, index)
             else:
-                weights.fill(self._model, f"{parts.layers}.{index}")
-                self.own_layers[index] = _hooked(stack[index], index)
-        for name in parts.common + (parts.embed if self.embeds else ()) + (parts.tail if self.heads else ()):
+                stack[index] = Skipped(stack[index])
+        for name in (parts.embed if self.embeds else ()) + (parts.tail if self.heads else ()):
+            self._take(name, held, weights)
+        for name in parts.common:
             weights.fill(self._model, name)
         if not self.heads:
             for name in parts.tail:
                 self._model.set_submodule(name, nn.Identity())
+
+    def _take(self, name: str, held: Mapping[str, nn.Module], weights: Weights, layer: int | None = None) -> None:
+        if name in held:
+            self._model.set_submodule(name, held[name])
+        else:
+            weights.fill(self._model, name)
+            if layer is not None:
+                _hook(self._model.get_submodule(name), layer)
+        self.modules[name] = self._model.get_submodule(name)
 
     def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
         """Run a pass: the hidden states that leave the last layer, narrowed to ``this.keep_rows``; or, on the stage
@@ -304,7 +326,7 @@ class Stage:
         return None if self.heads else this.output
 
 
-def _hooked(layer: nn.Module, index: int) -> nn.Module:
+def _hook(layer: nn.Module, index: int) -> None:
     """Let a layer take its input from the pass and report to it."""
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -330,4 +352,3 @@ def _hooked(layer: nn.Module, index: int) -> nn.Module:
 
     layer.register_forward_pre_hook(before, with_kwargs=True)
     layer.register_forward_hook(after)
-    return layer

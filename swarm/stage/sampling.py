@@ -69,10 +69,7 @@ def draw(
     _penalise(scores, params, history, num_prompt)
     if len(history) - num_prompt < params.min_tokens:
         _forbid(scores, (*eos_token_ids, *params.stop_token_ids))
-    if params.greedy:
-        token = int(scores.argmax())  # the first of equals
-    else:
-        token = _pick(_weights(scores, params), uniform(seed, len(history)))
+    token = _largest(scores) if params.greedy else _pick(_weights(scores, params), uniform(seed, len(history)))
     return Drawn(token, _logprobs(model_scores, token, params.logprobs))
 
 
@@ -104,10 +101,14 @@ def _forbid(scores: Scores, tokens: Sequence[int]) -> None:
         scores[known] = -np.inf
 
 
+def _largest(scores: Scores) -> int:
+    return int(scores.argmax())  # the first of equals
+
+
 def _weights(scores: Scores, params: SamplingParams) -> Scores:
     """Weights after temperature and the filters; 0 for what is filtered out."""
     scaled = (scores - scores.max()) / params.temperature
-    weights = np.exp(scaled)
+    weights: Scores = np.exp(scaled)
     if 0 < params.top_k < len(weights):
         _keep_first(weights, params.top_k)
     if params.top_p < 1.0:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.stage import linears
-from swarm.stage.attention import KvArena, Pass, round_up, spans_of
+from swarm.stage.attention import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
-from swarm.stage.executor import Batch, Capacity, Forwarded, Progress, SampleJob
+from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
+from swarm.stage.forward import run, to_wire
+from swarm.stage.measure import layer_costs
 from swarm.stage.model import DTYPES, FolderSource, Skeleton, Stage, Weights
+from swarm.stage.passes import GRID
 from swarm.stage.sampling import draw, is_plain_greedy
 from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
 
@@ -47,7 +50,14 @@ class _Counters:
     compute_s: float = 0.0
     sample_s: float = 0.0
     loaded_bytes: int = 0
-    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A stage ready to compute, and stages that only keep their layers loaded."""
+
+    stage: Stage
+    standby: tuple[Stage, ...]
 
 
 class TorchExecutor:
@@ -78,9 +88,8 @@ class TorchExecutor:
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
         self._kv_fraction = kv_fraction
         self._arena = KvArena(self._device)
-        self._stage: Stage | None = None
-        self._prepared: Stage | None = None
-        self._standby: dict[int, torch.nn.Module] = {}
+        self._active: _Prepared | None = None
+        self._prepared: _Prepared | None = None
         self._counters = _Counters()
 
     @property
@@ -102,17 +111,19 @@ class TorchExecutor:
 
     @property
     def kv_budget_bytes(self) -> int:
-        """Bytes for keys and values, when an even share of the layers is held or, once there is one, the stage."""
-        weights = self.weight_bytes or min(sum(self._manifest.layer_bytes), self.memory_bytes // 2)
-        return self._kv_budget(weights)
+        """Bytes for keys and values: of the active stage, or before there is one, with the whole model as share."""
+        layers = LayerRange(0, self._manifest.num_layers) if self._active is None else self._active.stage.layers
+        return self._kv_budget(layers)
 
-    def _kv_budget(self, weight_bytes: int) -> int:
-        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weight_bytes) * self._kv_fraction))
+    def _kv_budget(self, layers: LayerRange) -> int:
+        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - self._bytes_of(layers)) * self._kv_fraction))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the active stage's weights."""
-        return 0 if self._stage is None else self._bytes_of(self._stage.layers)
+        """Bytes of the weights that are loaded for the active plan."""
+        if self._active is None:
+            return 0
+        return sum(self._bytes_of(stage.layers) for stage in (self._active.stage, *self._active.standby))
 
     def _bytes_of(self, layers: LayerRange) -> int:
         size = sum(self._manifest.layer_bytes[layers.first : layers.stop])
@@ -125,17 +136,17 @@ class TorchExecutor:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[LayerCost, ...]:
-        return ()
+        return layer_costs(self._skeleton)
 
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
     ) -> Capacity:
         began = time.perf_counter()
-        self._check_range(layers)
-        stage = self._load(layers, standby, progress)
+        self._check_ranges((layers, *standby))
+        prepared = self._load((layers, *standby), progress)
         loaded = time.perf_counter()
-        warm_up_s = self._warm(stage)
-        self._prepared = stage
+        warm_up_s = self._warm(prepared.stage)
+        self._prepared = prepared
         return Capacity(
             kv_tokens=self._capacity(layers),
             max_sequences=max_sequences,
@@ -144,14 +155,23 @@ class TorchExecutor:
             resident_bytes=psutil.Process().memory_info().rss,
         )
 
-    def _check_range(self, layers: LayerRange) -> None:
-        if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
-            raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
+    def _check_ranges(self, ranges: tuple[LayerRange, ...]) -> None:
+        for layers in ranges:
+            if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
+                raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
+        needed = sum(map(self._bytes_of, ranges))
+        if needed > self.memory_bytes:
+            raise ModelError(
+                f"layers {', '.join(map(str, ranges))} need {needed >> 20} MiB, but this worker may use "
+                f"{self.memory_bytes >> 20} MiB; raise its memory limit or add a worker"
+            )
 
-    def _load(self, layers: LayerRange, standby: tuple[LayerRange, ...], progress: Progress) -> Stage:
-        held = dict(self._standby) | (dict(self._stage.own_layers) if self._stage is not None else {})
-        total = self._bytes_of(layers)
-        done = 0
+    def _load(self, ranges: tuple[LayerRange, ...], progress: Progress) -> _Prepared:
+        held: dict[str, torch.nn.Module] = {}
+        if self._active is not None:
+            for stage in (self._active.stage, *self._active.standby):
+                held |= stage.modules
+        total, done = sum(map(self._bytes_of, ranges)), 0
 
         def loaded(num_bytes: int) -> None:
             nonlocal done
@@ -160,15 +180,19 @@ class TorchExecutor:
             progress(min(done, total), total)
 
         weights = Weights(self._skeleton, FolderSource(self._checkpoint), loaded)
-        stage = Stage(self._skeleton, layers, held, weights)
+        stages: list[Stage] = []
+        for layers in ranges:
+            stages.append(Stage(self._skeleton, layers, held, weights))
+            held |= stages[-1].modules
         progress(total, total)
         _give_back_memory()
-        return stage
+        return _Prepared(stages[0], tuple(stages[1:]))
 
     def activate(self, layers: LayerRange) -> None:
-        if self._prepared is not None and self._prepared.layers == layers:
-            self._stage, self._prepared = self._prepared, None
-        elif self._stage is None or self._stage.layers != layers:
+        if self._prepared is not None and self._prepared.stage.layers == layers:
+            self._active, self._prepared = self._prepared, None
+            _give_back_memory()
+        elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep(layers)
 
@@ -187,11 +211,11 @@ class TorchExecutor:
         self._arena.reset()
 
     def kv_capacity(self) -> int:
-        return 0 if self._stage is None else self._capacity(self._stage.layers)
+        return 0 if self._active is None else self._capacity(self._active.stage.layers)
 
     def _capacity(self, layers: LayerRange) -> int:
         per_token = sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return round_up(self._kv_budget(self._bytes_of(layers)) // per_token - 31)
+        return self._kv_budget(layers) // per_token // GRID * GRID
 
     def kv_used(self) -> int:
         return self._arena.used
@@ -199,22 +223,34 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
-        stage = self._active()
+        stage = self._stage()
         began = time.perf_counter()
         for row in batch.rows:
             self._arena.check(row)
-        result = run(stage, self._arena, batch, fenced, progressed)
+        try:
+            result = run(stage, self._arena, batch, fenced=fenced, progressed=progressed)
+        except Fenced:
+            self._counters.fenced += 1
+            raise
+        hidden = None if stage.heads or result is None else to_wire(result)
         computed = time.perf_counter()
-        hidden = None if stage.heads or result is None else to_wire(result[0, : len(batch.tokens)])
         sampled, failed = self._sample(batch, result) if stage.heads and result is not None else ((), ())
         done = time.perf_counter()
         self._count(batch, computed - began, done - computed)
         return Forwarded(hidden, sampled, failed, computed - began, done - computed)
 
-    def _active(self) -> Stage:
-        if self._stage is None:
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
+        stage = self._stage()
+        result = run(stage, self._arena, batch, head_rows=range(len(batch.tokens)))
+        if result is None or not stage.heads:
+            raise IllegalMove(f"the stage of layers {stage.layers} has no head")
+        return result
+
+    def _stage(self) -> Stage:
+        if self._active is None:
             raise IllegalMove("no layers are active")
-        return self._stage
+        return self._active.stage
 
     def _sample(self, batch: Batch, logits: torch.Tensor) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
         scores = logits[: len(batch.samples)].float().cpu()
@@ -260,7 +296,7 @@ class TorchExecutor:
         counters.sample_s += sample_s
 
     def warm_up(self) -> float:
-        return self._warm(self._active())
+        return self._warm(self._stage())
 
     def _warm(self, stage: Stage) -> float:
         began = time.perf_counter()
@@ -268,8 +304,8 @@ class TorchExecutor:
         arena.open(0, max(_WARM_UP_ROWS))
         for count in _WARM_UP_ROWS:
             hidden = None if stage.embeds else np.zeros((count, self._manifest.hidden_size), np.float32)
-            rows = (Row(0, 0, count, stage.heads),)
-            run(stage, arena, Batch(rows, np.zeros(count, np.int64), hidden, ()), _never, _nothing, head_rows=[0])
+            batch = Batch((Row(0, 0, count, stage.heads),), np.zeros(count, np.int64), hidden, ())
+            run(stage, arena, batch, head_rows=[0])
         return time.perf_counter() - began
 
     def stats(self) -> dict[str, float]:
@@ -279,6 +315,7 @@ class TorchExecutor:
             "rows": counters.rows,
             "tokens": counters.tokens,
             "samples": counters.samples,
+            "fenced": counters.fenced,
             "compute_s": counters.compute_s,
             "sample_s": counters.sample_s,
             "loaded_bytes": counters.loaded_bytes,
@@ -288,60 +325,6 @@ class TorchExecutor:
             "weight_bytes": self.weight_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
         }
-
-
-def run(
-    stage: Stage,
-    arena: KvArena,
-    batch: Batch,
-    fenced: Callable[[], bool],
-    progressed: Callable[[], None],
-    head_rows: Sequence[int] | None = None,
-) -> torch.Tensor | None:
-    """Hidden states [1, padded tokens, hidden]; with the head, logits [padded samples, vocabulary] or None.
-
-    ``head_rows``: tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` asks for.
-    """
-    num_tokens = max(len(batch.tokens), stage.min_rows)
-    spans = tuple(spans_of(batch.rows))
-    positions = torch.zeros(1, num_tokens, dtype=torch.long)
-    for span in spans:
-        torch.arange(span.start, span.start + span.count, out=positions[0, span.offset : span.offset + span.count])
-    this = Pass(arena, LayerRange(stage.layers.first, stage.layers.stop), spans, fenced=fenced, progressed=progressed)
-    ids = None
-    if stage.embeds:
-        ids = _padded(torch.from_numpy(batch.tokens), num_tokens).unsqueeze(0).to(stage.device)
-    elif batch.hidden is None:
-        raise IllegalMove(f"the stage of layers {stage.layers} got a batch without hidden states")
-    else:
-        received = torch.from_numpy(np.require(batch.hidden, np.float32, "W")).to(stage.device, stage.dtype)
-        this.hidden = _padded(received, num_tokens).unsqueeze(0)
-    if stage.heads:
-        if head_rows is None:
-            head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
-        padding = [head_rows[0]] * max(0, stage.min_rows - len(head_rows)) if head_rows else []
-        this.keep_rows = torch.tensor([*head_rows, *padding], dtype=torch.long, device=stage.device)
-    return stage.run(this, ids, positions.to(stage.device))
-
-
-def _padded(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Repeat the first row at the end until there are ``num_rows``."""
-    missing = num_rows - len(tensor)
-    return tensor if missing <= 0 else torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:])))
-
-
-def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:
-    """An array that owns its memory: it goes into a log and onto a socket."""
-    wide: NDArray[np.float32] = np.array(hidden.float().cpu().numpy(), dtype=np.float32, order="C", copy=True)
-    return wide
-
-
-def _never() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    return None
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,77 @@
+"""From a batch of arrays to tensors, through a stage, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from swarm.errors import IllegalMove
+from swarm.stage.attention import KvArena
+from swarm.stage.executor import Batch
+from swarm.stage.model import Stage
+from swarm.stage.passes import Pass, Span, spans_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def run(
+    stage: Stage,
+    arena: KvArena,
+    batch: Batch,
+    *,
+    fenced: Callable[[], bool] = lambda: False,
+    progressed: Callable[[], None] = lambda: None,
+    head_rows: Sequence[int] | None = None,
+) -> torch.Tensor | None:
+    """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
+
+    ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
+    The batch is padded to the number of rows from which on the kernels' bits don't depend on it.
+    """
+    num_tokens = max(len(batch.tokens), stage.min_rows)
+    spans = tuple(spans_of(batch.rows))
+    this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed)
+    ids = None
+    if stage.embeds:
+        ids = _padded(torch.from_numpy(batch.tokens), num_tokens).unsqueeze(0).to(stage.device)
+    else:
+        this.hidden = _padded(_received(stage, batch), num_tokens).unsqueeze(0)
+    if not stage.heads:
+        hidden = stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
+        return None if hidden is None else hidden[0, : len(batch.tokens)]
+    if head_rows is None:
+        head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
+    wanted = torch.tensor(head_rows, dtype=torch.long)
+    this.keep_rows = _padded(wanted, stage.min_rows if head_rows else 0).to(stage.device)
+    logits = stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
+    return None if logits is None else logits[: len(head_rows)]
+
+
+def _received(stage: Stage, batch: Batch) -> torch.Tensor:
+    if batch.hidden is None:
+        raise IllegalMove(f"the stage of layers {stage.layers} got a batch without hidden states")
+    # The array may lie on a message's own read-only bytes, which torch doesn't take: then this copies it.
+    return torch.from_numpy(np.require(batch.hidden, np.float32, "W")).to(stage.device, stage.dtype)
+
+
+def _positions(spans: Sequence[Span], num_tokens: int) -> torch.Tensor:
+    positions = np.zeros((1, num_tokens), np.int64)
+    for span in spans:
+        positions[0, span.offset : span.offset + span.count] = np.arange(span.start, span.start + span.count)
+    return torch.from_numpy(positions)
+
+
+def _padded(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Repeat the first row at the end until there are ``num_rows``."""
+    missing = num_rows - len(tensor)
+    return tensor if missing <= 0 else torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:])))
+
+
+def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:
+    """An array that owns its memory: it goes into a log and onto a socket."""
+    wide: NDArray[np.float32] = hidden.to("cpu", torch.float32, copy=True).contiguous().numpy()
+    return wide
