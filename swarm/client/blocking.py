@@ -139,9 +139,9 @@ class Client:
         """Have a running ``swarm up`` start workers."""
         return self._run(self._client.join(count, memory_limit))
 
-    def stop_worker(self, worker: str) -> Json:
-        """Have a worker hand over its layers and leave."""
-        return self._run(self._client.stop_worker(worker))
+    def stop_worker(self, worker: str, *, force: bool = False) -> Json:
+        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
+        return self._run(self._client.stop_worker(worker, force=force))
 
     def text_model(self) -> TextModel | None:
         """The model's tokenizer and chat template; None if it has none."""

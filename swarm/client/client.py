@@ -51,10 +51,10 @@ class AsyncClient:
     """Talks to one broker. Use it as an async context manager, or call :meth:`aclose` at the end.
 
     Nothing is connected before the first verb. Every verb that makes a request takes a prompt (text or token ids),
-    ``params`` and the keywords of :class:`RequestOptions`; the keywords override ``params``. Each raises only
-    :class:`~swarm.errors.ClientError` (ModelError, should the broker's tokenizer be broken): InvalidRequest for a mistake
-    in the call, Unavailable if no broker answers within ``connect_timeout_s``, or if a broker that went away stays away
-    for ``reconnect_timeout_s``. Shorter absences go unnoticed: requests go on where they were.
+    ``params`` and the keywords of :class:`RequestOptions`; the keywords override ``params``. What they raise is a
+    :class:`~swarm.errors.ClientError` (a ModelError, should the broker's tokenizer be broken): InvalidRequest for a
+    mistake in the call, Unavailable if no broker answers within ``connect_timeout_s``, or if a broker that went away
+    stays away for ``reconnect_timeout_s``. Shorter absences go unnoticed: requests go on where they were.
     """
 
     def __init__(
@@ -177,11 +177,11 @@ class AsyncClient:
             raise InvalidRequest(f"count must be between 1 and 64, not {count}", code="count")
         return await self._govern(Join(count=count, memory_limit=memory_limit), _GOVERN_TIMEOUT_S)
 
-    async def stop_worker(self, worker: str) -> Json:
-        """Have a worker hand over its layers and leave."""
+    async def stop_worker(self, worker: str, *, force: bool = False) -> Json:
+        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
         if not 1 <= len(worker) <= 128:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
-        return await self._govern(StopWorker(worker=worker), _GOVERN_TIMEOUT_S)
+        return await self._govern(StopWorker(worker=worker, force=force), _GOVERN_TIMEOUT_S)
 
     async def text_model(self) -> TextModel | None:
         """The model's tokenizer and chat template; None if it has none."""
@@ -298,7 +298,9 @@ class AsyncClient:
         link, content = self._connect(), bytearray()
         while len(content) < asset.num_bytes:
             question = GetAsset(name=asset.name, offset=len(content))
-            _, part = await link.ask(Ask(link.new_key(), question, _ASK_TIMEOUT_S))
+            answer, part = await link.ask(Ask(link.new_key(), question, _ASK_TIMEOUT_S))
+            if isinstance(answer, Report):
+                raise Unavailable(f"the broker at {self.url} can't give {asset.name}: {answer.body.get('error')}")
             if not part:
                 raise ModelError(f"{asset.name} ends at {len(content)} of {asset.num_bytes} bytes at {self.url}")
             content += part

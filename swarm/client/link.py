@@ -32,6 +32,7 @@ from swarm.errors import ClientError, Unavailable, WireError
 from swarm.wire import channel as wire
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import AssetPart, Description, Report
+from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
 _TICK_S = 0.1  # how exactly time limits are kept
@@ -42,7 +43,7 @@ News = Deliver | Ended | Failed
 
 
 class Mailbox:
-    """What has come for one reader. Bounded by the session: it takes no more tokens than may wait for their consumer."""
+    """What has come for one reader. The session bounds it: it takes no more tokens than may wait for their consumer."""
 
     def __init__(self) -> None:
         self._news: deque[News] = deque()
@@ -126,8 +127,9 @@ class Link:
         if self._context.closed:
             return
         if not self._runner.done():
-            for request_id in list(self._mailboxes):
+            for request_id, mailbox in list(self._mailboxes.items()):
                 self.leave(request_id)
+                mailbox.put(Failed(request_id, Unavailable("the client was closed")))
             self._flush()
         self._runner.cancel()
         try:
@@ -154,7 +156,7 @@ class Link:
             else:
                 self._arrived(event)
 
-    def _arrived(self, frames: wire.Frames) -> None:
+    def _arrived(self, frames: Frames) -> None:
         try:
             message, payload = SERVER.decode(frames)
         except WireError:

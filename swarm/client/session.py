@@ -79,7 +79,7 @@ Actions = list[Action]
 ACK_EVERY = 32  # tokens; a small part of the broker's window, so that it never closes on a caller who keeps up
 MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
 QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
-NUDGE_S = 15.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
+NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
 CONFIRM_CANCEL_S = 30.0  # how long a left request is remembered for a broker that doesn't confirm its end
 
 
@@ -273,6 +273,8 @@ class Session:
         request.sent, request.nudge_at = True, now + NUDGE_S
         if request.left_at is not None:
             return [Send(Cancel(request_id=request.id))]
+        if request.ended:
+            return []  # the broker owes it nothing, and may have forgotten it
         if not request.accepted:
             return [Send(request.submit)]
         return self._attach(request, now) + self._stops(request)
@@ -328,7 +330,9 @@ class Session:
     def _tokens(self, request: _Request, message: Tokens, now: float) -> Actions:
         continuation = request.continuations[message.index]
         stop = message.start + len(message.ids)
-        if request.left_at is not None or continuation.ended or stop <= continuation.expected:
+        if request.left_at is not None:  # the broker says the end only behind all tokens
+            return [Send(Ack(request_id=request.id, index=message.index, next_index=stop))]
+        if continuation.ended or stop <= continuation.expected:
             self.num_ignored += 1
             return []
         if message.start > continuation.expected:
@@ -373,7 +377,7 @@ class Session:
         request.continuations[message.index].ended = True
         if request.ended:
             del self._requests[request.id]
-        return []
+        return [Send(Ack(request_id=request.id, index=message.index, next_index=message.num_tokens))]
 
     def _end_if_complete(self, request: _Request, index: int) -> Actions:
         continuation = request.continuations[index]
@@ -392,6 +396,8 @@ class Session:
     def _rejected(self, request: _Request, message: Rejected) -> Actions:
         if request.left_at is not None:  # the broker knows nothing of it: as good as cancelled
             del self._requests[request.id]
+            return []
+        if request.ended:
             return []
         return self._fail(request, _refusal(message, request.accepted))
 
@@ -523,8 +529,8 @@ def _answers(message: Description | AssetPart | Report, question: object) -> boo
             return question.name == name and question.offset == offset
         case Report(what=what), Query():
             return question.what == what
-        case Report(what=what), Join() | StopWorker():
-            return what not in ("status", "nodes", "plan", "stats", "requests")
+        case (Report(what="asset"), GetAsset()) | (Report(what="join"), Join()) | (Report(what="stop"), StopWorker()):
+            return True
     return False
 
 
