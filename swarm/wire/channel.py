@@ -81,7 +81,9 @@ class Arrived(NamedTuple):
 
 
 class PeerLost(NamedTuple):
-    """A peer that had sent something has no connection any more. It may come back under the same name."""
+    """A peer that had sent something has no connection any more. It may come back under the same name.
+
+    Said within milliseconds of a crash, and before the socket has tidied up: a send may still be taken for a moment."""
 
     peer: bytes
 
