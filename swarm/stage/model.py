@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,21 +21,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarm.errors import ModelError
 from swarm.stage import attention, linears
 from swarm.stage.checkpoint import Checkpoint, StoredTensor
+from swarm.stage.conversion import ConvertedSource, Source
 from swarm.stage.executor import Fenced
 from swarm.stage.passes import Pass, current_pass, running
 from swarm.wire.messages import LayerRange
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-class Source(Protocol):
-    """Where weights come from."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """The tensor; ``shape`` is what the model expects, which the caller checks."""
 
 
 class FolderSource:
@@ -104,6 +96,10 @@ class Skeleton:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{checkpoint.folder}: transformers doesn't know this model ({_short(error)})") from None
         return cls(config, device, dtype)
+
+    def source(self, checkpoint: Checkpoint) -> Source:
+        """The model's tensors, read from the folder."""
+        return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
 
 
 def _short(error: BaseException) -> str:
@@ -232,7 +228,9 @@ class Weights:
         if not computed:
             return
         for leaf, buffer in computed.items():
-            part._buffers[leaf] = torch.empty_like(buffer, device="cpu")
+            # What the initialisation leaves out must not look like a number.
+            filler = float("nan") if buffer.is_floating_point() else 0
+            part._buffers[leaf] = torch.full_like(buffer, filler, device="cpu")
         model._init_weights(part)
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             part._buffers[leaf] = buffer.to(self._skeleton.device) if leaf in computed else buffer
@@ -257,10 +255,9 @@ class Weights:
     def _candidates(self, name: str) -> Iterator[str]:
         yield name
         parts = self._skeleton.parts
-        yield name.removeprefix(f"{parts.base}.")  # a checkpoint of the base model alone
         config = self._skeleton.config.get_text_config()
         if name == f"{parts.output_embedding}.weight" and config.tie_word_embeddings:
-            yield from self._candidates(f"{parts.input_embedding}.weight")
+            yield f"{parts.input_embedding}.weight"
 
 
 class Stage:

@@ -24,16 +24,14 @@ from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
 from swarm.stage.forward import run, to_wire
 from swarm.stage.measure import layer_costs
-from swarm.stage.model import DTYPES, FolderSource, Skeleton, Stage, Weights
+from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
 from swarm.stage.passes import GRID
 from swarm.stage.sampling import draw, is_plain_greedy
+from swarm.stage.selfcheck import check_cut
 from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# Threads that wait for work must not spin: several workers share the cores. To be set before torch is imported.
-PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
 
 _WARM_UP_ROWS = (1, 32, 128)
 _KV_FRACTION = 0.25  # of the memory that the weights leave
@@ -85,6 +83,8 @@ class TorchExecutor:
             torch.set_num_threads(threads)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
         self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        check_cut(self._skeleton.config)
+        self._source = self._skeleton.source(self._checkpoint)
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
         self._kv_fraction = kv_fraction
         self._arena = KvArena(self._device)
@@ -179,7 +179,7 @@ class TorchExecutor:
             self._counters.loaded_bytes += num_bytes
             progress(min(done, total), total)
 
-        weights = Weights(self._skeleton, FolderSource(self._checkpoint), loaded)
+        weights = Weights(self._skeleton, self._source, loaded)
         stages: list[Stage] = []
         for layers in ranges:
             stages.append(Stage(self._skeleton, layers, held, weights))

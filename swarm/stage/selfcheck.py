@@ -1,0 +1,163 @@
+"""Cut against whole: is a kind of model computed rightly when it is cut?
+
+Before weights are read, a tiny random model of the same class goes through three stages, in ragged batches with chunks
+and decodes, and its logits are compared with those of transformers' own whole forward. What this engine does not know
+of (a state between layers, a mask of another kind) shows as a difference, and the model is refused instead of answering
+nonsense. Takes a fraction of a second; the verdict is kept for the life of the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.errors import ModelError
+from swarm.stage.attention import KvArena
+from swarm.stage.executor import Batch
+from swarm.stage.forward import run, to_wire
+from swarm.stage.model import Skeleton, Stage, Weights
+from swarm.wire.messages import LayerRange, Row
+
+# Relative to the largest logit. Right models come to 1e-6; a wrong mask, rotation or scale to 1e-2 and more.
+TOLERANCE = 1e-4
+_VOCABULARY = 96
+_LENGTHS = (75, 21)  # more than a tiny window, and more than two cells of the attention's grid
+_CHUNKS = ((37, 20), (37, 0), (1, 1))  # of each sequence, step by step
+
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "vocab_size": _VOCABULARY,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+class StateSource:
+    """Weights that are in memory."""
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        self._state = state
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._state
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        return self._state[name].clone()
+
+
+def check_cut(config: Any) -> None:
+    """Raise ModelError unless a model of this configuration gives the same logits cut as whole."""
+    try:
+        difference = _difference(json.dumps(_tiny(config).to_dict(), sort_keys=True, default=str))
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        short = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{type(config).__name__}: a tiny model of this kind could not be computed in stages ({short}), "
+            "so it can't be served"
+        ) from None
+    if not difference <= TOLERANCE:  # NaN is no match either
+        raise ModelError(
+            f"{type(config).__name__}: cut into stages, this kind of model computes something else than whole "
+            f"(relative difference {difference:.1e}), so it can't be served"
+        )
+
+
+def _tiny(config: Any) -> Any:
+    """The same kind of model, small; every kind of layer it has occurs."""
+    text = config.get_text_config()
+    values = copy.deepcopy(text.to_dict())
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    old_layers, num_layers = text.num_hidden_layers, max(4, 2 * len(kinds))
+    for name, value in _SMALL.items():
+        if values.get(name) is not None:
+            values[name] = value
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == old_layers:
+            cycle = kinds if name == "layer_types" else value
+            values[name] = [cycle[i % len(cycle)] for i in range(num_layers)]
+    heads, key_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
+    values |= {"num_hidden_layers": num_layers, "num_attention_heads": 4}
+    if key_heads is not None:
+        values["num_key_value_heads"] = 4 if key_heads == heads else 1 if key_heads == 1 else 2
+    return AutoConfig.for_model(**values)
+
+
+@lru_cache(maxsize=16)
+def _difference(text: str) -> float:
+    config = AutoConfig.for_model(**json.loads(text))
+    whole = _random_model(config)
+    ids = [torch.randint(3, _VOCABULARY, (length,), generator=_generator()) for length in _LENGTHS]
+    expected = [_whole_logits(whole, each) for each in ids]
+    actual = _cut_logits(config, whole.state_dict(), [each.numpy() for each in ids])
+    scale = max(float(each.abs().max()) for each in expected)
+    return max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True)) / scale
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def _random_model(config: Any) -> Any:
+    """Weights of high entropy: a model that repeats itself would hide errors."""
+    generator = _generator()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager")
+    for parameter in model.parameters():
+        offset = 1.0 if parameter.ndim == 1 else 0.0
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + offset
+    return model.eval().requires_grad_(False)
+
+
+def _whole_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(ids.unsqueeze(0), use_cache=False).logits[0]
+    return logits
+
+
+def _cut_logits(config: Any, state: dict[str, torch.Tensor], ids: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
+    skeleton = Skeleton(config, torch.device("cpu"), torch.float32)
+    weights = Weights(skeleton, StateSource(state), lambda _: None)
+    lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers)
+    stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
+    arenas = [KvArena(skeleton.device) for _ in stages]
+    for arena in arenas:
+        for sequence, length in enumerate(_LENGTHS):
+            arena.open(sequence, length)
+    at = [0] * len(ids)
+    pieces: list[list[torch.Tensor]] = [[] for _ in ids]
+    for counts in _CHUNKS:
+        rows = tuple(Row(s, at[s], count, True) for s, count in enumerate(counts) if count)
+        tokens = np.concatenate([ids[row.sequence][row.start : row.start + row.count] for row in rows])
+        logits = _through(stages, arenas, rows, tokens)
+        for row, piece in zip(rows, torch.split(logits, [row.count for row in rows]), strict=True):
+            pieces[row.sequence].append(piece)
+            at[row.sequence] += row.count
+    return [torch.cat(each) for each in pieces]
+
+
+def _through(
+    stages: list[Stage], arenas: list[KvArena], rows: tuple[Row, ...], tokens: np.ndarray[Any, Any]
+) -> torch.Tensor:
+    hidden = result = None
+    for stage, arena in zip(stages, arenas, strict=True):
+        result = run(stage, arena, Batch(rows, tokens, hidden, ()), head_rows=range(len(tokens)))
+        hidden = None if stage.heads or result is None else to_wire(result)
+    if result is None:
+        raise RuntimeError("the last stage gave no logits")
+    return result
