@@ -34,6 +34,7 @@ from swarm.broker.state import (
 from swarm.wire.messages import (
     Activate,
     Activated,
+    Dismiss,
     Edge,
     Fence,
     HeldSequence,
@@ -324,6 +325,9 @@ class Planner:
         self._state.count("plans")
         stages = [f"{s.name}{s.layers}" for s in book.current.stages]
         capacity = book.kv_blocks * 32
+        for worker in self._state.workers.values():
+            if worker.state is not WorkerState.OUT and worker.incarnation not in book.current.members:
+                self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.current.epoch)))
         self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
         self._release_the_leaving()
 

@@ -61,6 +61,7 @@ from swarm.wire.messages import (
     Activated,
     Alive,
     Denied,
+    Dismiss,
     Fence,
     HeldSequence,
     Hop,
@@ -232,6 +233,8 @@ class StageCore:
                 self._raise_fence(epoch)
             case Activate():
                 self._activate(order)
+            case Dismiss(epoch=epoch):
+                self._dismiss(epoch)
             case Replay():
                 self._replay(order)
             case Release(reason=reason):
@@ -327,6 +330,16 @@ class StageCore:
             logs=tuple(self.log.ranges()),
         )
         self._out.append(Tell(activated))
+
+    def _dismiss(self, epoch: int) -> None:
+        if epoch < self.fence:
+            self._count("stale_orders")
+            return
+        self.fence = epoch
+        self._leave_epoch()
+        for sequence in list(self.sequences):
+            self._release(sequence)
+        self.log.clear()
 
     def _keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
         positions = {item.sequence: item.position for item in live}

@@ -629,13 +629,17 @@ class Alive(Message, frozen=True):
     """The broker lives: the worker's lease is renewed."""
 
 
+class Dismiss(Message, frozen=True):
+    """The plan of ``epoch`` does without this worker: forget all sequences and logs, keep the layers."""
+
+
 class Rejoin(Message, frozen=True):
     """The worker was declared out, yet it lives: it shall say Hello with what it holds."""
 
     reason: Text
 
 
-Order = Welcome | Denied | Prepare | Fence | Activate | Replay | Copy | Release | Park | Alive | Rejoin
+Order = Welcome | Denied | Prepare | Fence | Activate | Replay | Copy | Release | Park | Alive | Dismiss | Rejoin
 
 
 # --- beat door -------------------------------------------------------------------------------------------------------

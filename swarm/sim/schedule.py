@@ -1,0 +1,146 @@
+"""One schedule from one seed: who joins when, who asks for what, what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+from swarm.broker.core import BrokerSettings
+from swarm.broker.planning import PlanSettings
+from swarm.broker.requests import RequestSettings
+from swarm.broker.scheduler import Mode, SchedulerSettings
+from swarm.params import SamplingParams
+from swarm.sim.world import Pace
+from swarm.wire.messages import Submit
+
+MIB = 1 << 20
+FaultKind = Literal["crash", "freeze", "leave", "join", "client_drop"]
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    name: str
+    joins_at: float
+    memory_bytes: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    submit: Submit
+    at: float
+    client: int
+    leaves_after: float | None  # the caller cancels then
+    stops: dict[int, int]  # continuation -> token index at which a stop string is found
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: FaultKind
+    at: float
+    who: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that chance decides before the first event."""
+
+    settings: BrokerSettings
+    pace: Pace
+    num_layers: int
+    workers: tuple[WorkerSpec, ...]
+    clients: tuple[tuple[float, float], ...]  # how slowly each takes its tokens
+    requests: tuple[RequestSpec, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def quiet_from(self) -> float:
+        """When the last planned thing has happened."""
+        times = (
+            [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.at + f.for_s for f in self.faults]
+        )
+        return max(times)
+
+
+def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
+    """The same seed always gives the same schedule."""
+    random = Random(f"schedule {seed}")
+    num_layers = random.randint(2, 8)
+    clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 2.0)]) for _ in range(random.randint(1, 4)))
+    return Schedule(
+        settings=_settings(random),
+        pace=_pace(random),
+        num_layers=num_layers,
+        workers=_workers(random, num_layers),
+        clients=clients,
+        requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
+        faults=_faults(random) if faults else (),
+    )
+
+
+def _settings(random: Random) -> BrokerSettings:
+    mode: Mode = random.choice(["batch", "overlapped", "auto"])
+    return BrokerSettings(
+        beat_endpoint="beats",
+        data_endpoint="broker",
+        requests=RequestSettings(client_grace_s=20.0, retain_s=60.0),
+        scheduler=SchedulerSettings(
+            mode=mode,
+            step_tokens=random.choice([8, 32, 512]),
+            prefill_chunk=random.choice([1, 7, 32, 256]),
+            max_running=random.choice([1, 3, 64]),
+        ),
+        plan=PlanSettings(settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
+    )
+
+
+def _pace(random: Random) -> Pace:
+    slow = random.choice([1.0, 1.0, 10.0])
+    return Pace(control=(0.0001, 0.003 * slow), data=(0.0001, 0.002 * slow), compute=(0.0005, 0.005 * slow))
+
+
+def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
+    num = random.randint(1, 4)
+    roomy = (64 + num_layers + 4) * MIB
+    tight = (64 + num_layers // 2 + 3) * MIB
+    return tuple(
+        WorkerSpec(
+            name=f"w{number}",
+            joins_at=random.uniform(0, 2.0),
+            memory_bytes=roomy if number == 0 else random.choice([roomy, tight]),
+            capacity=random.choice([1 << 9, 1 << 10, 1 << 14]),
+        )
+        for number in range(num)
+    )
+
+
+def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
+    n = random.choice([1, 1, 1, 2, 3])
+    params = SamplingParams(
+        max_tokens=random.choice([1, 5, 30, 60]),
+        temperature=random.choice([0.0, 0.8]),
+        n=n,
+        ignore_eos=random.random() < 0.5,
+        logprobs=random.choice([None, None, 1]),
+    )
+    prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 2, 31, 32, 33, 100])))
+    submit = Submit(request_id=f"r{number}", prompt=prompt, params=params, seed=random.randrange(2**32))
+    stops = {index: random.randint(1, 20) for index in range(n) if random.random() < 0.1}
+    return RequestSpec(
+        submit=submit,
+        at=random.uniform(0.5, 6.0),
+        client=random.randrange(num_clients),
+        leaves_after=random.choice([None, None, None, random.uniform(0, 1.0)]),
+        stops=stops,
+    )
+
+
+def _faults(random: Random) -> tuple[Fault, ...]:
+    num = random.choice([0, 0, 1, 1, 2])
+    return tuple(
+        Fault(random.choice(FAULT_KINDS), random.uniform(0.5, 8.0), random.randrange(8), random.uniform(0.05, 3.0))
+        for _ in range(num)
+    )

@@ -1,0 +1,94 @@
+"""Virtual time and a virtual network."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+STORY = 400  # lines of the story that are kept for the case of a failure
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long things take, in seconds: (least, most)."""
+
+    control: tuple[float, float] = (0.0001, 0.003)
+    data: tuple[float, float] = (0.0001, 0.002)
+    journal: tuple[float, float] = (0.0001, 0.01)
+    compute: tuple[float, float] = (0.001, 0.01)
+    load: tuple[float, float] = (0.02, 0.3)
+
+
+class World:
+    """What is due when, who says what, and chance. Everything happens in the order of the virtual clock."""
+
+    def __init__(self, seed: int, pace: Pace) -> None:
+        self.random = Random(seed)
+        self.pace = pace
+        self.now = 0.0
+        self.num_events = 0
+        self._story: deque[tuple[float, str, object]] = deque(maxlen=STORY)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, delay: float, what: Callable[[], None]) -> None:
+        """Let ``what`` happen ``delay`` seconds from now."""
+        self._count += 1
+        heapq.heappush(self._due, (self.now + delay, self._count, what))
+
+    def step(self) -> bool:
+        """Let the next thing happen; False if there is none."""
+        if not self._due:
+            return False
+        self.now, _, what = heapq.heappop(self._due)
+        self.num_events += 1
+        what()
+        return True
+
+    def draw(self, between: tuple[float, float]) -> float:
+        return self.random.uniform(*between)
+
+    def tell(self, who: str, what: object) -> None:
+        """A line of the story. It is put into words only if somebody asks: nearly every story ends well."""
+        self._story.append((self.now, who, what))
+
+    def retell(self) -> tuple[str, ...]:
+        """The last lines of the story."""
+        return tuple(f"{now:9.4f}  {who:<10}  {what}" for now, who, what in self._story)
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction of one connection: in order, with delays, until it is cut. What is on its way then may be lost."""
+
+    world: World
+    delay: tuple[float, float]
+    _last_arrival: float = 0.0
+    _on_the_way: list[list[bool]] = field(default_factory=list)
+    is_cut: bool = False
+
+    def carry(self, deliver: Callable[[], None]) -> None:
+        """Bring something to the other end, after all that was given before."""
+        if self.is_cut:
+            return
+        arrival = max(self._last_arrival, self.world.now + self.world.draw(self.delay))
+        self._last_arrival = arrival
+        counts = [True]
+        self._on_the_way.append(counts)
+
+        def arrive() -> None:
+            self._on_the_way.remove(counts)
+            if counts[0]:
+                deliver()
+
+        self.world.at(arrival - self.world.now, arrive)
+
+    def cut(self) -> None:
+        """Close it: a random number of the messages on their way, the last ones, are lost."""
+        self.is_cut = True
+        survive = self.world.random.randint(0, len(self._on_the_way))
+        for counts in self._on_the_way[survive:]:
+            counts[0] = False

@@ -1,0 +1,208 @@
+"""Fakes that ship with the package: a clock that is moved by hand, and an executor whose arithmetic is a hash chain.
+
+The fake model is as unforgiving as a real one is forgiving: a layer's state at a position is a hash of the state at the
+position before it and of the input, so a lost, doubled, reordered or foreign position changes every token after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.errors import IllegalMove, ModelError
+from swarm.params import SamplingParams
+from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
+from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, Sampled, TokenLogprob
+
+_MASK = 2**64 - 1
+_BLOCK = 32
+
+
+class ManualClock:
+    """Time is a value we move."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> float:
+        self._now += seconds
+        return self._now
+
+
+def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512, name: str = "chain") -> Manifest:
+    """A model of hash chains. Token 0 ends a sequence."""
+    return Manifest(
+        name=name,
+        architecture="HashChain",
+        num_layers=num_layers,
+        hidden_size=2,
+        vocab_size=vocab_size,
+        context=context,
+        eos_token_ids=(0,),
+        dtype="float32",
+        layer_bytes=(1 << 20,) * num_layers,
+        embed_bytes=1 << 20,
+        head_bytes=1 << 20,
+        tied=False,
+        kv_bytes_per_token=(1,) * num_layers,
+        files=(),
+        assets=(),
+    )
+
+
+def mix(a: int, b: int) -> int:
+    """A good 64-bit hash of two numbers (splitmix64's finisher)."""
+    x = (a * 0x9E3779B97F4A7C15 + b + 0xD1B54A32D192ED03) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
+    """(state at this position, output) from the state at the position before and the input."""
+    state = mix(before, mix(hidden, layer + 1))
+    return state, mix(hidden, state)
+
+
+def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence[int], vocab_size: int) -> int:
+    """Depends on everything that a real draw may depend on, the history included."""
+    chance = 0 if params.greedy else mix(seed, len(history))
+    return mix(mix(hidden, hash(tuple(history)) & _MASK), chance) % vocab_size
+
+
+def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
+    """The tokens that an undisturbed run gives: the oracle."""
+    states = [0] * manifest.num_layers
+    tokens = list(prompt)
+    hidden = 0
+    for token in prompt:
+        hidden = _through(states, token)
+    while True:
+        token = fake_token(hidden, params, seed, tokens, manifest.vocab_size)
+        tokens.append(token)
+        is_end = (token in manifest.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
+        if is_end or len(tokens) - len(prompt) >= params.max_tokens or len(tokens) >= manifest.context:
+            return tokens[len(prompt) :]
+        hidden = _through(states, token)
+
+
+def _through(states: list[int], token: int) -> int:
+    hidden = token + 1
+    for layer, before in enumerate(states):
+        states[layer], hidden = fake_layer(layer, before, hidden)
+    return hidden
+
+
+@dataclass(slots=True)
+class FakeExecutor:
+    """An :class:`~swarm.stage.executor.Executor` without matrices. ``fail_load``: why it refuses layers."""
+
+    manifest: Manifest
+    capacity: int = 1 << 14
+    fail_load: str = ""
+    layers: LayerRange | None = None
+    prepared: LayerRange | None = None
+    chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # sequence -> layer -> state per position
+    limits: dict[int, int] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def measure(self) -> tuple[LayerCost, ...]:
+        return (LayerCost(1, 0.001),)
+
+    def prepare(
+        self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
+    ) -> Capacity:
+        if self.fail_load:
+            raise ModelError(self.fail_load)
+        progress(1, 1)
+        self.prepared = layers
+        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0)
+
+    def activate(self, layers: LayerRange) -> None:
+        if layers != self.prepared:
+            raise IllegalMove(f"activate {layers}, but {self.prepared} is prepared")
+        self.layers = layers
+        for chains in self.chains.values():
+            for layer in [held for held in chains if not layers.first <= held < layers.stop]:
+                del chains[layer]
+
+    def open(self, sequence: int, limit: int) -> None:
+        self.chains[sequence] = {}
+        self.limits[sequence] = limit
+
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
+        if self.layers is None:
+            raise IllegalMove("forward before activate")
+        if fenced():
+            raise Fenced
+        hidden = self._inputs(batch)
+        taken = 0
+        last: list[int] = []
+        for row in batch.rows:
+            for offset in range(row.count):
+                hidden[taken] = self._position(row.sequence, row.start + offset, hidden[taken])
+                taken += 1
+            last.append(hidden[taken - 1])
+        progressed()
+        if self.layers.stop < self.manifest.num_layers:
+            outputs = np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2)
+            return Forwarded(outputs, (), (), 0.001, 0.0)
+        return Forwarded(
+            None, tuple(self._draw(job, batch.rows[job.row], last) for job in batch.samples), (), 0.001, 0.0
+        )
+
+    def _inputs(self, batch: Batch) -> list[int]:
+        if batch.hidden is None:
+            return [int(token) + 1 for token in batch.tokens]
+        raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
+        return [int(value) for value in raw]
+
+    def _position(self, sequence: int, position: int, hidden: int) -> int:
+        assert self.layers is not None
+        chains = self.chains[sequence]
+        if position >= self.limits[sequence]:
+            raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
+        for layer in range(self.layers.first, self.layers.stop):
+            chain = chains.setdefault(layer, [])
+            if len(chain) < position:
+                raise IllegalMove(f"sequence {sequence} layer {layer}: position {position}, held {len(chain)}")
+            del chain[position:]  # what lies beyond was cut, or belongs to a step that a fence ended
+            state, hidden = fake_layer(layer, chain[-1] if chain else 0, hidden)
+            chain.append(state)
+        return hidden
+
+    def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
+        token = fake_token(last[job.row], job.params, job.seed, job.history, self.manifest.vocab_size)
+        logprobs = () if job.params.logprobs is None else (TokenLogprob(token, -1.0),)
+        return Sampled(row.sequence, row.start + row.count, token, logprobs)
+
+    def truncate(self, sequence: int, position: int) -> None:
+        for chain in self.chains[sequence].values():
+            del chain[position:]
+
+    def release(self, sequence: int) -> None:
+        self.chains.pop(sequence, None)
+        self.limits.pop(sequence, None)
+
+    def reset(self) -> None:
+        self.chains.clear()
+        self.limits.clear()
+
+    def kv_capacity(self) -> int:
+        return self.capacity
+
+    def kv_used(self) -> int:
+        return sum(-(-limit // _BLOCK) * _BLOCK for limit in self.limits.values())
+
+    def warm_up(self) -> float:
+        return 0.0
+
+    def stats(self) -> dict[str, float]:
+        return {"kv_used": float(self.kv_used())}
