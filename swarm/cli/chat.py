@@ -1,0 +1,152 @@
+"""``swarm chat``: a conversation with the model, line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.generate import (
+    DEFAULT_URL,
+    MaxTokensOption,
+    MinPOption,
+    SeedOption,
+    TemperatureOption,
+    TimeoutOption,
+    TopKOption,
+    TopPOption,
+    UrlOption,
+    show,
+    tell_if_waiting,
+)
+
+if TYPE_CHECKING:
+    from swarm.client.blocking import Client
+    from swarm.client.request import RequestOptions
+
+_HELP = "/reset forgets the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+
+
+def chat(
+    *,
+    url: UrlOption = DEFAULT_URL,
+    system: Annotated[
+        str | None, typer.Option("--system", help="What the model is told before the conversation.", show_default=False)
+    ] = None,
+    max_tokens: MaxTokensOption = 256,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Talk with the model.
+
+    /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
+    line of stdin is something said.
+    """
+    from swarm.client.blocking import Client
+
+    options: RequestOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "timeout": timeout,
+    }
+    with Client(url) as client:
+        tell_if_waiting(client)
+        Conversation(client, options, system, at_terminal=sys.stdin.isatty()).run()
+
+
+@dataclass
+class Conversation:
+    """Turns lines into questions and remembers what was said."""
+
+    client: Client
+    options: RequestOptions
+    system: str | None
+    at_terminal: bool
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def run(self) -> None:
+        if self.at_terminal:
+            with contextlib.suppress(ImportError):  # gives input() line editing; not everywhere there
+                import readline  # noqa: F401
+            print(_HELP, file=sys.stderr)
+        while (line := self._read()) is not None:
+            if line == "/quit":
+                return
+            if line == "/reset":
+                self.turns.clear()
+                print("(forgotten)", file=sys.stderr)
+            elif line.startswith("/"):
+                print(_HELP, file=sys.stderr)
+            elif line:
+                self._turn(line)
+
+    def _read(self) -> str | None:
+        """The next line; None at the end."""
+        while True:
+            try:
+                return input("> ").strip() if self.at_terminal else next(sys.stdin).strip()
+            except (EOFError, StopIteration):
+                if self.at_terminal:
+                    print()
+                return None
+            except KeyboardInterrupt:
+                if not self.at_terminal:
+                    raise
+                print(f"\n({_HELP})", file=sys.stderr)
+
+    def _turn(self, line: str) -> None:
+        from swarm.errors import ClientError
+
+        self.turns.append({"role": "user", "content": line})
+        try:
+            answer = self._answer_within_context()
+        except ClientError as error:
+            self.turns.pop()  # it may be asked again
+            if not self.at_terminal:
+                raise
+            print(f"swarm: {error}", file=sys.stderr)
+        else:
+            self.turns.append({"role": "assistant", "content": answer})
+
+    def _answer_within_context(self) -> str:
+        """A conversation that has outgrown the model's context loses its oldest turns."""
+        from swarm.errors import InvalidRequest
+
+        while True:
+            try:
+                return self._answer()
+            except InvalidRequest as error:
+                if error.code != "context" or len(self.turns) < 3:
+                    raise
+                del self.turns[:2]
+                print("(the oldest turn was forgotten: the model's context is full)", file=sys.stderr)
+
+    def _answer(self) -> str:
+        """Stream an answer. Ctrl-C ends it where it is; what was said counts."""
+        told = [{"role": "system", "content": self.system}] if self.system else []
+        stream = self.client.stream_chat([*told, *self.turns], **self.options)
+        said: list[str] = []
+        try:
+            for piece in stream:
+                said.append(piece.text)
+                show(piece.text)
+        except KeyboardInterrupt:
+            if not self.at_terminal:
+                raise
+            show(" …")
+        finally:
+            stream.close()
+            if said:
+                show("\n")
+        return "".join(said)

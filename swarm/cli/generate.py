@@ -1,0 +1,233 @@
+"""``swarm generate``: one prompt, its answer on stdout as it comes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swarm.client.blocking import BlockingStream, Client
+    from swarm.client.request import Prompt, RequestOptions
+    from swarm.client.results import Choice, Completion
+
+DEFAULT_URL = "tcp://127.0.0.1:5700"
+
+# A model may say anything, also what moves a terminal's cursor or sets its title: shown as pictures of themselves.
+_TAMED = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_TAMED |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+UrlOption = Annotated[str, typer.Option("--url", envvar="SWARM_URL", help="The broker's front door.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to generate.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the likeliest token.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Draw only among so many likeliest tokens; 0 is off.")]
+TopPOption = Annotated[
+    float, typer.Option("--top-p", help="Draw only among the likeliest tokens of this total; 1 is off.")
+]
+MinPOption = Annotated[
+    float,
+    typer.Option("--min-p", help="Leave out tokens below this share of the likeliest one's probability; 0 is off."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Same seed, same answer. Drawn at random if not given.", show_default=False)
+]
+TimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", help="Give up after so many seconds.", show_default=False)
+]
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to go on from; - reads it from stdin.", show_default=False)
+    ] = None,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    max_tokens: MaxTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    seed: SeedOption = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End the text before this string. May be repeated.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="So many answers, each drawn anew.")] = 1,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Token ids instead of a text, like 1,15043.", show_default=False)
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask the prompt as a question, through the model's chat template.")
+    ] = False,
+    hops: Annotated[
+        bool, typer.Option("--hops", help="Show afterwards, on stderr, where the time of each token went.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")
+    ] = False,
+) -> None:
+    """Generate text from a prompt.
+
+    The answer goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the request.
+    """
+    from swarm.client.blocking import Client
+
+    source = _source(prompt, tokens, chat)
+    options: RequestOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop or (),
+        "n": n,
+        "hops": hops,
+        "timeout": timeout,
+    }
+    with Client(url) as client:
+        tell_if_waiting(client)
+        stream = _stream(client, source, chat, options)
+        completion = _follow(stream, silent=as_json or n > 1)
+    _print_rest(completion, as_json=as_json)
+    if hops and not as_json:
+        print_hops(completion.choices)
+
+
+def _source(prompt: str | None, tokens: str | None, chat: bool) -> Prompt:
+    if (prompt is None) == (tokens is None):
+        raise typer.BadParameter("give either a prompt or --tokens")
+    if tokens is not None:
+        if chat:
+            raise typer.BadParameter("--chat needs a text, not --tokens")
+        try:
+            return [int(token) for token in tokens.replace(",", " ").split()]
+        except ValueError:
+            raise typer.BadParameter(f"--tokens takes numbers like 1,15043, not {tokens!r}") from None
+    return sys.stdin.read() if prompt == "-" else prompt or ""
+
+
+def _stream(client: Client, source: Prompt, chat: bool, options: RequestOptions) -> BlockingStream:
+    if chat:
+        return client.stream_chat([{"role": "user", "content": source}], **options)
+    return client.stream(source, **options)
+
+
+def tell_if_waiting(client: Client) -> None:
+    """A swarm that isn't serving yet takes requests, but the answer will be a while: say why."""
+    description = client.describe()
+    if description.state != "serving":
+        print(f"swarm: not serving yet: {description.waits_for or description.state}", file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Text from a model, to stdout, at once."""
+    if sys.stdout.isatty():
+        text = text.translate(_TAMED)
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _follow(stream: BlockingStream, *, silent: bool) -> Completion:
+    """Show a stream to its end."""
+    shown = False
+    try:
+        for piece in stream:
+            if not silent:
+                show(piece.text)
+                shown = True
+    finally:
+        if shown:
+            show("\n")  # also before an error's line
+    completion = stream.completion
+    assert completion is not None  # the stream has ended well
+    return completion
+
+
+def _print_rest(completion: Completion, *, as_json: bool) -> None:
+    from swarm.cli.output import print_json
+
+    if as_json:
+        print_json(as_data(completion))
+    elif len(completion.choices) > 1:
+        for choice in completion.choices:
+            show(f"[{choice.index}] {choice.text}\n")
+
+
+def as_data(completion: Completion) -> dict[str, object]:
+    """What ``--json`` prints."""
+    import msgspec
+
+    data: dict[str, object] = {
+        "request_id": completion.request_id,
+        **_choice_data(completion.choices[0]),
+        "usage": {"num_prompt": completion.usage.num_prompt, "num_tokens": completion.usage.num_tokens},
+        "timing": {name: getattr(completion.timing, name) for name in completion.timing.__struct_fields__},
+        "seed": completion.seed,
+    }
+    if len(completion.choices) > 1:
+        data["choices"] = [_choice_data(choice) for choice in completion.choices]
+    hops = completion.hops
+    if hops:
+        data["hops"] = [
+            [msgspec.structs.asdict(hop) | {"layers": [hop.layers.first, hop.layers.stop]} for hop in per_token]
+            for per_token in hops
+        ]
+    return data
+
+
+def _choice_data(choice: Choice) -> dict[str, object]:
+    return {"text": choice.text, "tokens": list(choice.tokens), "finish_reason": choice.finish_reason}
+
+
+def print_hops(choices: Sequence[Choice]) -> None:
+    """Which layers ran where and how long each took, to stderr."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "worker",
+        "layers",
+        box=box.SIMPLE,
+        title="where the time went (milliseconds)",
+        title_style="",
+        title_justify="left",
+    )
+    for heading in ("first token", "per token", "waited", "sampling"):
+        table.add_column(heading, justify="right")
+    for row in hop_rows(choices):
+        table.add_row(*row)
+    Console(stderr=True, highlight=False).print(table)
+
+
+def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
+    """Per stage, in milliseconds: computing for the first token (the prompt) and for each later one, waiting, sampling.
+
+    A stage is a worker with its layers; one that changed its layers on the way is two.
+    """
+    firsts: dict[tuple[str, str], list[float]] = {}
+    laters: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for choice in choices:
+        for index, hops in enumerate(choice.hops):
+            for hop in hops:
+                stage = (hop.worker, f"{hop.layers.first}-{hop.layers.stop - 1}")
+                firsts.setdefault(stage, [])
+                laters.setdefault(stage, [])
+                if index == 0:
+                    firsts[stage].append(hop.compute_s)
+                else:
+                    laters[stage].append((hop.compute_s, hop.wait_s, hop.sample_s))
+    rows = []
+    for stage, first in firsts.items():
+        means = [_milliseconds(column) for column in zip(*laters[stage], strict=True)] or ["–"] * 3
+        rows.append((*stage, _milliseconds(first), *means))
+    return rows
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    return f"{1000 * sum(seconds) / len(seconds):.2f}" if seconds else "–"

@@ -1,0 +1,205 @@
+"""Reports for people. What is not known here is shown under its own name: a broker may report more than this knows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.cli.output import in_bytes
+
+Body = Mapping[str, object]
+Column = tuple[str, str]  # key, heading
+
+_NODE_COLUMNS: tuple[Column, ...] = (
+    ("name", "worker"),
+    ("state", "state"),
+    ("layers", "layers"),
+    ("device", "device"),
+    ("dtype", "dtype"),
+    ("verdict", "verdict"),
+    ("evidence", "evidence"),
+    ("reason", "reason"),
+    ("beat_age_s", "last beat"),
+    ("kv", "kv used"),
+    ("memory_bytes", "memory"),
+    ("resident_bytes", "resident"),
+    ("host", "host"),
+    ("pid", "pid"),
+)
+_NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores"}  # for programs: --json has them
+_STAGE_COLUMNS: tuple[Column, ...] = (
+    ("worker", "worker"),
+    ("layers", "layers"),
+    ("weight_bytes", "weights"),
+    ("kv_capacity", "kv positions"),
+    ("predicted_s", "predicted"),
+    ("load_s", "load"),
+    ("warm_up_s", "warm-up"),
+    ("resident_bytes", "resident"),
+)
+_REQUEST_COLUMNS: tuple[Column, ...] = (
+    ("request_id", "request"),
+    ("state", "state"),
+    ("num_prompt", "prompt"),
+    ("num_tokens", "tokens"),
+    ("max_tokens", "at most"),
+    ("age_s", "age"),
+)
+_WIDTH_ELSEWHERE = 160  # not a terminal: a pipe or a file, where lines need not fit a window
+
+
+def console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+
+
+# --- the reports ------------------------------------------------------------------------------------------------------
+
+
+def status(body: Body) -> RenderableType:
+    return fields(body)
+
+
+def nodes(body: Body) -> RenderableType:
+    workers = [_with_kv(worker) for worker in _rows(body.get("workers"))]
+    table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN) if workers else Text("no workers")
+    return _with_rest(table, body, {"workers"})
+
+
+def plan(body: Body) -> RenderableType:
+    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming"})]
+    parts.append(_stages(body.get("stages")))
+    parts += [Text(f"· {_value('', reason)}") for reason in _list(body.get("why"))]
+    coming = body.get("coming")
+    if isinstance(coming, Mapping):
+        parts += [Text(f"\ncoming: epoch {coming.get('epoch')}"), _stages(coming.get("stages"))]
+    return Group(*parts)
+
+
+def stats(body: Body) -> RenderableType:
+    pipeline, stages = body.get("pipeline"), body.get("stages")
+    parts: list[RenderableType] = [fields(pipeline)] if isinstance(pipeline, Mapping) else []
+    if isinstance(stages, Mapping) and stages:
+        parts.append(_counters({str(name): values for name, values in stages.items() if isinstance(values, Mapping)}))
+    return _with_rest(Group(*parts), body, {"pipeline", "stages"})
+
+
+def requests(body: Body) -> RenderableType:
+    rows = _rows(body.get("requests"))
+    table = _table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")
+    return _with_rest(table, body, {"requests"})
+
+
+def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
+    """Names and values, one per line; empty ones left out."""
+    grid = Table.grid(padding=(0, 2))
+    for key, value in body.items():
+        if key not in (hidden or ()) and not _is_empty(value):
+            grid.add_row(Text(_heading(key)), Text(_value(key, value)))
+    return grid
+
+
+# --- their parts ------------------------------------------------------------------------------------------------------
+
+
+def _stages(stages: object) -> RenderableType:
+    rows = _rows(stages)
+    return _table(rows, _STAGE_COLUMNS, {"incarnation"}) if rows else Text("no stages")
+
+
+def _counters(stages: Mapping[str, Body]) -> RenderableType:
+    """A line per counter, a column per stage."""
+    table = Table("counter", box=box.SIMPLE)
+    for name in stages:
+        table.add_column(Text(name), justify="right")
+    for counter in dict.fromkeys(str(counter) for values in stages.values() for counter in values):
+        cells = [_value(counter, values[counter]) if counter in values else "–" for values in stages.values()]
+        table.add_row(Text(_heading(counter)), *map(Text, cells))
+    return table
+
+
+def _with_kv(worker: Body) -> Body:
+    capacity = worker.get("kv_capacity")
+    return {**worker, "kv": f"{worker.get('kv_used', 0)} / {capacity}" if capacity else None}
+
+
+def _table(rows: Sequence[Body], known: Sequence[Column], hidden: set[str]) -> RenderableType:
+    """Known columns first, then whatever else the rows have; columns that are empty throughout are left out."""
+    names = {key for key, _ in known}
+    unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
+    columns = [*known, *((key, _heading(key)) for key in unknown)]
+    columns = [(key, heading) for key, heading in columns if any(not _is_empty(row.get(key)) for row in rows)]
+    table = Table(box=box.SIMPLE)
+    for key, heading in columns:
+        is_number = all(isinstance(row.get(key), int | float | None) for row in rows)
+        table.add_column(Text(heading), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_value(key, row.get(key))) for key, _ in columns))
+    return table
+
+
+def _with_rest(part: RenderableType, body: Body, shown: set[str]) -> RenderableType:
+    rest = {key: value for key, value in body.items() if key not in shown}
+    return Group(part, fields(rest)) if rest else part
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _heading(key: str) -> str:
+    for unit in ("_bytes", "_s"):
+        key = key.removesuffix(unit)
+    return key.removeprefix("num_").replace("_", " ")
+
+
+def _value(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(key, value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_heading(str(name))} {_value(str(name), item)}" for name, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return _listed(key, value)
+    return "–" if value is None else str(value)
+
+
+def _listed(key: str, values: Sequence[object]) -> str:
+    if key == "layers" and len(values) == 2 and isinstance(values[1], int):
+        return f"{values[0]}-{values[1] - 1}"
+    separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "
+    return separator.join(_value("", item) for item in values)
+
+
+def _number(key: str, value: float) -> str:
+    if key.endswith("_bytes"):
+        return in_bytes(value)
+    if key.endswith("_s"):
+        return _duration(value)
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    steps: tuple[tuple[float, Callable[[float], str]], ...] = (
+        (0.001, lambda s: f"{s * 1e6:.0f} µs" if s else "0 s"),
+        (1.0, lambda s: f"{s * 1000:.1f} ms"),
+        (120.0, lambda s: f"{s:.1f} s"),
+        (7200.0, lambda s: f"{s / 60:.0f} min"),
+    )
+    return next((say(seconds) for limit, say in steps if seconds < limit), f"{seconds / 3600:.1f} h")
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value in ("", [], {}, ())
+
+
+def _rows(value: object) -> list[Body]:
+    return [item for item in _list(value) if isinstance(item, Mapping)]
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
