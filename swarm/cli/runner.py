@@ -178,7 +178,9 @@ class Runner:
             due = self._policy.wake_at()
             delay_s = None if due is None else max(0.0, due - time.monotonic())
             try:
-                await asyncio.wait_for(self._changed.wait(), delay_s)
+                # Not wait_for: in Python 3.11 it forgets a cancellation that comes together with the result.
+                async with asyncio.timeout(delay_s):
+                    await self._changed.wait()
             except TimeoutError:
                 self.feed(Tick())
 

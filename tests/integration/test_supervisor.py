@@ -1,0 +1,288 @@
+"""Real processes under the supervisor: restarts, giving up, stopping, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 20.0  # far above anything that should happen; a loaded machine is slow
+
+
+class Child:
+    """A scripted child, seen from the test."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._file = link.makefile("r")
+        name, pid = self._file.readline().split()
+        self.name, self.pid = name, int(pid)
+
+    def says(self, text: str) -> None:
+        self._link.sendall(f"say {text}".encode())
+        assert self._file.readline() == "said\n"
+
+    def exits(self, code: int) -> None:
+        self._link.sendall(f"exit {code}".encode())
+
+    def is_gone(self, wait_s: float = PATIENCE_S) -> bool:
+        """Waits for its end; False if it does not come."""
+        self._link.settimeout(wait_s)
+        try:
+            return self._link.recv(1) == b""
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        self._file.close()
+        self._link.close()
+
+
+class Supervised:
+    """A supervisor process and its children."""
+
+    def __init__(self, directory: Path, num_workers: int, behaviour: str = "obedient") -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(directory / "s"))
+        self._listener.listen(64)
+        self._listener.settimeout(PATIENCE_S)
+        self._children: list[Child] = []
+        command = [sys.executable, str(Path(__file__).parent / "supervised.py")]
+        self.process = subprocess.Popen(
+            [*command, str(directory / "s"), str(directory), str(num_workers), behaviour],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self._lines: Queue[str] = Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+
+    def next_child(self) -> Child:
+        link, _ = self._listener.accept()
+        link.settimeout(PATIENCE_S)
+        self._children.append(Child(link))
+        return self._children[-1]
+
+    def next_children(self, count: int) -> dict[str, Child]:
+        return {child.name: child for child in (self.next_child() for _ in range(count))}
+
+    def next_line(self) -> str:
+        return self._lines.get(timeout=PATIENCE_S)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the supervisor; its exit code and what it wrote on stderr."""
+        code = self.process.wait(PATIENCE_S)
+        assert self.process.stderr is not None
+        return code, self.process.stderr.read()
+
+    def left(self) -> list[psutil.Process]:
+        """Children of this supervisor that live, found without their help."""
+        address = str(self._listener.getsockname())
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                command = process.cmdline()
+                if address in command and "--child" in command:
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for child in self._children:
+            child.close()
+        for process in self.left():
+            process.kill()
+        self._reader.join()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        self._listener.close()
+
+
+Supervise = Callable[..., Supervised]
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Supervise]:
+    started: list[Supervised] = []
+
+    def start(num_workers: int, behaviour: str = "obedient") -> Supervised:
+        started.append(Supervised(tmp_path, num_workers, behaviour))
+        return started[-1]
+
+    yield start
+    for supervised in started:
+        supervised.close()
+
+
+def test_what_dies_is_started_again(supervise: Supervise) -> None:
+    """A crashed worker and a killed broker come back as new processes; the crash is shown with the log's last lines."""
+    swarm = supervise(1)
+    first = swarm.next_children(2)
+    first["w0"].says("Traceback: something broke")
+    first["w0"].exits(3)
+    second = swarm.next_child()
+    assert (second.name, second.pid != first["w0"].pid) == ("w0", True)
+    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.25 s"
+    assert swarm.next_line() == "  w0 | Traceback: something broke"
+    os.kill(first["broker"].pid, signal.SIGKILL)
+    assert swarm.next_child().name == "broker"
+    assert "its log" in swarm.next_line()
+    assert swarm.next_line() == "broker was ended by SIGKILL; starting it again in 0.25 s"
+
+
+def test_a_worker_that_cannot_work_is_not_started_again(supervise: Supervise) -> None:
+    """Exit code 78: its own error is shown; the others are not touched, and nobody new appears."""
+    swarm = supervise(2)
+    children = swarm.next_children(3)
+    children["w0"].says("swarm: the file x.safetensors is cut off")
+    children["w0"].exits(78)
+    assert swarm.next_line() == "w0 gives up: the file x.safetensors is cut off"
+    swarm.send(signal.SIGTERM)
+    assert swarm.end() == (0, "")
+    assert children["w1"].is_gone()
+    assert children["broker"].is_gone()
+
+
+def test_the_last_worker_that_cannot_work_ends_all(supervise: Supervise) -> None:
+    """Nobody is left who could ever serve: exit code 1 and one line that says why."""
+    swarm = supervise(1)
+    children = swarm.next_children(2)
+    children["w0"].says("swarm: the file x.safetensors is cut off")
+    children["w0"].exits(78)
+    assert swarm.end() == (1, "swarm: the file x.safetensors is cut off\n")
+    assert children["broker"].is_gone()
+
+
+def test_a_broker_that_cannot_work_ends_all(supervise: Supervise) -> None:
+    """The broker's 78 ends the workers too, with the broker's reason."""
+    swarm = supervise(1)
+    children = swarm.next_children(2)
+    children["broker"].says("swarm: port 5700 is in use")
+    children["broker"].exits(78)
+    assert swarm.end() == (1, "swarm: port 5700 is in use\n")
+    assert children["w0"].is_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_stops_all_in_order(supervise: Supervise, number: signal.Signals) -> None:
+    """Ctrl-C, SIGTERM and a closed terminal: every child is gone, exit code 0."""
+    swarm = supervise(2)
+    children = swarm.next_children(3)
+    swarm.send(number)
+    assert swarm.end() == (0, "")
+    assert all(child.is_gone() for child in children.values())
+
+
+def test_second_interrupt_kills_at_once(supervise: Supervise) -> None:
+    """Children that don't listen are killed by the second Ctrl-C, without waiting for the grace to pass."""
+    swarm = supervise(1, "deaf")
+    children = swarm.next_children(2)
+    swarm.send(signal.SIGINT)
+    assert swarm.next_line().startswith("stopping")
+    swarm.send(signal.SIGINT)
+    assert swarm.end() == (130, "")
+    assert all(child.is_gone() for child in children.values())
+
+
+def test_children_that_do_not_listen_are_killed_after_the_grace(supervise: Supervise) -> None:
+    """One signal is enough, also for children that ignore theirs or are stopped; it takes the grace."""
+    swarm = supervise(1, "deaf")
+    children = swarm.next_children(2)
+    os.kill(children["broker"].pid, signal.SIGSTOP)
+    swarm.send(signal.SIGTERM)
+    assert swarm.end() == (0, "")
+    assert all(child.is_gone() for child in children.values())
+
+
+def test_interrupt_while_children_start(supervise: Supervise) -> None:
+    """The first child is there, the others are still on their way: none of them stays."""
+    swarm = supervise(6)
+    first = swarm.next_child()
+    swarm.send(signal.SIGINT)
+    assert swarm.end() == (0, "")
+    assert first.is_gone()
+    assert swarm.left() == []
+
+
+def test_interrupt_during_backoff(supervise: Supervise) -> None:
+    """A child that waits for its restart is not started any more."""
+    swarm = supervise(1)
+    children = swarm.next_children(2)
+    children["w0"].exits(3)
+    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.25 s"
+    swarm.send(signal.SIGINT)
+    assert swarm.end() == (0, "")
+    assert swarm.left() == []
+
+
+@pytest.mark.parametrize("behaviour", ["obedient", "deaf"])
+def test_a_killed_supervisor_leaves_nobody(supervise: Supervise, behaviour: str) -> None:
+    """kill -9 of the supervisor: the children end at once, stopped ones too."""
+    swarm = supervise(2, behaviour)
+    children = swarm.next_children(3)
+    os.kill(children["w1"].pid, signal.SIGSTOP)
+    swarm.send(signal.SIGKILL)
+    assert swarm.end()[0] == -signal.SIGKILL
+    assert all(child.is_gone() for child in children.values())
+
+
+def test_a_supervisor_killed_while_children_start_leaves_nobody(supervise: Supervise) -> None:
+    """Children that have not yet got to watching their parent notice when they do."""
+    swarm = supervise(6)
+    swarm.next_child()
+    swarm.send(signal.SIGKILL)
+    swarm.end()
+    _, alive = psutil.wait_procs(swarm.left(), timeout=PATIENCE_S)
+    assert alive == []
+
+
+def test_the_tests_see_who_stays_behind(supervise: Supervise) -> None:
+    """The control: children that don't watch their parent do survive it, and the tests above would notice."""
+    swarm = supervise(1, "forgetful")
+    children = swarm.next_children(2)
+    swarm.send(signal.SIGKILL)
+    swarm.end()
+    assert sorted(process.pid for process in swarm.left()) == sorted(child.pid for child in children.values())
+    assert not children["w0"].is_gone(wait_s=0.3)
+
+
+def test_pipe_alone_ends_children(tmp_path: Path) -> None:
+    """Where there is no PR_SET_PDEATHSIG, end of file on the parent's pipe does it."""
+    read_fd, write_fd = os.pipe()
+    program = (
+        "import sys; sys.platform = 'elsewhere'; from swarm.cli.processes import die_with_parent as d; d(); input()"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "SWARM_PARENT_FD": str(read_fd)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, pass_fds=(read_fd,), env=variables, cwd=tmp_path
+    )
+    os.close(write_fd)
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
+    os.close(read_fd)
+    assert child.stdin is not None
+    child.stdin.close()
