@@ -50,7 +50,7 @@ def common(context: typer.Context, url: UrlOption = None, as_json: JsonOption = 
 
 @app.command()
 def status(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Is the swarm serving, what does it wait for, and how much is it doing."""
+    """Whether it serves, and what it waits for."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.query("status"), render.status)
@@ -58,7 +58,7 @@ def status(context: typer.Context, url: UrlOption = None, as_json: JsonOption = 
 
 @app.command()
 def nodes(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """The workers: where they run, which layers they hold, how they are."""
+    """The workers, their layers and their health."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.query("nodes"), render.nodes)
@@ -66,7 +66,7 @@ def nodes(context: typer.Context, url: UrlOption = None, as_json: JsonOption = F
 
 @app.command()
 def plan(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Which worker holds which layers, and why."""
+    """Who holds which layers, and why."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.query("plan"), render.plan)
@@ -74,7 +74,7 @@ def plan(context: typer.Context, url: UrlOption = None, as_json: JsonOption = Fa
 
 @app.command()
 def stats(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Counters of the pipeline and of every stage."""
+    """Counters of pipeline and stages."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.query("stats"), render.stats)
@@ -114,7 +114,7 @@ def stop(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a worker hand over its layers and leave."""
+    """Have a worker hand over and leave."""
     from swarm.ctl import render
 
     _answer(context, Common(url, as_json), lambda client: client.stop_worker(worker, force=force), render.fields)

@@ -1,0 +1,130 @@
+"""What callers write is checked before anything leaves the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+import swarm
+from swarm.client.assets import cache_directory, read_cached, write_cached
+from swarm.client.request import as_source, check_wish
+from swarm.errors import InvalidRequest
+from swarm.params import SamplingParams
+from swarm.wire.messages import Asset
+
+
+def test_keywords_override_params() -> None:
+    """What neither names keeps its default."""
+    wish = check_wish(SamplingParams(max_tokens=5, top_k=3), {"max_tokens": 7, "stop": "x", "timeout": 2})
+    assert (wish.params.max_tokens, wish.params.top_k, wish.params.stop, wish.timeout_s) == (7, 3, ("x",), 2.0)
+    assert check_wish(None, {}).params == SamplingParams()
+
+
+def test_params_made_by_hand_are_checked_too() -> None:
+    """Their constructor takes anything."""
+    with pytest.raises(InvalidRequest, match="top_k: expected `int`, got `str`"):
+        check_wish(SamplingParams(top_k="3"), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_tokens": 200}, "min_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"n": 0}, "n"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": float("inf")}, "timeout"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"priority": 101}, "priority"),
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"hops": "yes"}, "hops"),
+        ({"maxtokens": 3}, "maxtokens"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], code: str) -> None:
+    """The error's code and text name the option."""
+    with pytest.raises(InvalidRequest) as raised:
+        check_wish(None, options)
+    assert raised.value.code == code
+    assert code in str(raised.value)
+
+
+def test_seeds_and_ids_are_drawn_unless_given() -> None:
+    """Two requests without them differ; with them, they are the same request."""
+    free = check_wish(None, {})
+    assert free.submit((1,)).seed != free.submit((1,)).seed
+    assert free.submit((1,)).request_id != free.submit((1,)).request_id
+    bound = check_wish(None, {"seed": 3, "request_id": "a"})
+    assert bound.submit((1,)) == bound.submit((1,))
+
+
+def test_prompts() -> None:
+    """Text stays text; ids of any integer type become a tuple; anything else is refused."""
+    assert as_source("x") == "x"
+    assert as_source(np.array([1, 2])) == (1, 2)  # type: ignore[arg-type]
+    for wrong in ("", [], [1.5], [None], b"x", [-1], [2**31], 5):
+        with pytest.raises(InvalidRequest):
+            as_source(wrong)  # type: ignore[arg-type]
+
+
+def asset(content: bytes, digest: str | None = None) -> Asset:
+    return Asset("tokenizer.json", len(content), digest or xxhash.xxh3_128_hexdigest(content))
+
+
+def test_assets_are_kept_by_their_digests(tmp_path: Path) -> None:
+    """What was changed on disk is not read; what can't be kept harms nothing; a digest is not a path."""
+    good = asset(b"content")
+    assert read_cached(good, tmp_path) is None
+    assert write_cached(good, b"content", tmp_path / "deep" / "er")
+    assert read_cached(good, tmp_path / "deep" / "er") == b"content"
+    (tmp_path / good.digest).write_bytes(b"changed")
+    assert read_cached(good, tmp_path) is None
+    (tmp_path / "file").write_bytes(b"")
+    assert not write_cached(good, b"content", tmp_path / "file")
+    assert not write_cached(asset(b"content", "../escape"), b"content", tmp_path)
+    assert read_cached(asset(b"changed", f"../{tmp_path.name}/{good.digest}"), tmp_path) is None
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SWARM_CACHE first, then XDG_CACHE_HOME, then ~/.cache."""
+    monkeypatch.delenv("SWARM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "swarm" / "assets"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path.home() / ".cache" / "swarm" / "assets"
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path / "own"))
+    assert cache_directory() == tmp_path / "own" / "assets"
+
+
+def test_importing_the_client_is_light() -> None:
+    """No torch, no transformers; and ``import swarm`` alone imports next to nothing."""
+    script = (
+        "import sys, swarm; assert 'zmq' not in sys.modules; swarm.Client; swarm.AsyncClient; "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_everything_exported_is_there() -> None:
+    """Each name of ``__all__`` can be had; others can't."""
+    for name in swarm.__all__:
+        assert getattr(swarm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = swarm.nothing

@@ -1,0 +1,558 @@
+"""The session by itself: facts in, orders out, no time but what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.client.events import (
+    Action,
+    Answered,
+    Ask,
+    Connected,
+    Consumed,
+    Deliver,
+    Disconnected,
+    Ended,
+    Event,
+    Failed,
+    Leave,
+    Received,
+    Send,
+    Start,
+    StopFound,
+    Tick,
+    Unanswered,
+    Withdraw,
+)
+from swarm.client.session import ACK_EVERY, CONFIRM_CANCEL_S, MAX_UNCONSUMED, NUDGE_S, QUIET_S, Session
+from swarm.errors import (
+    ClientError,
+    InvalidRequest,
+    Overloaded,
+    RequestCancelled,
+    RequestFailed,
+    RequestTimeout,
+    Unavailable,
+)
+from swarm.params import SamplingParams
+from swarm.wire.messages import (
+    Accepted,
+    Ack,
+    Attach,
+    Cancel,
+    Describe,
+    Description,
+    Finished,
+    GetAsset,
+    Malformed,
+    Query,
+    Rejected,
+    Report,
+    Stop,
+    Submit,
+    Timing,
+    Tokens,
+)
+
+URL = "tcp://host:5700"
+TIMING = Timing(0.0, 0.1, 0.2, 0)
+
+
+class Driver:
+    """A session, its clock, and shorthands."""
+
+    def __init__(self) -> None:
+        self.session = Session(URL, connect_timeout_s=5.0, reconnect_timeout_s=30.0)
+        self.now = 100.0
+
+    def do(self, event: Event) -> list[Action]:
+        actions = self.session.handle(event, self.now)
+        assert list(self.session.invariants()) == []
+        return actions
+
+    def get(self, message: object) -> list[Action]:
+        return self.do(Received(message))  # type: ignore[arg-type]
+
+    def wait(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.do(Tick())
+
+    def submitted(self, n: int = 1, timeout_s: float | None = None, request_id: str = "r") -> Submit:
+        """Connected, one request on its way."""
+        message = submit(n, request_id)
+        self.do(Connected())
+        assert self.do(Start(message, timeout_s)) == [Send(message)]
+        return message
+
+    def running(self, n: int = 1, timeout_s: float | None = None) -> Submit:
+        """Connected, one request accepted."""
+        message = self.submitted(n, timeout_s)
+        assert self.get(Accepted(request_id="r")) == []
+        return message
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    assert list(driver.session.invariants()) == []
+
+
+def submit(n: int = 1, request_id: str = "r") -> Submit:
+    return Submit(request_id=request_id, prompt=(1, 2), params=SamplingParams(n=n), seed=5)
+
+
+def tokens(start: int, count: int, index: int = 0) -> Tokens:
+    return Tokens(request_id="r", index=index, start=start, ids=tuple(range(start, start + count)))
+
+
+def deliver(start: int, count: int, index: int = 0) -> Deliver:
+    return Deliver("r", index, start, tuple(range(start, start + count)), (), ())
+
+
+def finished(num_tokens: int, index: int = 0, reason: str = "length", detail: str = "") -> Finished:
+    return Finished(
+        request_id="r",
+        index=index,
+        reason=reason,  # type: ignore[arg-type]
+        num_prompt=2,
+        num_tokens=num_tokens,
+        timing=TIMING,
+        detail=detail,
+    )
+
+
+def ack(next_index: int, index: int = 0) -> Send:
+    return Send(Ack(request_id="r", index=index, next_index=next_index))
+
+
+def attach(*next_index: int) -> Send:
+    return Send(Attach(request_id="r", next_index=next_index))
+
+
+def errors(actions: list[Action]) -> list[ClientError]:
+    return [action.error for action in actions if isinstance(action, Failed | Unanswered)]
+
+
+# --- the straight way -------------------------------------------------------------------------------------------------
+
+
+def test_a_request_from_start_to_end(driver: Driver) -> None:
+    """Tokens in order, the end behind the last one, the last acknowledgement behind both; then it is forgotten."""
+    driver.running()
+    assert driver.get(tokens(0, 2)) == [deliver(0, 2)]
+    assert driver.do(Consumed("r", 0, 2)) == []
+    assert driver.get(tokens(2, 1)) == [deliver(2, 1)]
+    assert driver.get(finished(3)) == [Ended("r", 0, finished(3))]
+    assert driver.do(Consumed("r", 0, 3)) == [ack(3)]
+    assert driver.session.idle
+
+
+def test_acknowledgements_follow_the_consumer(driver: Driver) -> None:
+    """One per ACK_EVERY tokens taken; none for tokens that have only arrived."""
+    driver.running()
+    assert driver.get(tokens(0, 100)) == [deliver(0, 100)]
+    assert driver.do(Consumed("r", 0, ACK_EVERY - 1)) == []
+    assert driver.do(Consumed("r", 0, ACK_EVERY)) == [ack(ACK_EVERY)]
+    assert driver.do(Consumed("r", 0, 2 * ACK_EVERY - 1)) == []
+    assert driver.do(Consumed("r", 0, 90)) == [ack(90)]
+
+
+def test_continuations_end_one_by_one(driver: Driver) -> None:
+    """Each has its own positions and its own end; the request ends with the last of them."""
+    driver.running(n=2)
+    driver.get(tokens(0, 1, index=1))
+    assert driver.get(finished(1, index=1)) == [Ended("r", 1, finished(1, index=1))]
+    assert driver.do(Consumed("r", 1, 1)) == [ack(1, index=1)]
+    assert not driver.session.idle
+    driver.get(tokens(0, 1))
+    driver.get(finished(1))
+    assert driver.do(Consumed("r", 0, 1)) == [ack(1)]
+    assert driver.session.idle
+
+
+def test_a_request_that_ends_without_tokens(driver: Driver) -> None:
+    """Nothing to take, nothing to acknowledge, nothing kept."""
+    driver.running()
+    assert driver.get(finished(0, reason="stop")) == [Ended("r", 0, finished(0, reason="stop"))]
+    assert driver.session.idle
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_twice_is_delivered_once(driver: Driver) -> None:
+    """Old tokens are dropped, also those in front of new ones."""
+    driver.running()
+    driver.get(tokens(0, 3))
+    assert driver.get(tokens(0, 3)) == []
+    assert driver.get(tokens(1, 4)) == [deliver(3, 2)]
+    assert driver.session.num_ignored == 1
+
+
+def test_a_gap_is_asked_for_once(driver: Driver) -> None:
+    """Tokens behind a gap are dropped; one Attach brings them and the missing ones."""
+    driver.running()
+    driver.get(tokens(0, 2))
+    assert driver.get(tokens(3, 1)) == [attach(2)]
+    assert driver.get(tokens(4, 1)) == []
+    assert driver.get(tokens(2, 4)) == [deliver(2, 4)]
+    assert driver.get(tokens(8, 1)) == [attach(6)]  # the next gap is asked for again
+
+
+def test_an_end_that_comes_before_the_last_tokens(driver: Driver) -> None:
+    """The missing tokens are fetched, and the end is told behind them; the end that comes again is ignored."""
+    driver.running()
+    driver.get(tokens(0, 2))
+    driver.do(Consumed("r", 0, 2))
+    assert driver.get(finished(4)) == [attach(2)]
+    assert driver.get(tokens(2, 2)) == [deliver(2, 2), Ended("r", 0, finished(4))]
+    assert driver.get(finished(4)) == []
+
+
+def test_a_flood_is_bounded(driver: Driver) -> None:
+    """No more than MAX_UNCONSUMED tokens wait for their consumer; the rest is fetched when all are taken."""
+    driver.running()
+    flood = MAX_UNCONSUMED + 10
+    assert driver.get(tokens(0, flood)) == [deliver(0, MAX_UNCONSUMED)]
+    assert driver.get(tokens(flood, 1)) == []
+    assert driver.do(Consumed("r", 0, 10)) == []
+    assert driver.do(Consumed("r", 0, MAX_UNCONSUMED)) == [ack(MAX_UNCONSUMED), attach(MAX_UNCONSUMED)]
+
+
+def test_messages_about_others_are_ignored(driver: Driver) -> None:
+    """Unknown requests, continuations that don't exist, orders to hosts."""
+    driver.running()
+    other = Tokens(request_id="other", index=0, start=0, ids=(1,))
+    assert driver.get(other) == []
+    assert driver.get(tokens(0, 1, index=1)) == []
+    assert driver.session.num_ignored == 2
+
+
+# --- stop, leave, time limits ----------------------------------------------------------------------------------------
+
+
+def test_a_stop_string(driver: Driver) -> None:
+    """The broker is told; fewer tokens than were delivered may then be the end."""
+    driver.running()
+    driver.get(tokens(0, 5))
+    driver.do(Consumed("r", 0, 5))
+    stop = Send(Stop(request_id="r", index=0, at_index=3))
+    assert driver.do(StopFound("r", 0, 3)) == [stop]
+    assert driver.get(finished(3, reason="stop")) == [Ended("r", 0, finished(3, reason="stop")), ack(5)]
+    assert driver.do(StopFound("r", 0, 3)) == []
+
+
+def test_leaving_cancels_until_the_broker_confirms(driver: Driver) -> None:
+    """What still comes is acknowledged, so that the end can come, but delivered no more."""
+    driver.running()
+    assert driver.do(Leave("r")) == [Send(Cancel(request_id="r"))]
+    assert driver.get(tokens(0, 4)) == [ack(4)]
+    assert driver.get(finished(4, reason="cancelled")) == [ack(4)]
+    assert driver.session.idle
+    assert driver.do(Leave("r")) == []
+
+
+def test_leaving_before_anything_was_sent(driver: Driver) -> None:
+    """Nothing to cancel."""
+    assert driver.do(Start(submit())) == []
+    assert driver.do(Leave("r")) == []
+    assert driver.do(Connected()) == []
+
+
+def test_leaving_while_the_connection_is_gone(driver: Driver) -> None:
+    """The Cancel is said when the broker is back."""
+    driver.running()
+    driver.do(Disconnected())
+    assert driver.do(Leave("r")) == []
+    assert driver.do(Connected()) == [Send(Cancel(request_id="r"))]
+    assert driver.get(Rejected(request_id="r", code="unknown", reason="")) == []
+    assert driver.session.idle
+
+
+def test_leaving_what_has_ended(driver: Driver) -> None:
+    """Tokens that nobody will read are acknowledged; there is nothing to cancel."""
+    driver.running()
+    driver.get(tokens(0, 3))
+    driver.get(finished(3))
+    assert driver.do(Leave("r")) == [ack(3)]
+    assert driver.session.idle
+
+
+def test_a_broker_that_never_confirms_is_not_waited_for(driver: Driver) -> None:
+    """A left request is forgotten after a while."""
+    driver.running()
+    driver.do(Leave("r"))
+    driver.wait(CONFIRM_CANCEL_S - 1)
+    assert not driver.session.idle
+    driver.wait(2)
+    assert driver.session.idle
+
+
+def test_a_time_limit(driver: Driver) -> None:
+    """Kept to the moment; the broker hears of it. A request whose answer has come entirely has no limit any more."""
+    driver.running(timeout_s=3.0)
+    assert errors(driver.wait(2.9)) == []
+    failed, cancel = driver.wait(0.2)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, RequestTimeout)
+    assert "3 s" in str(failed.error)
+    assert cancel == Send(Cancel(request_id="r"))
+    driver.get(finished(0, reason="cancelled"))
+    driver.running(timeout_s=3.0)
+    driver.get(tokens(0, 1))
+    driver.get(finished(1))
+    assert driver.wait(10) == []
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_sent_without_a_connection(driver: Driver) -> None:
+    """It is sent when there is one."""
+    assert driver.do(Start(submit())) == []
+    question = Ask(1, Describe(), 10.0)
+    assert driver.do(question) == []
+    assert driver.do(Connected()) == [Send(submit()), Send(Describe())]
+
+
+def test_a_reconnect_goes_on_where_it_was(driver: Driver) -> None:
+    """Accepted requests are attached at the next expected tokens, others submitted again, found stops repeated."""
+    driver.running(n=2)
+    driver.get(tokens(0, 5, index=1))
+    driver.do(Consumed("r", 1, 5))
+    driver.do(StopFound("r", 1, 4))
+    second = submit(request_id="r2")
+    driver.do(Start(second))
+    driver.do(Disconnected())
+    stop = Send(Stop(request_id="r", index=1, at_index=4))
+    assert driver.do(Connected()) == [attach(0, 5), stop, Send(second)]
+
+
+def test_what_has_ended_is_not_told_again(driver: Driver) -> None:
+    """A new broker that knows nothing of it can't spoil an answer that has come entirely."""
+    driver.running()
+    driver.get(tokens(0, 3))
+    driver.get(finished(3))
+    driver.do(Disconnected())
+    assert driver.do(Connected()) == []
+    assert driver.get(Rejected(request_id="r", code="unknown", reason="")) == []
+    assert driver.do(Consumed("r", 0, 3)) == [ack(3)]
+
+
+def test_nobody_there(driver: Driver) -> None:
+    """After connect_timeout_s from the request's start, with a hint."""
+    driver.do(Start(submit()))
+    driver.do(Ask(1, Describe(), 60.0))
+    assert driver.wait(4.9) == []
+    failed, unanswered = driver.wait(0.2)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Unavailable)
+    assert str(failed.error) == f"no broker answers at {URL}: is `swarm up` running there?"
+    assert isinstance(unanswered, Unanswered)
+    assert driver.session.idle
+
+
+def test_a_broker_that_stays_away(driver: Driver) -> None:
+    """What was live waits for reconnect_timeout_s; what began meanwhile, only as long as for a first connection."""
+    driver.running()
+    driver.do(Disconnected())
+    assert driver.wait(20) == []
+    driver.do(Ask(1, Describe(), 60.0))
+    assert [type(action) for action in driver.wait(6)] == [Unanswered]
+    [failed] = driver.wait(5)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Unavailable)
+    assert "has not come back" in str(failed.error)
+    assert driver.do(Connected()) == [Send(Cancel(request_id="r"))]  # it may still be at work
+
+
+def test_a_silent_broker(driver: Driver) -> None:
+    """It is asked for a sign of life, and given up after reconnect_timeout_s without one."""
+    driver.running()
+    driver.do(Consumed("r", 0, 0))
+    assert Send(Describe()) in driver.wait(QUIET_S)
+    driver.get(Report(what="status", ok=True, body={}))  # any word will do
+    for _ in range(5):
+        assert errors(driver.wait(5)) == []
+    [error] = errors(driver.wait(5))
+    assert isinstance(error, Unavailable)
+    assert "has said nothing for 30 s" in str(error)
+
+
+def test_silence_counts_only_while_something_is_awaited(driver: Driver) -> None:
+    """An idle hour is no silence."""
+    driver.running()
+    driver.get(finished(0))
+    driver.now += 3600
+    assert driver.do(Start(submit())) == [Send(submit())]
+    assert driver.wait(1) == []
+
+
+def test_a_quiet_request_is_told_again(driver: Driver) -> None:
+    """An answer may have been lost: Submit before the acceptance, Attach after it; not while the caller is behind."""
+    message = driver.submitted()
+    driver.get(Report(what="status", ok=True, body={}))  # it is a broker
+    assert Send(message) in driver.wait(NUDGE_S)
+    driver.get(Accepted(request_id="r"))
+    assert attach(0) in driver.wait(NUDGE_S)
+    driver.get(tokens(0, 5))
+    assert attach(5) not in driver.wait(NUDGE_S)
+    driver.do(Consumed("r", 0, 5))
+    assert attach(5) in driver.wait(0)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("invalid", InvalidRequest),
+        ("context", InvalidRequest),
+        ("conflict", InvalidRequest),
+        ("unknown", InvalidRequest),
+        ("overloaded", Overloaded),
+        ("unavailable", Unavailable),
+        ("never heard of", InvalidRequest),
+    ],
+)
+def test_refusals_have_their_types(driver: Driver, code: str, kind: type[ClientError]) -> None:
+    """The code decides; the broker's words are the text; the request is over."""
+    driver.submitted()
+    [error] = errors(driver.get(Rejected(request_id="r", code=code, reason="because", retry_after_s=7.0)))
+    assert type(error) is kind
+    assert str(error) == "because"
+    if isinstance(error, InvalidRequest):
+        assert error.code == code
+    if isinstance(error, Overloaded):
+        assert error.retry_after_s == 7.0
+    assert driver.session.idle
+
+
+def test_bad_ends_have_their_types(driver: Driver) -> None:
+    """Failed, cancelled by somebody else, forgotten by the broker."""
+    for answer, kind, text in (
+        (finished(0, reason="failed", detail="a stage was lost"), RequestFailed, "a stage was lost"),
+        (finished(0, reason="cancelled"), RequestCancelled, "the request was cancelled"),
+        (Rejected(request_id="r", code="unknown", reason="gone"), RequestFailed, "no longer knows the request: gone"),
+    ):
+        driver.running()
+        [error] = errors(driver.get(answer))
+        assert type(error) is kind
+        assert text in str(error)
+        assert driver.session.idle
+
+
+def test_malformed_fails_what_is_unanswered(driver: Driver) -> None:
+    """The broker can't say which message it was; accepted requests go on, unless nothing else can have been meant."""
+    driver.running()
+    driver.do(Start(submit(request_id="r2")))
+    driver.do(Ask(1, Describe(), 9.0))
+    failed, unanswered = driver.get(Malformed(reason="kind: strange"))
+    assert isinstance(failed, Failed)
+    assert failed.request_id == "r2"
+    assert "can't understand this client: kind: strange" in str(failed.error)
+    assert isinstance(unanswered, Unanswered)
+    [failed] = driver.get(Malformed(reason="kind: strange"))
+    assert isinstance(failed, Failed)
+    assert failed.request_id == "r"
+
+
+def test_an_id_in_use(driver: Driver) -> None:
+    """Two live requests of one client can't have the same id."""
+    driver.submitted()
+    with pytest.raises(InvalidRequest, match="in use"):
+        driver.do(Start(submit()))
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_answers_find_their_questions(driver: Driver) -> None:
+    """Descriptions answer all who asked, reports the first who asked for them, parts of assets by name and place."""
+    driver.do(Connected())
+    for key, question in enumerate((Describe(), Describe(), Query(what="plan"), Query(what="plan"))):
+        assert driver.do(Ask(key, question, 9.0)) == [Send(question)]
+    driver.do(Ask(4, GetAsset(name="a", offset=0), 9.0))
+    description = Description(
+        manifest=None, state="waiting", waits_for="", max_context=0, max_queue=1, swarm_version="0"
+    )
+    assert driver.get(description) == [Answered(0, description), Answered(1, description)]
+    plan = Report(what="plan", ok=True, body={})
+    assert driver.get(plan) == [Answered(2, plan)]
+    assert driver.get(Report(what="nodes", ok=True, body={})) == []
+    assert driver.get(plan) == [Answered(3, plan)]
+    missing = Report(what="asset", ok=False, body={})
+    assert driver.get(missing) == [Answered(4, missing)]
+    assert driver.session.idle
+
+
+def test_questions_have_time_limits_and_can_be_withdrawn(driver: Driver) -> None:
+    """Nobody waits for ever, and nobody is told who waits no more."""
+    driver.do(Connected())
+    driver.do(Ask(1, Describe(), 2.0))
+    driver.do(Ask(2, Describe(), 2.0))
+    driver.do(Withdraw(2))
+    [unanswered] = driver.wait(2)
+    assert isinstance(unanswered, Unanswered)
+    assert isinstance(unanswered.error, RequestTimeout)
+    assert unanswered.key == 1
+
+
+# --- any order of events ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_happens_tokens_come_once_and_in_order(data: st.DataObject) -> None:
+    """Against a broker that loses, repeats, cuts and reorders messages and connections: what is delivered is a
+    beginning of the answer, without holes or repetitions; and once the road is good again, all of it."""
+    driver, num_tokens = Driver(), data.draw(st.integers(0, 80))
+    delivered: list[int] = []
+    ended = 0
+
+    def collect(actions: list[Action]) -> list[Action]:
+        nonlocal ended
+        for action in actions:
+            if isinstance(action, Deliver):
+                assert action.start == len(delivered)
+                delivered.extend(action.ids)
+            ended += isinstance(action, Ended)
+            assert not isinstance(action, Failed)
+        return actions
+
+    driver.do(Start(submit()))
+    for step in data.draw(st.lists(st.sampled_from(["up", "down", "tokens", "end", "take", "tick", "accept"]))):
+        start = data.draw(st.integers(0, num_tokens))
+        match step:
+            case "up":
+                collect(driver.do(Connected()))
+            case "down":
+                driver.do(Disconnected())
+            case "tokens":
+                collect(driver.get(tokens(start, data.draw(st.integers(0, num_tokens - start)))))
+            case "end":
+                collect(driver.get(finished(num_tokens)))
+            case "take":
+                collect(driver.do(Consumed("r", 0, data.draw(st.integers(0, len(delivered))))))
+            case "tick":
+                collect(driver.wait(0.01))
+            case "accept":
+                driver.get(Accepted(request_id="r"))
+    assert delivered == list(range(len(delivered)))
+    if not ended:
+        driver.get(Accepted(request_id="r"))
+        driver.do(Disconnected())
+        [sent] = driver.do(Connected())
+        assert isinstance(sent, Send)
+        assert isinstance(sent.message, Attach)
+        start = sent.message.next_index[0]
+        collect(driver.get(tokens(start, num_tokens - start)))
+        collect(driver.get(finished(num_tokens)))
+    assert delivered == list(range(num_tokens))
+    assert ended == 1
