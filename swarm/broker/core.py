@@ -48,6 +48,7 @@ from swarm.wire.messages import (
     Denied,
     Describe,
     Description,
+    Dismiss,
     Fence,
     GetAsset,
     Hello,
@@ -323,6 +324,9 @@ class BrokerCore:
             wants=wants,
         )
         self._out.append(OrderWorker(peer, welcome))
+        if self.state.book.current is not None:
+            # The plan in force was made without it: what it still holds of the sequences is of no use any more.
+            self._out.append(OrderWorker(peer, Dismiss(epoch=self.state.book.epoch)))
 
     def _asset_arrived(self, event: AssetArrived) -> None:
         """A file counts if it is the one that the manifest names."""
@@ -337,8 +341,7 @@ class BrokerCore:
         """In good order: the plan is made without it first, unless nobody else can take its layers."""
         if at_once:
             self._planner.release(worker, "it was asked to leave")
-            self._planner.lost(worker, now)
-            self._end_the_dangerous(now)
+            self._planner.lost(worker, now, blame=False)
         elif worker.state is not WorkerState.OUT:
             worker.state = WorkerState.LEAVING
             self._planner.changed(now)
@@ -346,16 +349,16 @@ class BrokerCore:
     def _disconnected(self, peer: bytes, now: float) -> None:
         worker = self._member(peer)
         if worker is not None:
-            self._lose(worker, "its connection closed", now)
+            self._lose(worker, "its connection closed", now, blame=True)
 
-    def _lose(self, worker: Worker, evidence: str, now: float) -> None:
+    def _lose(self, worker: Worker, evidence: str, now: float, *, blame: bool = False) -> None:
         if worker.state is WorkerState.OUT:
             return
         worker.state = WorkerState.OUT
         worker.reason = evidence
         self.state.count("workers_lost")
         self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
-        self._planner.lost(worker, now)
+        self._planner.lost(worker, now, blame=blame)
         self._end_the_dangerous(now)
 
     def _end_the_dangerous(self, now: float) -> None:
@@ -403,7 +406,7 @@ class BrokerCore:
         for incarnation, judgement in self.judgements(now).items():
             worker = self.state.workers[incarnation]
             if judgement.verdict.is_out and worker.state is not WorkerState.OUT:
-                self._lose(worker, judgement.evidence, now)
+                self._lose(worker, judgement.evidence, now, blame=judgement.verdict is Verdict.HUNG)
         self._forget_the_long_gone()
         self._notice_lost_steps(now)
         self._renew_leases(now)

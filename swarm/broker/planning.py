@@ -89,13 +89,14 @@ class Planner:
         """The set of workers changed; plan once it has been quiet for a moment."""
         self._state.book.changed_at = now
 
-    def lost(self, worker: Worker, now: float) -> None:
-        """A worker is out. If a plan relies on it, that plan is void."""
+    def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
+        """A worker is out. If a plan relies on it, that plan is void. ``blame``: what it computed may be the cause."""
         book = self._state.book
         if book.coming is not None and worker.incarnation in book.coming.members:
             self._abandon()
         if book.current is not None and worker.incarnation in book.current.members:
-            self._blame_sequences(now)
+            if blame:
+                self._blame_sequences()
             self._stop_serving()
             self._start(now)
         else:
@@ -105,7 +106,7 @@ class Planner:
         """The data path is broken though all live: the same workers, a new epoch."""
         if self._state.book.serving:
             if blame:
-                self._blame_sequences(now)
+                self._blame_sequences()
             self._stop_serving()
             self._abandon()
             self._start(now)
@@ -366,12 +367,11 @@ class Planner:
         for sequence in self._state.running:
             sequence.cut_to(sequence.kv)
 
-    def _blame_sequences(self, now: float) -> None:
+    def _blame_sequences(self) -> None:
         """Whoever was in the pipe was present at the death; the core ends those present too often."""
-        for flight in self._state.flights.values():
-            for sequence, _ in flight.sequences:
-                sequence.num_deaths += 1
-                self._state.count("sequences_at_deaths")
+        for sequence in {s for flight in self._state.flights.values() for s, _ in flight.sequences}:
+            sequence.num_deaths += 1
+            self._state.count("sequences_at_deaths")
 
     def _blame_the_late(self, now: float) -> None:
         book = self._state.book
@@ -382,7 +382,7 @@ class Planner:
             worker.reason = f"did not {what} epoch {book.epoch} in time"
             self._note("worker_out", "warning", worker=worker.name, evidence=worker.reason)
         for worker in late:
-            self.lost(worker, now)
+            self.lost(worker, now, blame=False)
 
     # --- small things ------------------------------------------------------------------------------------------------
 

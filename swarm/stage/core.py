@@ -220,13 +220,6 @@ class StageCore:
             self.parked = False
             self._note("unparked")
         match order:
-            case Welcome():
-                self._welcome(order)
-            case Denied(reason=reason):
-                self._out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
-            case Rejoin(reason=reason):
-                self._note("rejoining", "warning", reason=reason)
-                self._out.append(Introduce())
             case Prepare():
                 self._prepare(order)
             case Fence(epoch=epoch):
@@ -237,10 +230,22 @@ class StageCore:
                 self._dismiss(epoch)
             case Replay():
                 self._replay(order)
-            case Release(reason=reason):
-                self._out.append(Exit(0, reason))
             case Park():
                 self._park("the broker said so")
+            case _:
+                self._take_membership_order(order)
+
+    def _take_membership_order(self, order: Order) -> None:
+        match order:
+            case Welcome():
+                self._welcome(order)
+            case Denied(reason=reason):
+                self._out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
+            case Rejoin(reason=reason):
+                self._note("rejoining", "warning", reason=reason)
+                self._out.append(Introduce())
+            case Release(reason=reason):
+                self._out.append(Exit(0, reason))
             case Alive():
                 pass  # hearing it is all it is for
             case _:
