@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from swarm import __version__
+from swarm.cli.chat import chat
+from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.run import broker, config_app, worker
 from swarm.cli.up import up
 
 app = typer.Typer(
     help="Run one language model over several processes and machines, and keep its word while they die.",
-    epilog='Try: swarm up, and in another terminal: swarm generate "Who lives in the wood?"',
+    epilog='Try: swarm up, and in another terminal: swarm generate "Once upon a time"',
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -22,13 +24,9 @@ app = typer.Typer(
 
 
 def _version(wanted: bool) -> None:
-    if not wanted:
-        return
-    try:
-        print(f"swarm {metadata.version('swarm')}")
-    except metadata.PackageNotFoundError:
-        print("swarm (run from its sources, not installed)")
-    raise typer.Exit
+    if wanted:
+        print(f"swarm {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -51,4 +49,6 @@ def common(
 app.command()(up)
 app.command()(broker)
 app.command()(worker)
+app.command()(generate)
+app.command()(chat)
 app.add_typer(config_app, name="config")

@@ -19,9 +19,10 @@ from swarm.cli.runner import Feed
 from swarm.cli.summary import loading_line, plan_lines, serving_lines
 from swarm.cli.supervisor import Answer, Asked, Served
 from swarm.errors import WireError
-from swarm.wire.channel import DealerChannel, Frames, Link
+from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import HostDone, HostHello, Json, Query, Report, ServerMessage, StartWorkers
+from swarm.wire.sockets import Frames
 
 HELLO_S = 2.0
 LOADING_POLL_S = 0.25  # somebody is watching

@@ -72,7 +72,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PortOption = Annotated[
     int | None,
     typer.Option(
-        "--port", metavar="PORT", help="Port of the clients' door; the next three are used too. [default: 5700]"
+        "--port", metavar="PORT", help="Port of the clients' door; the next one is the workers'. [default: 5700]"
     ),
 ]
 StateDirOption = Annotated[

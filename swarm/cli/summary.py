@@ -43,7 +43,7 @@ def serving_lines(plan: Json, status: Json, url: str) -> list[str]:
         f"serving {status.get('model')} on {count}",
         *plan_lines(plan),
         f"url: {url}",
-        f'try: swarm generate "Who lives in the wood?"{at}',
+        f'try: swarm generate "Once upon a time"{at}',
         "Ctrl-C stops it",
     ]
 

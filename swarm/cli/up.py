@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from swarm.config import Settings
 
 NUM_WORKERS = 2  # the fewest between which anything travels
-NUM_PORTS = 4  # doors for clients, workers' control, beats, data
+NUM_PORTS = 2  # doors for clients and for workers' control; the broker finds ports for the rest by itself
 MEMORY_SHARE = 0.8  # of what is free; the rest is for the broker, the clients and the system
 
 
@@ -133,7 +133,7 @@ def check_ports(host: str, first: int) -> None:
 
 def _port_trouble(host: str, port: int, first: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        span = f"{first} to {first + NUM_PORTS - 1}"
+        span = " and ".join(str(first + offset) for offset in range(NUM_PORTS))
         return f"port {port} is in use (a swarm needs {span}): stop what listens there, or choose others with --port"
     return f"can't listen on port {port} of {host} ({error.strerror}); choose others with --port"
 
