@@ -71,7 +71,7 @@ def test_a_template_file_goes_before_the_configuration() -> None:
 
 
 def test_templates_see_what_transformers_shows_them() -> None:
-    """Special tokens, the generation prompt, loop controls, trimmed blocks, JSON without HTML escapes, generation marks."""
+    """Special tokens, the generation prompt, loop controls, trimmed blocks, plain JSON, generation marks."""
     template = (
         "{%- for m in messages %}\n  {% if m.role == 'skip' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}"
         "{% generation %}{{ {'a': '<b>'} | tojson }}{% endgeneration %}{{ bos_token }}{{ eos_token }}"

@@ -1,0 +1,368 @@
+"""``swarm generate``, ``swarm chat`` and ``swarmctl`` against a scripted broker: what they print, and how they end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from swarm.cli.chat import chat
+from swarm.cli.generate import generate
+from swarm.cli.output import run_app
+from swarm.ctl.main import run as swarmctl
+from swarm.wire.messages import Cancel, Join, Rejected, Report, StopWorker, Submit
+from tests.integration.fake_broker import EOS, FakeBroker, say, tiny_tokenizer
+
+SCRIPT = """
+import sys, typer
+from swarm.cli.chat import chat
+from swarm.cli.generate import generate
+from swarm.cli.output import run_app
+app = typer.Typer()
+app.command()(generate)
+app.command()(chat)
+sys.exit(run_app(lambda: app, "swarm", sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def parrot(submit: Submit, index: int) -> list[int]:
+    """Repeats the last line of the prompt that is not the template's own."""
+    text = tiny_tokenizer().decode(list(submit.prompt)).removesuffix("assistant: ")
+    return [*say(f"{text.splitlines()[-1]}#{index}"), EOS]
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
+    with FakeBroker(parrot).in_thread() as broker:
+        monkeypatch.setenv("SWARM_URL", broker.url)
+        yield broker
+
+
+def swarm(*arguments: str) -> int:
+    app = typer.Typer()
+    app.command()(generate)
+    app.command()(chat)
+    return run_app(lambda: app, "swarm", arguments)
+
+
+# --- swarm generate ---------------------------------------------------------------------------------------------------
+
+
+def test_generate_prints_the_answer(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text and nothing else on stdout; options reach the broker."""
+    assert swarm("generate", "hello €", "--max-tokens", "50", "--temperature", "0.5", "--seed", "9") == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("hello €#0\n", "")
+    [submit] = broker.heard_of(Submit)
+    assert isinstance(submit, Submit)
+    assert (submit.params.max_tokens, submit.params.temperature, submit.seed) == (50, 0.5, 9)
+
+
+def test_generate_from_token_ids(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """--tokens stands in for a text."""
+    ids = ",".join(map(str, say("abc")))
+    assert swarm("generate", "--tokens", ids, "--stop", "c") == 0
+    assert capsys.readouterr().out == "ab\n"
+
+
+def test_generate_in_json(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object with everything, hops and all choices included."""
+    assert swarm("generate", "hello", "--json", "--hops", "--n", "2") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["text"] == "hello#0"
+    assert [choice["text"] for choice in data["choices"]] == ["hello#0", "hello#1"]
+    assert data["usage"]["num_tokens"] == sum(len(choice["tokens"]) for choice in data["choices"])
+    assert data["hops"][0][0]["layers"] == [0, 2]
+    assert data["finish_reason"] == "stop"
+    assert {"seed", "request_id", "timing"} <= data.keys()
+
+
+def test_generate_several(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several answers are told apart."""
+    assert swarm("generate", "x", "--n", "2") == 0
+    assert capsys.readouterr().out == "[0] x#0\n[1] x#1\n"
+
+
+def test_generate_shows_the_hops(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which layers ran where and how long they took, on stderr: stdout has only the answer."""
+    assert swarm("generate", "hello", "--hops") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "hello#0\n"
+    [line] = [line for line in shown.err.splitlines() if "w0" in line]
+    assert line.split() == ["w0", "0-1", "2.00", "2.00", "1.00", "0.00"]
+
+
+def test_generate_through_the_chat_template(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """--chat asks the prompt as a user's message."""
+    assert swarm("generate", "hello", "--chat") == 0
+    assert capsys.readouterr().out == "user: hello#0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((), 2, "give either a prompt or --tokens"),
+        (("x", "--tokens", "1"), 2, "give either a prompt or --tokens"),
+        (("--tokens", "1,a"), 2, "--tokens takes numbers"),
+        (("x", "--max-tokens", "many"), 2, "--max-tokens"),
+        (("x", "--max-tokens", "0"), 1, "max_tokens must be between 1"),
+        (("",), 1, "the prompt is empty"),
+        (("x", "--temperature", "nan"), 1, "temperature must be between"),
+        (("x", "--url", "tcp://127.0.0.1:20001"), 1, "no broker answers at tcp://127.0.0.1:20001"),
+        (("x", "--url", "here"), 1, "'here' is no endpoint"),
+    ],
+)
+def test_mistakes_are_one_line(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    """On stderr, with 2 for usage and 1 for the rest; nothing was submitted."""
+    assert swarm("generate", *arguments) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("swarm: ")
+    assert text in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert broker.heard_of(Submit) == []
+
+
+def test_a_waiting_swarm_says_for_what(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the error, or the answer, comes."""
+    broker.manifest = None
+    assert swarm("generate", "x") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "swarm: not serving yet: a first worker",
+        "swarm: the swarm has no model yet: a first worker",
+    ]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_an_interrupt_cancels(broker: FakeBroker) -> None:
+    """Ctrl-C after the first words: the request is cancelled, the exit code is 130, nothing else is said."""
+    broker.allowed = 3
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "generate", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"hello"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, err) == (130, b"")
+    broker.wait_in_thread(lambda: len(broker.heard_of(Cancel)) == 1)
+
+
+# --- swarm chat -------------------------------------------------------------------------------------------------------
+
+
+def test_chat_remembers(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line is asked with all that was said before; /reset forgets; /quit leaves; the rest of stdin is not read."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n\n/reset\nthree\n/quit\nfour\n"))
+    assert swarm("chat", "--system", "be brief") == 0
+    assert capsys.readouterr().out == "user: one#0\nuser: two#0\nuser: three#0\n"
+    prompts = [tiny_tokenizer().decode(list(m.prompt)) for m in broker.heard_of(Submit) if isinstance(m, Submit)]
+    told = "system: be brief\nuser: "
+    assert prompts == [
+        f"{told}one\nassistant: ",
+        f"{told}one\nassistant: user: one#0\nuser: two\nassistant: ",
+        f"{told}three\nassistant: ",
+    ]
+
+
+def test_a_chat_that_outgrows_the_context(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loses its oldest turn, says so, and goes on."""
+    broker.refuse = lambda submit: (
+        Rejected(request_id=submit.request_id, code="context", reason="too long") if len(submit.prompt) > 40 else None
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert swarm("chat") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "user: one#0\nuser: two#0\n"
+    assert "oldest turn was forgotten" in shown.err
+
+
+def test_a_chat_that_fails(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal, the first error ends it."""
+    broker.refuse = lambda submit: Rejected(request_id=submit.request_id, code="overloaded", reason="the queue is full")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert swarm("chat") == 1
+    assert capsys.readouterr().err == "swarm: the queue is full\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="terminals")
+def test_chat_at_a_terminal(broker: FakeBroker) -> None:
+    """Ctrl-C ends the answer, not the conversation; Ctrl-D leaves with exit code 0."""
+    import pty
+    import select
+
+    broker.allowed = 6
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "chat"], stdin=child, stdout=child, stderr=child, start_new_session=True
+    )
+    os.close(child)
+    seen = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert select.select([parent], [], [], 20)[0], seen
+            seen += os.read(parent, 4096)
+        seen = seen[seen.index(text) + len(text) :]
+
+    try:
+        read_until(b"> ")
+        os.write(parent, b"hello\n")
+        read_until(b"user: ")
+        process.send_signal(signal.SIGINT)
+        read_until(b"> ")
+        broker.wait_in_thread(lambda: len(broker.heard_of(Cancel)) == 1)
+        broker.allowed = None
+        os.write(parent, b"again\n")
+        read_until(b"again#0")
+        read_until(b"> ")
+        os.write(parent, b"\x04")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+# --- swarmctl ---------------------------------------------------------------------------------------------------------
+
+WORKERS = [
+    {
+        "name": "w0",
+        "incarnation": "abc",
+        "host": "box",
+        "pid": 7,
+        "device": "cpu",
+        "dtype": "float32",
+        "state": "active",
+        "layers": [0, 4],
+        "verdict": "healthy",
+        "evidence": "",
+        "beat_age_s": 0.05,
+        "memory_bytes": 8 << 30,
+        "kv_used": 32,
+        "kv_capacity": 4096,
+        "endpoint": "tcp://127.0.0.1:20000",
+        "spin": "up",
+    },
+    {"name": "w1", "state": "loading", "layers": None},
+]
+REPORTS: dict[str, dict[str, object]] = {
+    "status": {"state": "serving", "waits_for": "", "epoch": 3, "uptime_s": 7300.0, "num_running": 2, "colour": "red"},
+    "nodes": {"workers": WORKERS, "quorum": True},
+    "plan": {
+        "epoch": 3,
+        "state": "serving",
+        "objective": "throughput",
+        "stages": [{"worker": "w0", "layers": [0, 4], "weight_bytes": 2048, "predicted_s": 0.0021, "extra": 5}],
+        "why": ["the head weighs as much as two layers"],
+        "coming": {"epoch": 4, "stages": [{"worker": "w1", "layers": [0, 4]}]},
+    },
+    "stats": {
+        "pipeline": {"steps": 12, "tokens": 3.0},
+        "stages": {"w0": {"steps": 12, "late": 1}, "w1": {"steps": 11}},
+    },
+    "requests": {
+        "requests": [{"request_id": "r1", "state": "running", "num_prompt": 3, "num_tokens": 5, "age_s": 0.5}]
+    },
+}
+EXPECTED = {
+    "status": ["serving", "epoch 3", "uptime 2.0 h", "running 2", "colour red"],
+    "nodes": ["w0 active 0-3 cpu float32 healthy 50.0 ms 32 / 4096 8.0 GiB box 7 up", "w1 loading", "quorum yes"],
+    "plan": [
+        "objective throughput",
+        "w0 0-3 2.0 KiB 2.1 ms 5",
+        "the head weighs as much as two layers",
+        "coming: epoch 4",
+        "w1 0-3",
+    ],
+    "stats": ["steps 12 11", "late 1 –", "tokens 3"],
+    "requests": ["r1 running 3 5 500.0 ms"],
+}
+
+
+@pytest.mark.parametrize("what", list(REPORTS))
+def test_reports_for_people_and_programs(broker: FakeBroker, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    """Everything in the report is shown, unknown keys too; --json prints it as it came, wherever it stands."""
+    broker.reports[what] = Report(what=what, ok=True, body=REPORTS[what])
+    assert swarmctl([what]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in EXPECTED[what]:
+        assert text in shown
+    for arguments in (["--json", what], [what, "--json"], ["--url", broker.url, what, "--json"]):
+        assert swarmctl(arguments) == 0
+        assert json.loads(capsys.readouterr().out) == REPORTS[what]
+
+
+def test_empty_and_strange_reports(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing there is said in words; a report of another shape is no crash."""
+    for what, words in (("nodes", "no workers"), ("plan", "no stages"), ("requests", "no requests under way")):
+        broker.reports[what] = Report(what=what, ok=True, body={})
+        assert swarmctl([what]) == 0
+        assert words in capsys.readouterr().out
+    for what, body in REPORTS.items():
+        broker.reports[what] = Report(what=what, ok=True, body=dict.fromkeys(body, 5) | {"new": [{"a": 1}]})
+        assert swarmctl([what]) == 0
+        assert "new" in capsys.readouterr().out
+
+
+def test_join_and_stop(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options reach the broker; its refusals are errors in its words."""
+    assert swarmctl(["join", "--count", "2", "--memory-limit", "1.5G"]) == 0
+    assert capsys.readouterr().out.split() == ["started", "w0,", "w1"]
+    assert broker.heard_of(Join) == [Join(count=2, memory_limit=3 << 29)]
+    assert swarmctl(["stop", "w1", "--force"]) == 0
+    assert broker.heard_of(StopWorker) == [StopWorker(worker="w1", force=True)]
+    capsys.readouterr()
+    broker.reports["stop"] = Report(what="stop", ok=False, body={"error": "no worker 'w9': the workers are w0, w1"})
+    assert swarmctl(["stop", "w9"]) == 1
+    assert capsys.readouterr().err == "swarmctl: no worker 'w9': the workers are w0, w1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--url", "tcp://127.0.0.1:20001", "status"], 1, "no broker answers at tcp://127.0.0.1:20001"),
+        (["join", "--count", "0"], 2, "--count"),
+        (["join", "--memory-limit", "lots"], 2, "--memory-limit takes a size"),
+        (["stop"], 2, "WORKER"),
+        (["dance"], 2, "dance"),
+    ],
+)
+def test_ctl_mistakes_are_one_line(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
+) -> None:
+    """On stderr, with 2 for usage and 1 for the rest."""
+    assert swarmctl(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("swarmctl: ")
+    assert text.lower() in shown.err.lower()
+    assert len(shown.err.splitlines()) == 1
