@@ -37,10 +37,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from math import ceil
+from time import monotonic
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 import zmq
@@ -346,31 +348,57 @@ class AsyncPushChannel(PushChannel):
 
 
 class PullChannel:
-    """The receiving end of data edges, for one plain thread."""
+    """The receiving end of data edges, for one plain thread.
+
+    Waits on the descriptors itself: asking the socket what happened and then sleeping in one system call is what a
+    blocking receive does too; ``zmq.Poller`` would make it three. A descriptor tells of news once, so the socket is
+    always asked before sleeping.
+    """
 
     def __init__(self, context: Context, host: str, limit_bytes: int, ports: range = DATA_PORTS) -> None:
-        self._socket = context.socket(zmq.PULL)
-        set_options(self._socket, limit_bytes, DATA_QUEUE, linger_ms=0)
+        self.socket = context.socket(zmq.PULL)
+        set_options(self.socket, limit_bytes, DATA_QUEUE, linger_ms=0)
+        self._ready = False  # wait() has seen a message that receive() has not taken yet
+        self._watch(None, ())
         try:
-            self.endpoint = bind_free_port(self._socket, host, ports)
+            self.endpoint = bind_free_port(self.socket, host, ports)
         except ConfigError:
             self.close()
             raise
 
     def receive(self) -> Frames | None:
-        """The next message, None if there is none now. Tensors are read-only views of libzmq's own buffer."""
-        frames = receive_now(self._socket)
+        """The next message, None if there is none now. The frames are libzmq's own buffers."""
+        if not (self._ready or has(self.socket, zmq.POLLIN)):  # an exception for "nothing there" costs three times that
+            return None
+        self._ready = False
+        frames = receive_now(self.socket)
         return None if frames is None else [frame.buffer for frame in frames]
 
-    def wait(self, timeout_s: float, *, wake: Wake | None = None, outgoing: Iterable[PushChannel] = ()) -> bool:
+    def wait(self, timeout_s: float, *, wake: Wake | None = None, outgoing: Sequence[PushChannel] = ()) -> bool:
         """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
+        if wake is not self._wake or outgoing != self._outgoing:
+            self._watch(wake, outgoing)
+        deadline = monotonic() + timeout_s
+        while not self._is_ready():
+            woken = self._sleeper.poll(max(0, ceil((deadline - monotonic()) * 1000)))
+            if not woken:
+                return False
+            if wake is not None and (wake.fileno(), select.POLLIN) in woken:
+                return True
+        return True
+
+    def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
+        """What ends the next waits; it seldom changes."""
+        self._wake, self._outgoing = wake, outgoing
+        self._sleeper = select.poll()
+        for socket in (self.socket, *(channel.socket for channel in outgoing)):
+            self._sleeper.register(descriptor(socket), select.POLLIN)  # news, whatever it is, makes it readable
         if wake is not None:
-            poller.register(wake, zmq.POLLIN)
-        for channel in outgoing:
-            poller.register(channel.socket, zmq.POLLOUT)
-        return bool(poller.poll(ceil(timeout_s * 1000)))
+            self._sleeper.register(wake, select.POLLIN)
+
+    def _is_ready(self) -> bool:
+        self._ready = has(self.socket, zmq.POLLIN)
+        return self._ready or any(has(channel.socket, zmq.POLLOUT) for channel in self._outgoing)
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()

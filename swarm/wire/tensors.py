@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from math import prod
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import numpy as np
 import xxhash
@@ -58,9 +58,9 @@ def pack(
     size = array.size * _STORED[dtype].itemsize
     if size > MAX_TENSOR_BYTES:
         raise WireError(f"a tensor of {size} bytes is too large to send: the limit is {MAX_TENSOR_BYTES}")
-    stored = np.ascontiguousarray(_store(array, dtype)).reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
-    data = stored.reshape(-1).view(np.uint8).data
-    return TensorSpec(dtype, stored.shape, stored.nbytes, checksum(data) if checked else 0), data
+    stored = np.ascontiguousarray(_store(array, dtype))
+    data = stored.data.cast("B") if size else memoryview(b"")  # nothing can't be cast
+    return TensorSpec(dtype, array.shape, size, checksum(data) if checked else 0), data
 
 
 def pack_bytes(data: Bytes, *, checked: bool = True) -> PayloadSpec:
@@ -73,18 +73,15 @@ def view(spec: TensorSpec, data: Bytes) -> NDArray[np.generic]:
 
     ``data`` must have been checked against ``spec``, as decoding does.
     """
-    array = np.frombuffer(data, dtype=_STORED[spec.dtype]).reshape(spec.shape)
-    array.flags.writeable = False
-    return array
+    return np.frombuffer(memoryview(data).toreadonly(), _STORED[spec.dtype]).reshape(spec.shape)
 
 
 def unpack(spec: TensorSpec, data: Bytes) -> NDArray[np.float32]:
     """The elements as float32, read-only; a view of ``data`` if they came as float32. Widening is exact."""
     stored = view(spec, data)
-    if spec.dtype == "bfloat16":
-        widened = from_bfloat16(stored.view(np.uint16))
-    else:
-        widened = stored.astype(np.float32, copy=False)
+    if stored.dtype == np.float32:
+        return cast("NDArray[np.float32]", stored)
+    widened = from_bfloat16(stored.view(np.uint16)) if spec.dtype == "bfloat16" else stored.astype(np.float32)
     widened.flags.writeable = False
     return widened
 

@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""How much a hop costs with our wire, against bare pyzmq on the same frames.
+
+Two processes on TCP loopback, one plain thread each, one PUSH per direction. Every mode sends the same two frames
+(msgpack header, float32 tensor) over the very same sockets; the modes take turns within one run, so that whatever else
+the machine does hits all of them alike.
+
+    bare           send_multipart and recv_multipart of frames that were made beforehand
+    swarm          pack, encode, send; receive, decode, array view; no checksum
+    swarm+sum      the same with the xxh3 checksum made and verified
+
+Latency is half a round trip. Throughput is one-way, acknowledged at the end of a burst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import zmq
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from swarm.wire import tensors
+from swarm.wire.channel import PullChannel, PushChannel
+from swarm.wire.codec import DATA
+from swarm.wire.messages import Hop, LayerRange, Row, Step, TensorSpec
+
+HOST = "127.0.0.1"
+DEADLINE_S = 30.0
+HIDDEN = 1024
+ROWS = {2: (Row(7, 100, 1, True), Row(8, 31, 1, True)), 256: (Row(7, 0, 256, False),)}
+TOKENS = tuple(range(20_000, 20_256))
+HOPS = (Hop("w0", LayerRange(0, 8), 1e-4, 2e-3, 0.0, 1e-4, 8192),)
+MODES = ("bare", "swarm", "swarm+sum")
+SIZES = {"8 KB": 2, "1 MB": 256}  # rows of 1024 float32
+TARGETS = {"8 KB": 1.3, "1 MB": 1.1}
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+
+@dataclass
+class Measured:
+    """Samples of one mode at one size: one-way seconds per message, messages per second of each burst."""
+
+    latency_s: list[float] = field(default_factory=list)
+    per_second: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Line:
+    """What is printed. Ratios above 1 mean slower than bare; they are medians over pairs of neighbouring turns."""
+
+    size: str
+    mode: str
+    p50_us: float
+    p99_us: float
+    messages_per_s: float
+    mb_per_s: float
+    latency_ratio: float
+    throughput_ratio: float
+    target: float
+
+
+class Peer:
+    """One end: a pull, a push to the other end, and the two ways to use them."""
+
+    def __init__(self, pull: PullChannel, push: PushChannel) -> None:
+        self.pull, self.push = pull, push
+        pull.socket.set(zmq.RCVTIMEO, int(DEADLINE_S * 1000))  # for the bare calls
+        push.socket.set(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
+
+    def close(self) -> None:
+        self.push.close()
+        self.pull.close()
+
+    def send(self, frames: Sequence[tensors.Bytes]) -> None:
+        while not self.push.send(frames):
+            if not self.pull.wait(DEADLINE_S, outgoing=[self.push]):
+                raise TimeoutError("the other end does not read")
+
+    def receive(self) -> list[memoryview]:
+        if not self.pull.wait(DEADLINE_S):
+            raise TimeoutError("the other end does not answer")
+        frames = self.pull.receive()
+        assert frames is not None
+        return frames
+
+    def send_array(self, array: Array, *, checked: bool) -> None:
+        spec, data = tensors.pack(array, checked=checked)
+        self.send(DATA.encode(a_step(spec), data))
+
+    def receive_array(self) -> Array:
+        step, payload = DATA.decode(self.receive())
+        assert isinstance(step, Step)
+        assert step.tensor is not None
+        assert payload is not None
+        return tensors.unpack(step.tensor, payload)
+
+    def send_bare(self, frames: Sequence[tensors.Bytes | zmq.Frame]) -> None:
+        self.push.socket.send_multipart(frames, copy=False)
+
+    def receive_bare(self) -> list[zmq.Frame]:
+        frames: list[zmq.Frame] = self.pull.socket.recv_multipart(copy=False)
+        return frames
+
+
+def a_step(spec: TensorSpec) -> Step:
+    """A step as it looks half-way through three stages: two decodes, or a prefill chunk of 256 positions."""
+    num_tokens = spec.shape[0]
+    return Step(epoch=3, step=12345, rows=ROWS[num_tokens], tokens=TOKENS[:num_tokens], hops=HOPS, tensor=spec)
+
+
+def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """How a mode sends and receives. Each end sends an array of its own, as a stage does."""
+    array = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32)
+    if mode != "bare":
+        return (lambda: peer.send_array(array, checked=mode == "swarm+sum")), peer.receive_array
+    spec, data = tensors.pack(array)
+    frames = DATA.encode(a_step(spec), data)
+    return (lambda: peer.send_bare(frames)), peer.receive_bare
+
+
+# --- the child: answers, in the mode that it is told ------------------------------------------------------------------
+
+
+def serve(answer_to: str) -> None:
+    """Each turn starts with one frame ``mode test num_rows count``; an empty one ends it all."""
+    context = zmq.Context()
+    peer = Peer(PullChannel(context, HOST, DATA.frame_limit_bytes), PushChannel(context, answer_to))
+    print(peer.pull.endpoint, flush=True)
+    while order := bytes(peer.receive()[0]).decode():
+        mode, test, num_rows, count = order.split()
+        answer(peer, mode, test, int(num_rows), int(count))
+    peer.close()
+    context.term()
+
+
+def answer(peer: Peer, mode: str, test: str, num_rows: int, count: int) -> None:
+    send, receive = ways(peer, mode, num_rows)
+    for _ in range(count):
+        receive()
+        if test == "latency":
+            send()
+    if test == "throughput":
+        peer.send([b"done"])
+
+
+# --- the parent: measures ---------------------------------------------------------------------------------------------
+
+
+def turn(peer: Peer, mode: str, test: str, num_rows: int, *, count: int, measured: Measured) -> None:
+    """One mode's turn: ``count`` round trips, or one burst of ``count`` messages."""
+    send, receive = ways(peer, mode, num_rows)
+    peer.send([f"{mode} {test} {num_rows} {count}".encode()])
+    start = perf_counter()
+    for _ in range(count):
+        sent = perf_counter()
+        send()
+        if test == "latency":
+            receive()
+            measured.latency_s.append((perf_counter() - sent) / 2)
+    if test == "throughput":
+        peer.receive()
+        measured.per_second.append(count / (perf_counter() - start))
+
+
+def with_child(work: Callable[[Peer], dict[tuple[str, str], Measured]]) -> dict[tuple[str, str], Measured]:
+    """Start the other end, let ``work`` talk to it, and end it, whatever happens."""
+    context = zmq.Context()
+    pull = PullChannel(context, HOST, DATA.frame_limit_bytes)
+    command = [sys.executable, __file__, "--serve", pull.endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            peer = Peer(pull, PushChannel(context, child.stdout.readline().strip()))
+            results = work(peer)
+            peer.send([b""])
+            child.wait(DEADLINE_S)
+            peer.close()
+        finally:
+            child.kill()
+    context.term()
+    return results
+
+
+def measure(peer: Peer, rounds: int) -> dict[tuple[str, str], Measured]:
+    results = {(size, mode): Measured() for size in SIZES for mode in MODES}
+    for round_ in range(-1, rounds):  # the first round warms up
+        for size, num_rows in SIZES.items():
+            small = num_rows < 16
+            for test, count in (("latency", 200 if small else 50), ("throughput", 1000 if small else 100)):
+                for mode in MODES if round_ % 2 else MODES[::-1]:
+                    into = results[size, mode] if round_ >= 0 else Measured()
+                    turn(peer, mode, test, num_rows, count=count, measured=into)
+    return results
+
+
+def summary(results: dict[tuple[str, str], Measured]) -> list[Line]:
+    return [line(size, mode, measured, results[size, "bare"]) for (size, mode), measured in results.items()]
+
+
+def line(size: str, mode: str, measured: Measured, bare: Measured) -> Line:
+    per_second = median(measured.per_second)
+    return Line(
+        size=size,
+        mode=mode,
+        p50_us=float(np.percentile(measured.latency_s, 50)) * 1e6,
+        p99_us=float(np.percentile(measured.latency_s, 99)) * 1e6,
+        messages_per_s=per_second,
+        mb_per_s=per_second * SIZES[size] * HIDDEN * 4 / 1e6,
+        latency_ratio=float(np.percentile(measured.latency_s, 50) / np.percentile(bare.latency_s, 50)),
+        throughput_ratio=median(b / m for b, m in zip(bare.per_second, measured.per_second, strict=True)),
+        target=TARGETS[size],
+    )
+
+
+def machine() -> dict[str, object]:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [text.partition(":")[2].strip() for text in cpuinfo.read_text().splitlines() if "model name" in text]
+        model = f"{len(names)} x {names[0]}" if names else model
+    versions = f"Python {platform.python_version()}, pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
+    return {"machine": model, "system": platform.platform(), "versions": versions, "command": " ".join(sys.argv)}
+
+
+def show(lines: list[Line], about: dict[str, object]) -> None:
+    print(
+        f"{'size':<6}{'mode':<11}{'p50 us':>9}{'p99 us':>9}{'msg/s':>9}{'MB/s':>8}{'latency x':>11}{'through. x':>12}"
+    )
+    for row in lines:
+        print(
+            f"{row.size:<6}{row.mode:<11}{row.p50_us:>9.1f}{row.p99_us:>9.1f}{row.messages_per_s:>9.0f}"
+            f"{row.mb_per_s:>8.0f}{row.latency_ratio:>11.2f}{row.throughput_ratio:>12.2f}   (target {row.target})"
+        )
+    for name, value in about.items():
+        print(f"{name}: {value}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve)
+        return
+    results = with_child(lambda peer: measure(peer, rounds=3 if arguments.quick else 30))
+    lines, about = summary(results), machine()
+    if arguments.json:
+        print(json.dumps({**about, "results": [asdict(row) for row in lines]}, indent=2))
+    else:
+        show(lines, about)
+
+
+if __name__ == "__main__":
+    main()
