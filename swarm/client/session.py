@@ -21,7 +21,7 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from swarm.client.events import (
@@ -30,7 +30,6 @@ from swarm.client.events import (
     Ask,
     Connected,
     Consumed,
-    Deliver,
     Disconnected,
     Ended,
     Event,
@@ -44,21 +43,18 @@ from swarm.client.events import (
     Unanswered,
     Withdraw,
 )
+from swarm.client.ongoing import Continuation, Ongoing, ended_badly, refusal
 from swarm.errors import (
     ClientError,
     InvalidRequest,
-    Overloaded,
-    RequestCancelled,
-    RequestFailed,
     RequestTimeout,
     Unavailable,
 )
 from swarm.wire.messages import (
     Accepted,
-    Ack,
     AssetPart,
-    Attach,
     Cancel,
+    ClientMessage,
     Describe,
     Description,
     Finished,
@@ -68,62 +64,15 @@ from swarm.wire.messages import (
     Query,
     Rejected,
     Report,
-    Stop,
     StopWorker,
-    Submit,
     Tokens,
 )
 
 Actions = list[Action]
 
-ACK_EVERY = 32  # tokens; a small part of the broker's window, so that it never closes on a caller who keeps up
-MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
 QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
 NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
 CONFIRM_CANCEL_S = 30.0  # how long a left request is remembered for a broker that doesn't confirm its end
-
-
-# --- state -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Continuation:
-    expected: int = 0  # the next token to deliver
-    consumed: int = 0  # the caller has taken the tokens before it
-    acked: int = 0
-    starved: bool = False  # tokens were dropped; they must be asked for
-    stop_at: int | None = None
-    finished: Finished | None = None
-    ended: bool = False  # the caller has been told
-
-    @property
-    def settled(self) -> bool:
-        return self.ended and self.consumed >= self.expected
-
-
-@dataclass(slots=True)
-class _Request:
-    submit: Submit
-    started: float
-    deadline: float | None
-    continuations: list[_Continuation]
-    sent: bool = False
-    accepted: bool = False
-    attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
-    nudge_at: float = 0.0
-    left_at: float | None = None
-
-    @property
-    def id(self) -> str:
-        return self.submit.request_id
-
-    @property
-    def ended(self) -> bool:
-        return all(c.ended for c in self.continuations)
-
-    @property
-    def settled(self) -> bool:
-        return all(c.settled for c in self.continuations)
 
 
 @dataclass(slots=True)
@@ -141,7 +90,7 @@ class Session:
     reconnect_timeout_s: float = 30.0
     connected: bool = False
     num_ignored: int = 0  # messages that concern nothing live: late ones, repeated ones, other clients' ones
-    _requests: dict[str, _Request] = field(default_factory=dict)
+    _requests: dict[str, Ongoing] = field(default_factory=dict)
     _questions: dict[int, _Question] = field(default_factory=dict)
     _ever_heard: bool = False
     _lost_at: float | None = None  # since when the connection is gone; None before the first one
@@ -191,15 +140,15 @@ class Session:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
         self._wake(now)
         deadline = None if event.timeout_s is None else now + event.timeout_s
-        continuations = [_Continuation() for _ in range(submit.params.n)]
-        request = _Request(submit, now, deadline, continuations)
+        continuations = [Continuation() for _ in range(submit.params.n)]
+        request = Ongoing(submit, now, deadline, continuations)
         self._requests[submit.request_id] = request
         return self._tell_again(request, now) if self.connected else []
 
     def _ask(self, event: Ask, now: float) -> Actions:
         self._wake(now)
         self._questions[event.key] = _Question(event, now)
-        return [Send(event.question)] if self.connected else []
+        return self._say([event.question])
 
     def _wake(self, now: float) -> None:
         """The silence of an idle connection says nothing about the broker: it is measured from here on."""
@@ -208,52 +157,38 @@ class Session:
 
     def _consumed(self, event: Consumed, now: float) -> Actions:
         request = self._requests.get(event.request_id)
-        if request is None or request.left_at is not None:
+        if request is None or request.left:
             return []
         continuation = request.continuations[event.index]
         continuation.consumed = max(continuation.consumed, event.next_index)
-        actions = self._acks(request, event.index)
+        actions = self._say(request.ack(event.index)) if self.connected else []
         if continuation.starved and continuation.consumed >= continuation.expected:
             actions += self._attach(request, now)
         self._forget_settled(request)
         return actions
 
-    def _acks(self, request: _Request, index: int) -> Actions:
-        continuation = request.continuations[index]
-        pending = continuation.consumed - continuation.acked
-        if not self.connected or (pending < ACK_EVERY and not (continuation.settled and pending)):
-            return []
-        continuation.acked = continuation.consumed
-        return [Send(Ack(request_id=request.id, index=index, next_index=continuation.consumed))]
+    def _say(self, messages: Sequence[ClientMessage]) -> Actions:
+        return [Send(message) for message in messages] if self.connected else []
 
     def _stop_found(self, event: StopFound) -> Actions:
         request = self._requests.get(event.request_id)
         if request is None or request.continuations[event.index].ended:
             return []
         request.continuations[event.index].stop_at = event.at_index
-        return self._stops(request) if self.connected else []
+        return self._say(request.stops())
 
     def _leave(self, request_id: str, now: float) -> Actions:
         request = self._requests.get(request_id)
-        if request is None or request.left_at is not None:
+        if request is None or request.left:
             return []
         if not request.sent:
             del self._requests[request_id]
             return []
         if request.ended:  # nothing to cancel; what the caller didn't read it will never read
             del self._requests[request_id]
-            return self._final_acks(request)
+            return self._say(request.last_acks())
         request.left_at, request.deadline = now, None
-        return [Send(Cancel(request_id=request_id))] if self.connected else []
-
-    def _final_acks(self, request: _Request) -> Actions:
-        if not self.connected:
-            return []
-        return [
-            Send(Ack(request_id=request.id, index=i, next_index=c.expected))
-            for i, c in enumerate(request.continuations)
-            if c.acked < c.expected
-        ]
+        return self._say([Cancel(request_id=request_id)])
 
     # --- the connection
 
@@ -269,31 +204,21 @@ class Session:
         if self.connected:
             self.connected, self._lost_at = False, now
 
-    def _tell_again(self, request: _Request, now: float) -> Actions:
+    def _tell_again(self, request: Ongoing, now: float) -> Actions:
         request.sent, request.nudge_at = True, now + NUDGE_S
-        if request.left_at is not None:
+        if request.left:
             return [Send(Cancel(request_id=request.id))]
         if request.ended:
             return []  # the broker owes it nothing, and may have forgotten it
         if not request.accepted:
             return [Send(request.submit)]
-        return self._attach(request, now) + self._stops(request)
+        return self._attach(request, now) + self._say(request.stops())
 
-    def _attach(self, request: _Request, now: float) -> Actions:
+    def _attach(self, request: Ongoing, now: float) -> Actions:
         if not self.connected:
             return []
-        request.attaching, request.nudge_at = True, now + NUDGE_S
-        for continuation in request.continuations:
-            continuation.starved = False
-        next_index = tuple(c.expected for c in request.continuations)
-        return [Send(Attach(request_id=request.id, next_index=next_index))]
-
-    def _stops(self, request: _Request) -> Actions:
-        return [
-            Send(Stop(request_id=request.id, index=index, at_index=continuation.stop_at))
-            for index, continuation in enumerate(request.continuations)
-            if continuation.stop_at is not None and not continuation.ended
-        ]
+        request.nudge_at = now + NUDGE_S
+        return self._say([request.attach()])
 
     # --- the broker's messages
 
@@ -314,7 +239,7 @@ class Session:
                 self.num_ignored += 1
                 return []
 
-    def _about(self, request: _Request, message: Tokens | Finished | Accepted | Rejected, now: float) -> Actions:
+    def _about(self, request: Ongoing, message: Tokens | Finished | Accepted | Rejected, now: float) -> Actions:
         if isinstance(message, Rejected):
             return self._rejected(request, message)
         request.accepted, request.nudge_at = True, now + NUDGE_S
@@ -327,83 +252,77 @@ class Session:
             return self._tokens(request, message, now)
         return self._finished(request, message, now)
 
-    def _tokens(self, request: _Request, message: Tokens, now: float) -> Actions:
+    def _tokens(self, request: Ongoing, message: Tokens, now: float) -> Actions:
         continuation = request.continuations[message.index]
         stop = message.start + len(message.ids)
-        if request.left_at is not None:  # the broker says the end only behind all tokens
-            return [Send(Ack(request_id=request.id, index=message.index, next_index=stop))]
+        if request.left:  # the broker says the end only behind all tokens
+            return self._say([request.ack_up_to(message.index, stop)])
         if continuation.ended or stop <= continuation.expected:
             self.num_ignored += 1
             return []
         if message.start > continuation.expected:
             return self._gap(request, now)
-        request.attaching = False
-        start = continuation.expected
-        room = MAX_UNCONSUMED - (start - continuation.consumed)
-        first, last = start - message.start, start - message.start + room
-        continuation.starved = continuation.starved or last < len(message.ids)
-        taken = message.ids[first:last]
-        if not taken:
-            return []
-        continuation.expected += len(taken)
-        logprobs, hops = message.logprobs[first:last], message.hops[first:last]
-        deliver = Deliver(request.id, message.index, start, taken, logprobs, hops)
-        return [deliver, *self._end_if_complete(request, message.index)]
+        deliver = request.take(message)
+        return [deliver, *self._end_if_complete(request, message.index)] if deliver is not None else []
 
-    def _gap(self, request: _Request, now: float) -> Actions:
+    def _gap(self, request: Ongoing, now: float) -> Actions:
         self.num_ignored += 1
-        if request.attaching or any(c.starved for c in request.continuations):
+        if request.attaching or request.is_starved:
             return []  # asked already, or to be asked when the caller has caught up
         return self._attach(request, now)
 
-    def _finished(self, request: _Request, message: Finished, now: float) -> Actions:
-        if request.left_at is not None:
+    def _finished(self, request: Ongoing, message: Finished, now: float) -> Actions:
+        if request.left:
             return self._confirmed(request, message)
         continuation = request.continuations[message.index]
         if continuation.ended:
             self.num_ignored += 1
             return []
         if message.reason in ("failed", "cancelled"):
-            return self._fail(request, _ended_badly(message))
+            return [Failed(request.id, ended_badly(message)), *self._end_all(request, message, now)]
         continuation.finished = message
-        actions = self._end_if_complete(request, message.index)
-        if not continuation.ended:  # tokens are missing
-            continuation.starved = True
-            if continuation.consumed >= continuation.expected and not request.attaching:
-                actions += self._attach(request, now)
-        return actions
+        if continuation.is_complete:
+            return self._end_if_complete(request, message.index)
+        if continuation.is_waiting and not request.attaching:  # tokens are missing
+            return self._attach(request, now)
+        continuation.starved = True
+        return []
 
-    def _confirmed(self, request: _Request, message: Finished) -> Actions:
+    def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
+        """One continuation ended badly: nobody wants the others."""
+        cancel = self._leave(request.id, now) if len(request.continuations) > 1 else []
+        return cancel + self._confirmed(request, message)
+
+    def _confirmed(self, request: Ongoing, message: Finished) -> Actions:
         request.continuations[message.index].ended = True
         if request.ended:
             del self._requests[request.id]
-        return [Send(Ack(request_id=request.id, index=message.index, next_index=message.num_tokens))]
+        return self._say([request.ack_up_to(message.index, message.num_tokens)])
 
-    def _end_if_complete(self, request: _Request, index: int) -> Actions:
+    def _end_if_complete(self, request: Ongoing, index: int) -> Actions:
         continuation = request.continuations[index]
         finished = continuation.finished
-        if finished is None or continuation.ended or continuation.expected < finished.num_tokens:
+        if finished is None or continuation.ended or not continuation.is_complete:
             return []
         continuation.ended, continuation.starved = True, False
-        actions: Actions = [Ended(request.id, index, finished), *self._acks(request, index)]
+        actions: Actions = [Ended(request.id, index, finished)]
+        if self.connected:
+            actions += self._say(request.ack(index))
         self._forget_settled(request)
         return actions
 
-    def _forget_settled(self, request: _Request) -> None:
+    def _forget_settled(self, request: Ongoing) -> None:
         if request.settled:
             self._requests.pop(request.id, None)
 
-    def _rejected(self, request: _Request, message: Rejected) -> Actions:
-        if request.left_at is not None:  # the broker knows nothing of it: as good as cancelled
+    def _rejected(self, request: Ongoing, message: Rejected) -> Actions:
+        if request.left:  # the broker knows nothing of it: as good as cancelled
             del self._requests[request.id]
             return []
         if request.ended:
             return []
-        return self._fail(request, _refusal(message, request.accepted))
-
-    def _fail(self, request: _Request, error: ClientError) -> Actions:
         del self._requests[request.id]
-        return [] if request.left_at is not None else [Failed(request.id, error)]
+        return [Failed(request.id, refusal(message, request.accepted))]
 
     def _answer(self, message: Description | AssetPart | Report, payload: bytes) -> Actions:
         keys = [key for key, question in self._questions.items() if _answers(message, question.ask.question)]
@@ -421,7 +340,9 @@ class Session:
         requests = [request for request in self._requests.values() if not request.accepted]
         if not requests and not self._questions:
             requests = list(self._requests.values())
-        failed = [action for request in requests for action in self._fail(request, error)]
+        for request in requests:
+            del self._requests[request.id]
+        failed: Actions = [Failed(request.id, error) for request in requests if not request.left]
         return failed + self._unanswered(list(self._questions), error)
 
     # --- time
@@ -450,7 +371,7 @@ class Session:
         """A caller who has yet to take what came is owed nothing; the others may be waiting for a lost message."""
         actions: Actions = []
         for request in self._requests.values():
-            if now >= request.nudge_at and any(not c.ended and c.consumed >= c.expected for c in request.continuations):
+            if now >= request.nudge_at and request.is_waiting:
                 actions += self._tell_again(request, now)
         return actions
 
@@ -489,11 +410,11 @@ class Session:
             return now >= self._lost_at + self.reconnect_timeout_s
         return now >= started + self.connect_timeout_s
 
-    def _live(self) -> list[_Request]:
+    def _live(self) -> list[Ongoing]:
         """What the broker still owes something."""
-        return [request for request in self._requests.values() if request.left_at is None and not request.ended]
+        return [request for request in self._requests.values() if not request.left and not request.ended]
 
-    def _give_up(self, requests: list[_Request], error: ClientError, now: float) -> Actions:
+    def _give_up(self, requests: list[Ongoing], error: ClientError, now: float) -> Actions:
         """The caller gets the error; the broker gets a ``Cancel``, now or when it is there again."""
         actions: Actions = []
         for request in requests:
@@ -508,17 +429,7 @@ class Session:
     def invariants(self) -> Iterator[str]:
         """Name every rule that the state breaks; none in a sound session. For tests."""
         for request in self._requests.values():
-            for index, c in enumerate(request.continuations):
-                where = f"{request.id}[{index}]"
-                if not 0 <= c.acked <= c.consumed <= c.expected:
-                    yield f"{where}: acked {c.acked} ≤ consumed {c.consumed} ≤ expected {c.expected} does not hold"
-                if c.expected - c.consumed > MAX_UNCONSUMED:
-                    yield f"{where}: {c.expected - c.consumed} tokens wait for their consumer"
-            if request.left_at is None and request.settled:
-                yield f"{request.id}: settled, but kept"
-
-
-# --- small judgements ------------------------------------------------------------------------------------------------
+            yield from request.invariants()
 
 
 def _answers(message: Description | AssetPart | Report, question: object) -> bool:
@@ -532,21 +443,3 @@ def _answers(message: Description | AssetPart | Report, question: object) -> boo
         case (Report(what="asset"), GetAsset()) | (Report(what="join"), Join()) | (Report(what="stop"), StopWorker()):
             return True
     return False
-
-
-def _ended_badly(message: Finished) -> ClientError:
-    if message.reason == "cancelled":
-        return RequestCancelled(message.detail or "the request was cancelled")
-    return RequestFailed(message.detail or "the swarm could not finish the request")
-
-
-def _refusal(message: Rejected, accepted: bool) -> ClientError:
-    match message.code:
-        case "overloaded":
-            return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)
-        case "unavailable":
-            return Unavailable(message.reason)
-        case "unknown" if accepted:
-            return RequestFailed(f"the broker no longer knows the request: {message.reason}")
-        case _:
-            return InvalidRequest(message.reason, code=message.code)

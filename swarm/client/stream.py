@@ -130,6 +130,12 @@ class PieceStream:
         self._closed = False
         self.finished: dict[int, Call] = {}
 
+    async def __aenter__(self) -> PieceStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
     def __aiter__(self) -> PieceStream:
         return self
 
@@ -201,7 +207,8 @@ class PieceStream:
 
 
 class PromptStream:
-    """An asynchronous iterator over the pieces of one request. Leaving it early cancels the request.
+    """An asynchronous iterator over the pieces of one request. Leaving it early cancels the request; ``async with``
+    makes sure of that whatever happens.
 
     ``completion`` is what the pieces add up to, once the end has been reached; None before.
     """
@@ -209,6 +216,12 @@ class PromptStream:
     def __init__(self, stream: PieceStream) -> None:
         self._stream = stream
         self._pieces: list[Piece] = []
+
+    async def __aenter__(self) -> PromptStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     def __aiter__(self) -> PromptStream:
         return self

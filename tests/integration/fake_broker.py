@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import json
 import random
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -179,6 +180,30 @@ class FakeBroker:
         self._door.close()
         self._door = None
         self._context.term()  # returns when the port is free again
+
+    @contextlib.contextmanager
+    def in_thread(self) -> Iterator[Self]:
+        """Serve from a loop in another thread, for clients that have none."""
+        started, stop = threading.Event(), asyncio.Event()
+
+        async def serve() -> None:
+            async with self:
+                self._loop = asyncio.get_running_loop()
+                started.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=asyncio.run, args=(serve(),))
+        thread.start()
+        try:
+            assert started.wait(10)
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(stop.set)
+            thread.join(10)
+
+    def wait_in_thread(self, condition: Callable[[], bool]) -> None:
+        """``wait_until`` for a broker in another thread."""
+        asyncio.run_coroutine_threadsafe(self.wait_until(condition), self._loop).result(20)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Until what was heard makes this true."""

@@ -6,8 +6,7 @@ import asyncio
 import gc
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from pathlib import Path
 
 import psutil
@@ -44,34 +43,6 @@ def echo(submit: Submit, index: int) -> list[int]:
 
 def count_up(_submit: object, _index: int) -> list[int]:
     return [5 + i % 250 for i in range(3000)]
-
-
-@contextmanager
-def in_thread(broker: FakeBroker) -> Iterator[FakeBroker]:
-    """Serve a blocking client from a loop in another thread."""
-    started, ended = threading.Event(), threading.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with broker:
-            broker.stop = asyncio.Event()  # type: ignore[attr-defined]
-            started.set()
-            await broker.stop.wait()  # type: ignore[attr-defined]
-
-    def run() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(serve())
-        ended.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert started.wait(10)
-    try:
-        yield broker
-    finally:
-        loop.call_soon_threadsafe(broker.stop.set)  # type: ignore[attr-defined]
-        thread.join(10)
-        assert ended.is_set()
 
 
 # --- what comes back ------------------------------------------------------------------------------------------------
@@ -458,7 +429,7 @@ async def test_questions() -> None:
 
 def test_the_blocking_client() -> None:
     """Same verbs, same answers, from any thread; leaving an iterator early cancels; a closed client says so."""
-    with in_thread(FakeBroker(echo)) as broker:
+    with FakeBroker(echo).in_thread() as broker:
         with Client(broker.url) as client:
             assert client.generate("a", max_tokens=50).text == "a #0"
             stream = client.stream("b", max_tokens=50)
@@ -473,7 +444,7 @@ def test_the_blocking_client() -> None:
             broker.allowed = 1
             for _ in client.stream("f", max_tokens=50):
                 break
-        assert len(broker.heard_of(Cancel)) == 1
+        broker.wait_in_thread(lambda: len(broker.heard_of(Cancel)) == 1)
         with pytest.raises(Unavailable, match="closed"):
             client.generate("x")
 
@@ -481,7 +452,7 @@ def test_the_blocking_client() -> None:
 def test_nothing_is_left_behind() -> None:
     """No thread, socket or descriptor outlives its client, whatever became of its requests."""
     process = psutil.Process()
-    with in_thread(FakeBroker(story, allowed=1)) as broker:
+    with FakeBroker(story, allowed=1).in_thread() as broker:
         for _ in range(2):  # the first round opens what stays open for good (the loop's own, the imports')
             gc.collect()
             threads, descriptors = threading.active_count(), process.num_fds()

@@ -28,7 +28,8 @@ from swarm.client.events import (
     Unanswered,
     Withdraw,
 )
-from swarm.client.session import ACK_EVERY, CONFIRM_CANCEL_S, MAX_UNCONSUMED, NUDGE_S, QUIET_S, Session
+from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED
+from swarm.client.session import CONFIRM_CANCEL_S, NUDGE_S, QUIET_S, Session
 from swarm.errors import (
     ClientError,
     InvalidRequest,
@@ -160,6 +161,17 @@ def test_acknowledgements_follow_the_consumer(driver: Driver) -> None:
     assert driver.do(Consumed("r", 0, ACK_EVERY)) == [ack(ACK_EVERY)]
     assert driver.do(Consumed("r", 0, 2 * ACK_EVERY - 1)) == []
     assert driver.do(Consumed("r", 0, 90)) == [ack(90)]
+    assert driver.do(Consumed("r", 0, 100)) == []
+    assert driver.get(finished(100)) == [Ended("r", 0, finished(100)), ack(100)]
+
+
+def test_the_end_is_acknowledged_even_if_all_tokens_are(driver: Driver) -> None:
+    """Or the broker would keep the request: it can forget it only after its end."""
+    driver.running()
+    driver.get(tokens(0, ACK_EVERY))
+    assert driver.do(Consumed("r", 0, ACK_EVERY)) == [ack(ACK_EVERY)]
+    assert driver.get(finished(ACK_EVERY)) == [Ended("r", 0, finished(ACK_EVERY)), ack(ACK_EVERY)]
+    assert driver.session.idle
 
 
 def test_continuations_end_one_by_one(driver: Driver) -> None:
@@ -176,9 +188,9 @@ def test_continuations_end_one_by_one(driver: Driver) -> None:
 
 
 def test_a_request_that_ends_without_tokens(driver: Driver) -> None:
-    """Nothing to take, nothing to acknowledge, nothing kept."""
+    """Its end is acknowledged all the same: the broker can forget it. Nothing is kept here."""
     driver.running()
-    assert driver.get(finished(0, reason="stop")) == [Ended("r", 0, finished(0, reason="stop"))]
+    assert driver.get(finished(0, reason="stop")) == [Ended("r", 0, finished(0, reason="stop")), ack(0)]
     assert driver.session.idle
 
 
@@ -446,6 +458,17 @@ def test_bad_ends_have_their_types(driver: Driver) -> None:
         assert type(error) is kind
         assert text in str(error)
         assert driver.session.idle
+
+
+def test_one_bad_end_ends_all_continuations(driver: Driver) -> None:
+    """The caller is told once; the broker is told that nobody wants the others, and that the end was heard."""
+    driver.running(n=2)
+    failed, cancel, acked = driver.get(finished(3, reason="failed", detail="lost", index=1))
+    assert isinstance(failed, Failed)
+    assert cancel == Send(Cancel(request_id="r"))
+    assert acked == ack(3, index=1)
+    assert driver.get(finished(0, reason="cancelled")) == [ack(0)]
+    assert driver.session.idle
 
 
 def test_malformed_fails_what_is_unanswered(driver: Driver) -> None:
