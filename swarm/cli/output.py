@@ -15,7 +15,6 @@ from swarm.errors import SwarmError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 # typer exports only some of click's exceptions, and newer versions bring a click of their own: what is common to all
 # of them is found from one that is exported.
@@ -42,7 +41,7 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
     except BrokenPipeError:
         # Whoever read our output is gone. Python flushes stdout once more at exit and must not stumble over it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        return EXIT_FAILED  # as typer itself answers, where it notices first
     return code if isinstance(code, int) else 0
 
 
@@ -102,7 +101,7 @@ class Progress:
         self._clear()
         self._shown = text
         if self._live:
-            width = os.get_terminal_size(self._stream.fileno()).columns
+            width = os.get_terminal_size(self._stream.fileno()).columns or 80  # 0: the terminal doesn't know
             self._write(text if len(text) < width else text[: max(0, width - 2)] + "…")
         else:
             self._write(text + "\n")

@@ -1,0 +1,296 @@
+"""``swarm up`` with real broker and workers: one command, one swarm, and nothing left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from queue import Queue
+
+import psutil
+import pytest
+import zmq
+
+from swarm.cli.host import BrokerLink
+from swarm.cli.output import Progress
+from swarm.cli.supervisor import Answer, Asked, Event, Served
+from swarm.wire.channel import Arrived, RouterChannel
+from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.messages import (
+    ClientMessage,
+    HostDone,
+    HostHello,
+    Query,
+    Report,
+    ServerMessage,
+    StartWorkers,
+)
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0  # torch alone takes seconds to import, on a busy machine many
+
+
+def free_ports() -> int:
+    """The first of two free ports in a row, below the ephemeral range."""
+    for port in random.SystemRandom().sample(range(10000, 20000, 2), 500):
+        with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no free ports")
+
+
+class Up:
+    """A running ``swarm up``. Its private directory, and so every child's command line, lies under ``directory``."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.port = free_ports()
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "swarm", "up", "--port", str(self.port), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+            cwd=directory,
+        )
+        self._lines: Queue[str | None] = Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def url(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def wait_for(self, words: str) -> str:
+        """The next line with these words in it."""
+        until = time.monotonic() + PATIENCE_S
+        seen: list[str] = []
+        while (line := self._lines.get(timeout=max(0.01, until - time.monotonic()))) is not None:
+            seen.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"{words!r} was not said, but: {seen}; {self.error()}")
+
+    def error(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def end(self) -> tuple[int, str]:
+        return self.process.wait(PATIENCE_S), self.error()
+
+    def children(self) -> dict[str, psutil.Process]:
+        """By name, found in the machine's process table."""
+        found = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                command = process.cmdline()
+                if process.pid != self.process.pid and str(self.directory) in " ".join([*command, process.cwd()]):
+                    found[command[command.index("--name") + 1] if "--name" in command else "broker"] = process
+        return found
+
+    def run(self, *arguments: str, program: str = "cli") -> subprocess.CompletedProcess[str]:
+        """``swarm`` (cli) or ``swarmctl`` (ctl) against this swarm."""
+        return subprocess.run(
+            [sys.executable, "-c", f"from swarm.{program}.main import main; main()", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env={**self._environment, "SWARM_URL": self.url},
+        )
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for child in self.children().values():
+            child.kill()
+        self._reader.join()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+StartUp = Callable[..., Up]
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[StartUp]:
+    started: list[Up] = []
+
+    def start(*arguments: str) -> Up:
+        started.append(Up(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_one_command_is_a_swarm(up: StartUp) -> None:
+    """It serves, survives a worker's death with a new process, takes one more worker, and leaves nothing behind."""
+    swarm = up("--workers", "2")
+    swarm.wait_for("serving")
+    assert swarm.wait_for("w").split()[0] == "worker"
+    answer = swarm.run("generate", "Once upon a time", "--max-tokens", "5", "--json")
+    assert (answer.returncode, len(json.loads(answer.stdout)["tokens"])) == (0, 5)
+
+    before = swarm.children()
+    assert sorted(before) == ["broker", "w0", "w1"]
+    before["w1"].kill()
+    swarm.wait_for("w1 was ended by SIGKILL; starting it again in 0.25 s")
+    swarm.wait_for("serving with a new plan")
+    swarm.wait_for("  w1 ")  # its row in the plan's table
+    assert swarm.run("generate", "Once", "--max-tokens", "3").returncode == 0
+
+    joined = swarm.run("--json", "join", "1", program="ctl")
+    assert joined.returncode == 0, joined.stderr
+    assert json.loads(joined.stdout)["started"] == ["w2"]
+
+    children = swarm.children()
+    assert sorted(children) == ["broker", "w0", "w1", "w2"]
+    swarm.process.send_signal(signal.SIGINT)
+    assert swarm.end() == (0, "")
+    assert psutil.wait_procs(children.values(), timeout=PATIENCE_S)[1] == []
+    assert list(swarm.directory.iterdir()) == []
+
+
+def test_without_workers_it_says_what_it_waits_for(up: StartUp) -> None:
+    """``--workers 0`` is a broker alone."""
+    swarm = up("--workers", "0")
+    assert "no worker has joined yet" in swarm.wait_for("waiting for")
+    assert list(swarm.children()) == ["broker"]
+
+
+def test_kill_9_of_up_leaves_no_process_and_the_next_one_tidies_up(up: StartUp) -> None:
+    """The children die with it; its private directory is removed by the next ``swarm up``."""
+    swarm = up("--workers", "1")
+    swarm.wait_for("workers: w0")
+    children = swarm.children()
+    assert sorted(children) == ["broker", "w0"]
+    swarm.process.kill()
+    assert psutil.wait_procs(children.values(), timeout=PATIENCE_S)[1] == []
+    (left,) = swarm.directory.iterdir()
+    again = up("--workers", "0")
+    again.wait_for("starting")
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.2, 0.4, 0.8, 1.6])
+def test_interrupt_at_any_moment_of_the_start(up: StartUp, moment_s: float) -> None:
+    """From the first instruction to loading layers: it ends soon, quietly, and leaves nobody."""
+    swarm = up("--workers", "2")
+    time.sleep(moment_s)  # there is no event for "somewhere in the middle of the interpreter's start"
+    swarm.process.send_signal(signal.SIGINT)
+    code, error = swarm.end()
+    assert code in (0, 130, -signal.SIGINT), error
+    # Until our first line runs, an interrupt is the interpreter's own affair.
+    assert "Traceback" not in error or "swarm/cli" not in error
+    assert swarm.children() == {}
+    assert list(swarm.directory.iterdir()) == []
+
+
+def test_a_model_that_no_worker_can_use_ends_it_with_one_error(up: StartUp, tmp_path: Path) -> None:
+    """A directory that looks like a model and isn't: each worker gives up, and the command fails with the reason."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"nothing")
+    swarm = up("--workers", "2", "--model", str(model))
+    code, error = swarm.end()
+    assert code == 1
+    (line,) = error.splitlines()
+    assert line.startswith("swarm: ")
+
+
+# --- the word with the broker -----------------------------------------------------------------------------------------
+
+
+class Broker:
+    """The clients' door of a broker that says what the test wants."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int) -> None:
+        self._router = RouterChannel(context, "127.0.0.1", port, CLIENT.frame_limit_bytes)
+        self._peer = b""
+        self.status: dict[str, object] = {"state": "waiting", "waits_for": "a worker", "epoch": 0, "model": "demo"}
+
+    async def hears(self, kind: type[ClientMessage]) -> ClientMessage:  # type: ignore[valid-type]
+        """The next message of this kind; questions on the way are answered."""
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in self._router:
+                if isinstance(event, Arrived):
+                    self._peer = event.peer
+                    message, _ = CLIENT.decode(event.frames)
+                    if isinstance(message, Query):
+                        self._report(message.what)
+                    if isinstance(message, kind):
+                        return message
+        raise AssertionError("the channel ended")
+
+    def _report(self, what: str) -> None:
+        stage = {"worker": "w0", "layers": [0, 8], "weight_bytes": 1}
+        bodies = {"status": self.status, "plan": {**self.status, "stages": [stage]}, "nodes": {"workers": []}}
+        self.says(Report(what=what, ok=True, body=bodies[what]))
+
+    def says(self, message: ServerMessage) -> None:
+        assert self._router.send(self._peer, SERVER.encode(message))
+
+    def close(self) -> None:
+        self._router.close()
+
+
+@pytest.fixture
+async def context() -> AsyncIterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.term()
+
+
+async def test_host_says_hello_starts_workers_and_follows(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Hello, an order with its answer, what the swarm waits for, the plan once it serves; and once more after a restart
+    of the broker."""
+    port, shown, events = free_ports(), io.StringIO(), asyncio.Queue[Event]()
+    link = BrokerLink(f"tcp://127.0.0.1:{port}", Progress(shown))
+    task = asyncio.create_task(link.run(events.put_nowait))
+    for epoch in (1, 2):
+        broker = Broker(context, port)
+        hello = await broker.hears(HostHello)
+        assert isinstance(hello, HostHello)
+        assert hello.pid == os.getpid()
+        broker.says(StartWorkers(ticket=epoch, count=2, memory_limit=1000))
+        assert await asyncio.wait_for(events.get(), PATIENCE_S) == Asked(epoch, 2, 1000)
+        link.answer(Answer(epoch, ("w0", "w1")))
+        assert await broker.hears(HostDone) == HostDone(ticket=epoch, started=("w0", "w1"))
+        assert await broker.hears(Query) != await broker.hears(Query)  # for nodes and for the status, in either order
+        broker.status |= {"state": "serving", "waits_for": "", "epoch": epoch}
+        answering = asyncio.create_task(broker.hears(HostDone))
+        assert await asyncio.wait_for(events.get(), PATIENCE_S) == Served()
+        answering.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await answering
+        broker.close()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    lines = shown.getvalue().splitlines()
+    assert "no worker has joined yet · waiting for a worker" in lines
+    assert "serving demo on 1 worker" in lines
+    assert "serving with a new plan (epoch 2)" in lines

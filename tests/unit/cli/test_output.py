@@ -1,0 +1,154 @@
+"""How commands fail and print."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from swarm.cli.output import Progress, in_bytes, run_app
+from swarm.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+class Terminal(io.StringIO):
+    """A stream that takes itself for a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+def app_that_raises(error: BaseException) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.callback()
+    def callback() -> None:
+        """So that there are commands."""
+
+    @app.command()
+    def go(count: int = 0) -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("the port\nis wrong"), 1, "tool: the port is wrong\n"),
+        (typer.BadParameter("no such thing"), 2, "tool: Invalid value: no such thing (try 'tool go --help')\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Exit(78), 78, ""),
+        (typer.Exit(), 0, ""),
+    ],
+)
+def test_each_failure_is_one_line_and_a_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exactly one line on stderr (none after Ctrl-C), nothing on stdout, and the code of its kind."""
+    assert run_app(lambda: app_that_raises(error), "tool", ["go"]) == code
+    out, err = capsys.readouterr()
+    assert (out, err.lstrip("\n")) == ("", line)
+
+
+@pytest.mark.parametrize("arguments", [["--nix"], ["nix"], ["go", "--count", "many"], ["go", "too", "many"]])
+def test_wrong_usage_is_one_line_with_a_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is wrong with a command line: code 2, one line, and where to read on."""
+    assert run_app(lambda: app_that_raises(ConfigError("not reached")), "tool", arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tool: ")
+    assert "--help" in line
+
+
+def test_an_unknown_error_is_not_hidden() -> None:
+    """A bug keeps its traceback."""
+    with pytest.raises(ZeroDivisionError):
+        run_app(lambda: app_that_raises(ZeroDivisionError()), "tool", ["go"])
+
+
+def test_an_interrupt_during_imports_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while the command is still being imported."""
+
+    def load() -> typer.Typer:
+        raise KeyboardInterrupt
+
+    assert run_app(load, "tool", ["go"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    """``swarm config check --json | head -0``: quiet, and not a success."""
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    process = subprocess.run(
+        [sys.executable, "-m", "swarm", "config", "check", "--json"],
+        stdout=write_fd,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd="/",
+    )
+    os.close(write_fd)
+    assert (process.returncode, process.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB"), (3 << 40, "3.0 TiB")]
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    """Two or three digits and a unit."""
+    assert in_bytes(count) == text
+
+
+def test_progress_without_a_terminal_is_a_log() -> None:
+    """Every line stays, and the same state is not told twice, also with other lines in between."""
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.update("loading")
+    progress.update("loading")
+    progress.say("w0 died")
+    progress.update("loading")
+    progress.update("loaded")
+    progress.done()
+    assert stream.getvalue() == "loading\nw0 died\nloaded\n"
+
+
+def test_progress_on_a_terminal_is_one_line() -> None:
+    """The state is overwritten, cut to the width, kept below lines that stay, and gone in the end."""
+    main_fd, terminal_fd = os.openpty()
+    stream = Terminal(terminal_fd)
+    progress = Progress(stream)
+    progress.update("one")
+    progress.update("two")
+    progress.say("w0 died")
+    progress.done()
+    clear = "\r\x1b[2K"
+    assert stream.getvalue() == f"one{clear}two{clear}w0 died\ntwo{clear}"
+    os.close(main_fd)
+    os.close(terminal_fd)
+
+
+def test_progress_goes_on_without_its_audience() -> None:
+    """When the reader has gone, what is shown must not fail for it."""
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    progress = Progress(Broken())
+    progress.say("one")
+    progress.update("two")

@@ -1,0 +1,226 @@
+"""What ``swarm up`` checks and prepares before it starts anything."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.cli.models import resolve_model
+from swarm.cli.processes import LogFile
+from swarm.cli.statedir import LOCK, PREFIX, remove_stale, state_directory
+from swarm.cli.summary import loading_line, plan_lines, serving_lines
+from swarm.cli.up import Commands, check_ports
+from swarm.config import load
+from swarm.errors import ConfigError, ModelError
+from swarm.wire.messages import Json
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_swarm(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swarm", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        cwd="/",
+    )
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port below the ephemeral range on which somebody listens."""
+    for port in range(12000, 19000):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            listener.listen()
+            yield port
+            return
+
+
+def test_help_is_light() -> None:
+    """No command's help loads torch, transformers or zmq, and the whole command line is there."""
+    program = (
+        "import sys; from swarm.cli.main import run; code = run(sys.argv[1:]);"
+        "print([m for m in ('torch', 'transformers', 'zmq') if m in sys.modules]); sys.exit(code)"
+    )
+    for arguments in ([], ["--help"], ["up", "--help"], ["worker", "--help"], ["generate", "--help"]):
+        process = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout.endswith("[]\n")
+        assert "Usage: swarm" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["up", "--model", "/no/such/model"], 1, "there is no directory /no/such/model"),
+        (["up", "--workers", "-1"], 2, "--workers"),
+        (["up", "--device", "abacus", "--workers", "0"], 1, "worker.device = 'abacus'"),
+        (["up", "--memory-limit", "plenty"], 1, "worker.memory_limit = 'plenty'"),
+        (["broker", "--port", "70000"], 78, "broker.port = 70000"),
+        (["broker", "--host", "0.0.0.0"], 78, "0.0.0.0"),
+        (["worker", "--url", "nowhere"], 78, "client.url = 'nowhere'"),
+        (["config", "check", "/no/such/file"], 1, "/no/such/file"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_starts(arguments: list[str], code: int, words: str) -> None:
+    """The line names what is wrong; services say with 78 that starting them again won't help."""
+    process = run_swarm(*arguments)
+    assert process.returncode == code
+    assert process.stdout == ""
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("swarm: ")
+    assert words in line
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_in_use_is_named(taken_port: int, offset: int) -> None:
+    """Either of the two ports, with what to do about it."""
+    with pytest.raises(ConfigError, match=rf"port {taken_port} is in use .* --port"):
+        check_ports("127.0.0.1", taken_port - offset)
+
+
+def test_up_refuses_a_port_in_use(taken_port: int) -> None:
+    """And so does the command, in one line."""
+    process = run_swarm("up", "--workers", "0", "--port", str(taken_port))
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith(f"swarm: port {taken_port} is in use")
+
+
+def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
+    """A file, a directory without a model, one without weights, a hub name without a hub: each refused by name."""
+    file = tmp_path / "weights.bin"
+    file.touch()
+    with pytest.raises(ModelError, match="is a file"):
+        resolve_model(str(file))
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path.resolve()
+
+
+def test_a_hub_name_without_a_hub_is_one_error() -> None:
+    """Offline, a name that is not in the cache is refused in one line."""
+    process = run_swarm("up", "--model", "somebody/something", HF_HUB_OFFLINE="1")
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("swarm: there is no directory somebody/something, and the hub can't provide it")
+
+
+def test_children_get_what_is_peculiar_to_them(tmp_path: Path) -> None:
+    """Settings become flags that the commands accept; a limit of their own beats the common one."""
+    settings = load(None, {"broker.port": 6100, "broker.mode": "batch", "worker.threads": 3, "worker.dtype": "float32"})
+    commands = Commands(settings, None, tmp_path, tmp_path / "state", 2, 1000, verbose=False)
+    broker, worker = " ".join(commands("broker", None)), " ".join(commands("w0", None))
+    assert "-P -m swarm" in broker
+    assert f"broker --port 6100 --mode batch --min-workers 2 --state-dir {tmp_path}/state" in broker
+    assert f"worker --url tcp://127.0.0.1:6100 --model {tmp_path} --name w0 --device cpu --dtype float32" in worker
+    assert "--threads 3 --memory-limit 1000" in worker
+    assert "--memory-limit 77" in " ".join(commands("w1", 77))
+
+
+def test_a_private_state_directory_goes_and_a_named_one_stays(tmp_path: Path) -> None:
+    """What was named belongs to the user."""
+    with state_directory(None) as private:
+        assert (private / "logs").is_dir()
+    assert not private.exists()
+    with state_directory(tmp_path / "mine") as named:
+        assert (named / "logs").is_dir()
+    assert named.exists()
+
+
+def test_a_state_directory_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    """A path below a file, say."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"can't be written .* --state-dir"), state_directory(tmp_path / "file" / "x"):
+        pass
+
+
+def test_only_what_nobody_holds_is_tidied_up(tmp_path: Path) -> None:
+    """Left by a killed supervisor: removed. Held by a living one, or without a lock: kept."""
+    for name in ("dead", "alive", "young"):
+        (tmp_path / (PREFIX + name)).mkdir()
+    (tmp_path / (PREFIX + "dead") / LOCK).touch()
+    with (tmp_path / (PREFIX + "alive") / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_stale(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [PREFIX + "alive", PREFIX + "young"]
+
+
+def test_a_log_tells_lives_apart_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tail is the current life's; the error line is the one with the prefix; what is too long is cut, once kept."""
+    log = LogFile(tmp_path / "w0.log")
+    assert (log.tail(5), log.last_error(), log.new_lines()) == ([], "", [])
+    fd = log.open()
+    os.write(fd, b"first life\nswarm: the reason\nnoise\n")
+    assert log.last_error() == "the reason"
+    assert log.new_lines() == ["first life", "swarm: the reason", "noise"]
+    os.close(fd)
+    fd = log.open()
+    os.write(fd, b"second life\nhalf a li")
+    assert log.tail(5) == ["second life", "half a li"]
+    assert log.new_lines() == ["second life"]
+    monkeypatch.setattr("swarm.cli.processes.MAX_LOG_BYTES", 10)
+    log.keep_small()
+    os.write(fd, b"after the cut\n")
+    os.close(fd)
+    assert (log.tail(5), log.new_lines()) == (["after the cut"], ["after the cut"])
+    assert "first life" in (tmp_path / "w0.log.1").read_text()
+
+
+STAGES: list[Json] = [
+    {"worker": "w0", "layers": [0, 3], "weight_bytes": 1 << 20, "resident_bytes": 200 << 20, "kv_capacity": 4096},
+    {"worker": "w10", "layers": [3, 8], "weight_bytes": 3 << 20},
+]
+
+
+def test_what_is_shown_while_loading() -> None:
+    """Who is there, in natural order and without the lost; then either what is missing or how far loading has come."""
+    nodes: Json = {
+        "workers": [{"name": n, "state": s} for n, s in (("w10", "member"), ("w2", "member"), ("w1", "out"))]
+    }
+    assert loading_line({"waits_for": "a worker"}, {}) == "no worker has joined yet · waiting for a worker"
+    loading = [{"loaded_bytes": 30, "total_bytes": 50}, {"loaded_bytes": 10, "total_bytes": 50}]
+    assert loading_line({"loading": loading}, nodes) == "workers: w2, w10 · 40 % of 100 B loaded"
+
+
+def test_the_summary_of_a_plan() -> None:
+    """Layers are counted as people do, unknown values are marked, the url stands in the example only where needed."""
+    assert plan_lines({"stages": STAGES}) == [
+        "  worker  layers  weights  memory   room",
+        "  w0      0–2     1.0 MiB  200 MiB  4096 tokens",
+        "  w10     3–7     3.0 MiB  ?        ?",
+    ]
+    lines = serving_lines({"stages": STAGES}, {"model": "demo"}, "tcp://127.0.0.1:5700")
+    assert lines[0] == "serving demo on 2 workers"
+    assert 'try: swarm generate "Once upon a time"' in lines
+    assert "tcp://127.0.0.1:9000" in serving_lines({"stages": STAGES}, {}, "tcp://127.0.0.1:9000")[-2]
+
+
+def test_the_private_directory_is_where_temporary_files_go() -> None:
+    """So that TMPDIR counts."""
+    with state_directory(None) as private:
+        assert private.parent == Path(tempfile.gettempdir())
