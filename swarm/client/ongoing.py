@@ -157,6 +157,6 @@ def refusal(message: Rejected, accepted: bool) -> ClientError:
         case "unavailable":
             return Unavailable(message.reason)
         case "unknown" if accepted:
-            return RequestFailed(f"the broker no longer knows the request: {message.reason}")
+            return RequestFailed(message.reason)  # it was taken, and then forgotten: not the caller's fault
         case _:
             return InvalidRequest(message.reason, code=message.code)

@@ -180,7 +180,7 @@ def _number(key: str, value: float) -> str:
         return in_bytes(value)
     if key.endswith("_s"):
         return _duration(value)
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:

@@ -451,7 +451,7 @@ def test_bad_ends_have_their_types(driver: Driver) -> None:
     for answer, kind, text in (
         (finished(0, reason="failed", detail="a stage was lost"), RequestFailed, "a stage was lost"),
         (finished(0, reason="cancelled"), RequestCancelled, "the request was cancelled"),
-        (Rejected(request_id="r", code="unknown", reason="gone"), RequestFailed, "no longer knows the request: gone"),
+        (Rejected(request_id="r", code="unknown", reason="gone"), RequestFailed, "gone"),
     ):
         driver.running()
         [error] = errors(driver.get(answer))
