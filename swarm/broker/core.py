@@ -192,7 +192,7 @@ class BrokerCore:
             case Stop():
                 self._requests.stop(message, now)
             case Cancel():
-                self._requests.cancel(message, now)
+                self._requests.cancel(client, message, now)
             case Describe():
                 self._out.append(SayClient(client, self._description()))
             case GetAsset():

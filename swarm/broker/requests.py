@@ -67,7 +67,9 @@ class Requests:
 
     def accepted(self, request_id: str) -> None:
         """The journal has it: it may be announced and served."""
-        request = self._state.requests[request_id]
+        request = self._state.requests.get(request_id)
+        if request is None:
+            return  # cancelled meanwhile
         request.accepted = True
         for sequence in request.sequences:
             if sequence.state is SequenceState.WAITING:
@@ -114,10 +116,19 @@ class Requests:
         sequence.delivered = min(sequence.delivered, keep)
         self.end(sequence, "stop", now)
 
-    def cancel(self, cancel: Cancel, now: float) -> None:
+    def cancel(self, client: bytes, cancel: Cancel, now: float) -> None:
+        """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once."""
         request = self._state.requests.get(cancel.request_id)
-        if request is not None:
-            self.end_all(request, "cancelled", "", now)
+        if request is None:
+            self._state.count("unknown_requests")
+            return
+        self.end_all(request, "cancelled", "", now)
+        if request.client != client:
+            return
+        for sequence in request.sequences:
+            if not sequence.finish_sent:
+                self._say(request, _finished(sequence))
+        self._forget(request)
 
     def unreachable(self, client: bytes, now: float) -> None:
         """What could not be sent will be sent again after the client's Attach, if that comes within the grace."""

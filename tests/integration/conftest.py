@@ -1,0 +1,17 @@
+"""Fixtures for tests with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.model.models import llama_config, random_model
+
+
+@pytest.fixture(scope="session")
+def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers of random weights, saved as a model's folder. No tokenizer."""
+    folder = tmp_path_factory.mktemp("random-llama")
+    random_model(llama_config()).save_pretrained(folder)
+    return folder

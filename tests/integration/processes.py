@@ -1,0 +1,127 @@
+"""A real swarm for tests: a broker and workers as processes, on loopback, ended by their ids."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from swarm import AsyncClient
+
+START_S = 90.0  # importing torch thrice on two busy cores takes a while
+
+
+def free_ports(count: int = 2) -> int:
+    """The first of ``count`` consecutive free ports, below those that systems lend to clients."""
+    for _ in range(200):
+        port = random.randrange(10000, 19000)
+        taken = [s for s in range(port, port + count) if not _is_free(s)]
+        if not taken:
+            return port
+    raise RuntimeError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+class Processes:
+    """Starts ``swarm broker`` and ``swarm worker``s; stops them, whatever has become of them, at the end."""
+
+    def __init__(self, model: Path, logs: Path, *, options: dict[str, str] | None = None) -> None:
+        self.model = model
+        self.logs = logs
+        self.port = free_ports()
+        self.url = f"tcp://127.0.0.1:{self.port}"
+        self.broker: subprocess.Popen[bytes] | None = None
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._options = options or {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, num_workers: int) -> None:
+        self.start_broker(num_workers)
+        for number in range(num_workers):
+            self.start_worker(f"w{number}")
+
+    def start_broker(self, min_workers: int = 1) -> None:
+        arguments = ["broker", "--port", str(self.port), "--min-workers", str(max(1, min_workers))]
+        self.broker = self._start("broker", arguments)
+
+    def start_worker(self, name: str, *more: str) -> None:
+        arguments = ["worker", "--url", self.url, "--name", name, "--model", str(self.model), "--threads", "1"]
+        self.workers[name] = self._start(name, [*arguments, "--memory-limit", "2GiB", *more])
+
+    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"SWARM_LOG__FORMAT": "json"} | self._options
+        with (self.logs / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "swarm", *arguments], stdout=log, stderr=log, env=environment
+            )
+
+    def kill(self, name: str) -> None:
+        """As by the kernel: no last words."""
+        process = self.workers.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> list[int]:
+        """Ask everybody to end; returns the exit codes."""
+        processes = [*self.workers.values(), *([self.broker] if self.broker else [])]
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        codes = []
+        for process in processes:
+            try:
+                codes.append(process.wait(10))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                codes.append(process.wait())
+        self.workers, self.broker = {}, None
+        return codes
+
+    def log(self, name: str) -> str:
+        return (self.logs / f"{name}.log").read_text()
+
+    def figures(self) -> dict[str, tuple[int, int]]:
+        """(threads, descriptors) of each process."""
+        found = {}
+        named = {**self.workers, **({"broker": self.broker} if self.broker else {})}
+        for name, process in named.items():
+            of = psutil.Process(process.pid)
+            found[name] = (of.num_threads(), of.num_fds())
+        return found
+
+    async def until_serving(self, client: AsyncClient, num_stages: int) -> None:
+        """Wait until a plan with so many stages serves; fail with the logs if that takes too long."""
+        await self.until(client, "status", lambda s: s["state"] == "serving" and s["num_stages"] == num_stages)
+
+    async def until(self, client: AsyncClient, what: Any, holds: Any, within_s: float = START_S) -> dict[str, Any]:
+        """Ask the broker again and again until its report is as wished."""
+        give_up_at = time.monotonic() + within_s
+        report: dict[str, Any] = {}
+        while time.monotonic() < give_up_at:
+            report = await client.query(what)
+            if holds(report):
+                return report
+            await asyncio.sleep(0.05)
+        texts = "\n".join(f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(self.logs.glob("*.log")))
+        raise AssertionError(f"never as wished within {within_s} s: {report}\n{texts}")
