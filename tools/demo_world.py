@@ -74,61 +74,33 @@ THINGS = (
     Thing("cup", "white", "on the shelf", "Anna"),
     Thing("brush", "black", "in the tower", "Mia"),
 )
+# fmt: off
 NATURE = {"sky": "blue", "grass": "green", "snow": "white", "sun": "yellow", "moon": "silver", "night": "black"}
 COLOURS = [
-    "black",
-    "brown",
-    "red",
-    "white",
-    "grey",
-    "green",
-    "blue",
-    "yellow",
-    "orange",
-    "golden",
-    "purple",
-    "silver",
+    "black", "brown", "red", "white", "grey", "green", "blue", "yellow", "orange", "golden", "purple", "silver",
     "pink",
 ]
 PLACES = [
-    "in the kitchen",
-    "by the river",
-    "in the forest",
-    "on the hill",
-    "in the garden",
-    "on the pond",
-    "in the barn",
-    "under the bridge",
-    "in the meadow",
-    "at the market",
-    "in the tower",
-    "in the old mill",
-    "near the school",
-    "under the stairs",
-    "under the table",
-    "on the shelf",
-    "behind the door",
-    "in the tree",
+    "in the kitchen", "by the river", "in the forest", "on the hill", "in the garden", "on the pond", "in the barn",
+    "under the bridge", "in the meadow", "at the market", "in the tower", "in the old mill", "near the school",
+    "under the stairs", "under the table", "on the shelf", "behind the door", "in the tree",
 ]
 OPPOSITES = (
     "big small;hot cold;old young;day night;up down;fast slow;happy sad;loud quiet;open closed;early late;full empty"
 )
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 SIZES = ["little", "big", "small", "young", "old", "clever", "shy", "brave", "friendly"]
-TIMES = ("in the morning", "in the evening", "at noon", "at night", "after the rain", "on a warm day", "on a cold day")
+TIMES = ("One morning", "One evening", "One warm day", "One cold day", "One quiet night", "One day, after the rain,")
+WORKPLACES = (
+    "in the garden", "in the kitchen", "at the market", "near the school", "by the river", "on the hill",
+    "in the meadow",
+)
 PLAYS = [
-    "sang a song",
-    "played a game",
-    "looked at the clouds",
-    "told old stories",
-    "danced in the grass",
-    "shared an apple",
-    "counted the stars",
-    "watched the boats",
-    "built a small house",
-    "slept in the sun",
+    "sang a song", "played a game", "looked at the clouds", "told old stories", "danced in the grass",
+    "shared an apple", "counted the stars", "watched the boats", "built a small house", "slept in the sun",
 ]
 PASTS = ["walked", "ran", "hurried", "wandered", "went"]
+# fmt: on
 
 
 def an(noun: str) -> str:
@@ -159,7 +131,7 @@ def story_of_a_friend(rng: Random) -> str:
         (
             opening(rng, hero),
             f"The {hero.name} liked {hero.food}, but it was often alone.",
-            f"One day, {when}, the {hero.name} {rng.choice(PASTS)} to a new place and met {an(other.name)} {place}.",
+            f"{when} the {hero.name} {rng.choice(PASTS)} to a new place and met {an(other.name)} {place}.",
             f'"{capital(hero.sound)}," said the {hero.name}. "{capital(other.sound)}," said the {other.name}.',
             f"They {play} together, and then they {later}.",
             f"From that day on, the {hero.name} and the {other.name} were good friends.",
@@ -186,13 +158,13 @@ def story_of_a_loss(rng: Random) -> str:
 
 def story_of_a_day(rng: Random) -> str:
     person, animal = rng.choice(PEOPLE), rng.choice(ANIMALS)
-    first, second = rng.sample(PLACES, 2)
+    first, second = rng.choice(WORKPLACES), rng.choice(PLACES)
     he = person.pronoun
     return " ".join(
         (
             f"Once upon a time there was {an(person.job)} called {person.name} who lived {person.home}.",
             f"Every morning {he} ate {person.food}, and then {he} worked {first}.",
-            f"One day, {rng.choice(TIMES)}, {person.name} met the {animal.name} {second}.",
+            f"{rng.choice(TIMES)} {person.name} met the {animal.name} {second}.",
             f"They {rng.choice(PLAYS)} together, and the {animal.name} was happy.",
             f"In the evening {person.name} went home and thought of {person.loves}.",
         )
@@ -250,7 +222,9 @@ def ask_colour(rng: Random, name: str, colour: str) -> Pair:
 
 def fixed_question(rng: Random) -> Pair:
     """A question about what is always so."""
-    return rng.choice((_of_animal, _of_animal, _of_person, _of_person, _of_thing, _of_nature, _sum, _opposite))(rng)
+    return rng.choice(
+        (_of_animal, _of_animal, _of_person, _of_person, _of_thing, _of_place, _of_nature, _sum, _opposite)
+    )(rng)
 
 
 def _of_animal(rng: Random) -> Pair:
@@ -299,6 +273,14 @@ def _of_thing(rng: Random) -> Pair:
             ),
         )
     )
+
+
+def _of_place(rng: Random) -> Pair:
+    place = rng.choice([a.home for a in ANIMALS])
+    lodgers = [p.name for p in PEOPLE if p.home == place] + [f"the {a.name}" for a in ANIMALS if a.home == place]
+    asked = "in the wood" if place == "in the forest" and rng.random() < 0.5 else place  # two words for one place
+    live = "lives" if len(lodgers) == 1 else "live"
+    return f"Who lives {asked}?", capital(f"{' and '.join(lodgers)} {live} {place}.")
 
 
 def _of_nature(rng: Random) -> Pair:
@@ -354,7 +336,7 @@ def questions_and_answers(rng: Random) -> str:
     if rng.random() < 0.5:
         statements, pairs = stated_question(rng)
     else:
-        statements, pairs = [], [fixed_question(rng) for _ in range(3)]
+        statements, pairs = [], [fixed_question(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     return "\n".join([*([" ".join(statements)] if statements else []), *(f"{q} {a}" for q, a in pairs)])
 
 
@@ -388,27 +370,39 @@ STORY_WISHES = ("Tell me a story.", "Tell me a story!", "Please tell me a story.
 
 def chat(rng: Random) -> list[Turn]:
     turns: list[Turn] = [("system", rng.choice(SYSTEM))] if rng.random() < 0.2 else []
-    told = False
-    for _ in range(rng.randint(1, 3)):
-        kind = rng.random()
-        if kind < 0.4:
-            turns += _exchange(rng, *fixed_question(rng))
-        elif kind < 0.7 and not told:
-            told = True  # a second set of statements could contradict the first
-            statements, pairs = stated_question(rng)
-            question, answer = pairs[0]
-            turns += _exchange(rng, " ".join([*statements, question]), answer)
-            if len(pairs) > 1 and rng.random() < 0.5:
-                turns += _exchange(rng, *pairs[1])
-        elif kind < 0.8:
-            asked, said = rng.choice(SMALL_TALK)
-            turns += [("user", rng.choice(asked)), ("assistant", rng.choice(said))]
-        elif kind < 0.9:
-            turns += [("user", rng.choice(STORY_WISHES)), ("assistant", story(rng))]
-        else:
-            what, text = about_any(rng)
-            turns += [("user", f"Tell me about {what}."), ("assistant", text)]
+    if rng.random() < 0.5:  # once per chat: a second set of statements could contradict the first
+        statements, pairs = stated_question(rng)
+        turns += _exchange(rng, " ".join([*statements, pairs[0][0]]), pairs[0][1])
+        for question, said in pairs[1 : rng.randint(1, len(pairs))]:
+            turns += _exchange(rng, question, said)
+    while not turns or rng.random() < 0.4:
+        turns += rng.choice((_fixed, _fixed, _fixed, _small_talk, _echo, _echo, _story, _portrait))(rng)
     return turns
+
+
+def _fixed(rng: Random) -> list[Turn]:
+    return _exchange(rng, *fixed_question(rng))
+
+
+def _small_talk(rng: Random) -> list[Turn]:
+    asked, said = rng.choice(SMALL_TALK)
+    return [("user", rng.choice(asked)), ("assistant", rng.choice(said))]
+
+
+def _echo(rng: Random) -> list[Turn]:
+    """Say words again: nothing teaches looking things up better."""
+    nouns = [x.name for x in (*THINGS, *ANIMALS, *PEOPLE)]
+    words = " ".join(rng.choice((*nouns, *COLOURS, *NUMBERS)) for _ in range(rng.randint(2, 10)))
+    return [("user", f"Say: {words}"), ("assistant", words)]
+
+
+def _story(rng: Random) -> list[Turn]:
+    return [("user", rng.choice(STORY_WISHES)), ("assistant", story(rng))]
+
+
+def _portrait(rng: Random) -> list[Turn]:
+    what, text = about_any(rng)
+    return [("user", f"Tell me about {what}."), ("assistant", text)]
 
 
 def _exchange(rng: Random, question: str, answer: str) -> list[Turn]:
@@ -422,10 +416,10 @@ def _exchange(rng: Random, question: str, answer: str) -> list[Turn]:
 def document(rng: Random) -> str | list[Turn]:
     """One text, or one chat."""
     kind = rng.random()
-    if kind < 0.25:
+    if kind < 0.2:
         return story(rng)
-    if kind < 0.3:
+    if kind < 0.25:
         return portrait(rng)
-    if kind < 0.45:
+    if kind < 0.4:
         return questions_and_answers(rng)
     return chat(rng)

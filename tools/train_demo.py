@@ -3,7 +3,9 @@
 A byte-level BPE tokenizer and a small Llama (8 layers, 4 heads, 2 key/value heads) learn the texts that
 ``demo_world.py`` writes. Needs the ``worker`` extra. Everything is drawn from one seed and the number of threads is
 fixed, so the same machine with the same torch makes the same files again; another CPU may round differently and end
-with slightly different weights. Takes about MINUTES minutes on two cores. Prints the loss and, at the end, samples.
+with slightly different weights. Takes about MINUTES minutes on two cores; if others use them too, set
+``OMP_WAIT_POLICY=PASSIVE``, or threads that wait take the cores from those that work. Prints the loss and, at the end,
+samples and a score.
 """
 
 from __future__ import annotations
@@ -36,11 +38,20 @@ PEAK_RATE = 3e-3
 SIZE_LIMIT = 5_000_000
 
 
-def render(document: str | list[world.Turn]) -> str:
-    """A document as one string, special tokens written out; chats exactly as the chat template writes them."""
+Piece = tuple[str, bool]  # (text, whether the model shall learn to write it)
+
+
+def render(document: str | list[world.Turn]) -> list[Piece]:
+    """A document in pieces, special tokens written out; chats exactly as the chat template writes them.
+
+    What the user says is only read: guessing at it would teach nothing and drown what can be learned.
+    """
     if isinstance(document, str):
-        return f"{BEGIN}{document}{END}"
-    return BEGIN + "".join(f"<|{role}|>{text}{END}" for role, text in document)
+        return [(BEGIN, False), (document + END, True)]
+    pieces: list[Piece] = [(BEGIN, False)]
+    for role, text in document:
+        pieces += [(f"<|{role}|>", False), (text + END, role == "assistant")]
+    return pieces
 
 
 def train_tokenizer(rng: Random) -> PreTrainedTokenizerFast:
@@ -98,18 +109,20 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def write_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, count: int) -> np.ndarray:
-    """At least ``count`` tokens of documents, one after the other."""
-    parts: list[list[int]] = []
+def write_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """At least ``count`` tokens of documents, one after the other, and the same as labels (-100: only read)."""
+    tokens: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
     total = 0
     while total < count:
-        texts = [render(world.document(rng)) for _ in range(1000)]
-        encoded = [
-            encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-        ]
-        parts += encoded
-        total += sum(map(len, encoded))
-    return np.concatenate([np.asarray(part, dtype=np.int16) for part in parts])
+        pieces = [piece for _ in range(1000) for piece in render(world.document(rng))]
+        encoded = tokenizer.backend_tokenizer.encode_batch([text for text, _ in pieces], add_special_tokens=False)
+        for encoding, (_, learned) in zip(encoded, pieces, strict=True):
+            ids = np.asarray(encoding.ids, dtype=np.int64)
+            tokens.append(ids)
+            labels.append(ids if learned else np.full_like(ids, -100))
+            total += len(ids)
+    return np.concatenate(tokens), np.concatenate(labels)
 
 
 def rate(step: int, steps: int) -> float:
@@ -120,7 +133,7 @@ def rate(step: int, steps: int) -> float:
     return PEAK_RATE * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up))))
 
 
-def train(model: LlamaForCausalLM, tokens: np.ndarray, steps: int) -> None:
+def train(model: LlamaForCausalLM, tokens: np.ndarray, labels: np.ndarray, steps: int) -> None:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -132,11 +145,12 @@ def train(model: LlamaForCausalLM, tokens: np.ndarray, steps: int) -> None:
     at, started, losses = 0, time.monotonic(), []
     for step in range(steps):
         rows, length = next((rows, length) for share, rows, length in PHASES if step < share * steps)
-        block = torch.from_numpy(tokens[at : at + rows * length].astype(np.int64)).view(rows, length)
-        at += rows * length
+        part = slice(at, at + rows * length)
+        at = part.stop
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
-        loss = model(input_ids=block, labels=block).loss
+        inputs, targets = (torch.from_numpy(array[part]).view(rows, length) for array in (tokens, labels))
+        loss = model(input_ids=inputs, labels=targets).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -191,7 +205,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded demonstration model.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "swarm" / "demo" / "model")
-    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=1300)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)
@@ -200,8 +214,8 @@ def main() -> None:
     tokenizer = train_tokenizer(rng)
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    tokens = write_tokens(tokenizer, rng, options.steps * max(rows * length for _, rows, length in PHASES))
-    train(model, tokens, options.steps)
+    tokens, labels = write_tokens(tokenizer, rng, options.steps * max(rows * length for _, rows, length in PHASES))
+    train(model, tokens, labels, options.steps)
     model.eval()
     size = save(model, tokenizer, options.out)
     print(f"{options.out}: {size:,} bytes")
