@@ -30,6 +30,7 @@ from swarm.broker.events import (
 )
 from swarm.broker.health import HealthSettings, Judgement, Pulse, Verdict, judge
 from swarm.broker.hosts import Hosts
+from swarm.broker.partition import DEVICES, is_supported
 from swarm.broker.planning import QUARANTINE_AFTER, Planner, PlanSettings
 from swarm.broker.requests import Requests, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
@@ -271,14 +272,22 @@ class BrokerCore:
             case Stats():
                 worker.stats = message.values
             case Trouble():
-                self._note("trouble", "error", worker=worker.name, reason=message.reason)
-                self.state.count("troubles")
-                self._planner.trouble(now, blame=True)
-                self._end_the_dangerous(now)
+                self._trouble(worker, message, now)
             case Leaving():
                 self._leave(worker, now, at_once=self._planner.shortage_without(worker) is not None)
             case _:
                 self.state.count("unexpected_control")
+
+    def _trouble(self, worker: Worker, message: Trouble, now: float) -> None:
+        """The data path of the plan in force broke at this worker; what it says of an older one is settled already."""
+        current = self.state.book.current
+        if current is None or message.epoch != current.epoch:
+            self.state.count("stale_control")
+            return
+        self._note("trouble", "error", worker=worker.name, reason=message.reason)
+        self.state.count("troubles")
+        self._planner.trouble(now, blame=True)
+        self._end_the_dangerous(now)
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
         reason = self._why_not(hello)
@@ -293,9 +302,10 @@ class BrokerCore:
             if other.name == hello.name and other.incarnation != hello.incarnation:
                 self._lose(other, f"replaced by a new process (pid {hello.pid})", now)
                 del self.state.workers[other.incarnation]
+                self._pulses.pop(other.incarnation, None)
         if self.state.manifest is None:
             self.state.manifest = hello.manifest
-        self.state.book.epoch = max(self.state.book.epoch, hello.epoch)
+        self.state.book.heard_of(hello.epoch)
         self.state.workers[hello.incarnation] = Worker(hello, peer, now)
         self._pulses[hello.incarnation] = Pulse(now)
         self._welcome(peer, hello)
@@ -307,6 +317,8 @@ class BrokerCore:
             return (
                 f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
             )
+        if not is_supported(hello.device):
+            return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
         if self.state.manifest is not None:
             difference = self.state.manifest.difference(hello.manifest)
             if difference is not None:
@@ -316,7 +328,7 @@ class BrokerCore:
     def _welcome(self, peer: bytes, hello: Hello) -> None:
         wants = tuple(a.name for a in hello.manifest.assets if a.name not in self.state.assets)
         welcome = Welcome(
-            epoch=self.state.book.epoch,
+            epoch=self.state.book.written,
             beat_endpoint=self.settings.beat_endpoint,
             data_endpoint=self.settings.data_endpoint,
             beat_interval_s=self.settings.beat_interval_s,
@@ -326,7 +338,7 @@ class BrokerCore:
         self._out.append(OrderWorker(peer, welcome))
         if self.state.book.current is not None:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more.
-            self._out.append(OrderWorker(peer, Dismiss(epoch=self.state.book.epoch)))
+            self._out.append(OrderWorker(peer, Dismiss(epoch=self.state.book.written)))
 
     def _asset_arrived(self, event: AssetArrived) -> None:
         """A file counts if it is the one that the manifest names."""
@@ -388,8 +400,9 @@ class BrokerCore:
         """It was declared out and lives: it is fenced, and may say Hello and join anew."""
         if worker.asked_to_rejoin_at is None or now - worker.asked_to_rejoin_at > REJOIN_AGAIN_S:
             worker.asked_to_rejoin_at = now
-            self._out.append(OrderWorker(worker.peer, Fence(epoch=self.state.book.epoch)))
-            self._out.append(OrderWorker(worker.peer, Rejoin(epoch=self.state.book.epoch, reason=worker.reason)))
+            epoch = self.state.book.written
+            self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+            self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=worker.reason)))
 
     def judgements(self, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence."""
@@ -432,7 +445,7 @@ class BrokerCore:
         self._leases_renewed_at = now
         for worker in self.state.workers.values():
             if worker.state is not WorkerState.OUT:
-                self._out.append(OrderWorker(worker.peer, Alive(epoch=self.state.book.epoch)))
+                self._out.append(OrderWorker(worker.peer, Alive(epoch=self.state.book.written)))
 
     def _forget_the_long_gone(self) -> None:
         """Keep the last few that went, for ``swarmctl nodes``; a crash loop must not fill the memory."""
@@ -449,6 +462,8 @@ class BrokerCore:
             self.state.count("own_pauses")
             for pulse in self._pulses.values():
                 pulse.forgive(pause_s)
+            for flight in self.state.flights.values():
+                flight.sent_at += pause_s
             self._planner.forgive(pause_s)
             self._requests.forgive(pause_s)
 

@@ -122,13 +122,29 @@ def _shortage(manifest: Manifest, candidates: Sequence[Candidate]) -> Shortage:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """A stage as somebody describes it by hand, to be checked."""
+    """A stage as it is going to be announced, by the planner or by hand, to be checked."""
 
     layers: LayerRange
     device: str
     hidden_size: int
     has_embedding: bool
     has_head: bool
+
+
+def planned_stage(manifest: Manifest, layers: LayerRange, device: str) -> StageSpec:
+    """The planner's stage: a worker loads the embedding with the first layer, and the head with the last."""
+    return StageSpec(
+        layers=layers,
+        device=device,
+        hidden_size=manifest.hidden_size,
+        has_embedding=layers.first == 0,
+        has_head=layers.stop == manifest.num_layers,
+    )
+
+
+def is_supported(device: str) -> bool:
+    """``device`` is one of DEVICES, perhaps with a number: ``cuda:1``."""
+    return device.partition(":")[0] in DEVICES
 
 
 def check_stages(stages: Sequence[StageSpec], manifest: Manifest, mode: str, num_expected: int | None = None) -> None:
@@ -149,7 +165,7 @@ def check_stages(stages: Sequence[StageSpec], manifest: Manifest, mode: str, num
 
 
 def _check_stage(index: int, stage: StageSpec, manifest: Manifest) -> None:
-    if stage.device.partition(":")[0] not in DEVICES:
+    if not is_supported(stage.device):
         known = ", ".join(DEVICES)
         raise StageSetError("unsupported_device", f"stage {index}: device {stage.device!r} is none of {known}")
     if stage.hidden_size != manifest.hidden_size:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
-from swarm.broker.partition import Candidate, Shortage, partition, weight_bytes
+from swarm.broker.partition import Candidate, Shortage, check_stages, partition, planned_stage, weight_bytes
 from swarm.broker.state import (
     Plan,
     PlanPhase,
@@ -108,11 +108,11 @@ class Planner:
             if blame:
                 self._blame_sequences()
             self._stop_serving()
-            self._abandon()
             self._start(now)
 
     def epoch_written(self, epoch: int, now: float) -> None:
         book = self._state.book
+        book.written = max(book.written, epoch)
         if book.coming is None or book.coming.epoch != epoch:
             return
         if book.current is None:
@@ -245,11 +245,13 @@ class Planner:
     def _make_plan(self, shares: list[tuple[str, LayerRange]], epoch: int) -> Plan:
         manifest = self._state.manifest
         assert manifest is not None
-        stages = []
+        stages, specs = [], []
         for incarnation, layers in shares:
             hello = self._state.workers[incarnation].hello
             weight = weight_bytes(manifest, layers)
             stages.append(StagePlan(incarnation, hello.name, layers, hello.endpoint, weight))
+            specs.append(planned_stage(manifest, layers, hello.device))
+        check_stages(specs, manifest, "auto", len(shares))  # a plan that breaks a rule is a bug, and goes nowhere
         why = tuple(
             f"{s.name} holds layers {s.layers}: {len(s.layers)} of {stages[-1].layers.stop}, "
             f"{s.weight_bytes / 2**20:.1f} MiB of its {self._memory(s) / 2**20:.0f} MiB"
@@ -290,6 +292,7 @@ class Planner:
         """Running sequences that have room under the new plan, oldest first; the others wait again."""
         book, blocks = self._state.book, 0
         kept: list[Sequence] = []
+        evicted: list[Sequence] = []
         for sequence in sorted(self._state.running, key=lambda s: s.id):
             needed = num_blocks(sequence.limit)
             if len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
@@ -299,7 +302,8 @@ class Planner:
             sequence.cut_to(0)
             sequence.truncate = False
             sequence.state = SequenceState.WAITING
-            self._state.waiting.appendleft(sequence)
+            evicted.append(sequence)
+        self._state.waiting.extendleft(reversed(evicted))  # they came before whoever has not run yet
         for sequence in kept:
             sequence.cut_to(sequence.kv)
         self._state.running[:] = kept
@@ -328,7 +332,7 @@ class Planner:
         capacity = book.kv_blocks * 32
         for worker in self._state.workers.values():
             if worker.state is not WorkerState.OUT and worker.incarnation not in book.current.members:
-                self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.current.epoch)))
+                self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
         self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
         self._release_the_leaving()
 
@@ -336,7 +340,7 @@ class Planner:
 
     def release(self, worker: Worker, reason: str) -> None:
         """Let a worker go in good order."""
-        self._order(worker.incarnation, Release(epoch=self._state.book.epoch, reason=reason))
+        self._order(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
         worker.state = WorkerState.OUT
         worker.reason = reason
         self._note("worker_released", worker=worker.name, reason=reason)
@@ -354,11 +358,12 @@ class Planner:
         book.awaited = set()
         if book.phase is PlanPhase.PREPARING:
             book.phase = PlanPhase.SERVING if book.current is not None else PlanPhase.NONE
+            book.waits_for = "" if book.current is not None else "a new plan"
 
     def _stop_serving(self) -> None:
         """Nothing is dispatched any more, and what is in the pipe no longer counts."""
         book = self._state.book
-        book.current = None
+        book.current = book.coming = None
         book.phase = PlanPhase.NONE
         book.awaited = set()
         book.waits_for = "a new plan"

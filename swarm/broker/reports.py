@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.broker.health import Judgement
-from swarm.broker.state import BLOCK, Plan, PlanPhase, Request, State, WorkerState, num_blocks
+from swarm.broker.state import BLOCK, Plan, PlanPhase, Request, SequenceState, State, WorkerState, num_blocks
 from swarm.wire.messages import Json
 
 
@@ -134,10 +134,16 @@ def stats(state: State) -> Json:
     return {"pipeline": pipeline, "stages": stages}
 
 
+def _request_state(request: Request) -> str:
+    """One that runs makes the request a running one."""
+    states = {s.state for s in request.sequences}
+    return next(s.value for s in (SequenceState.RUNNING, SequenceState.WAITING, SequenceState.ENDED) if s in states)
+
+
 def _request(request: Request, now: float) -> Json:
     return {
         "request_id": request.id,
-        "state": "ended" if request.ended else max(s.state.value for s in request.sequences),
+        "state": _request_state(request),
         "reasons": [s.reason for s in request.sequences],
         "num_prompt": len(request.submit.prompt),
         "num_tokens": sum(s.num_generated for s in request.sequences),

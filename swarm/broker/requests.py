@@ -50,6 +50,7 @@ class Requests:
         self._out = out
         self._finish_interval_s = 1.0  # moving average of the time between two ends, for an honest retry-after
         self._last_end_at: float | None = None
+        self._num_unaccepted = 0  # requests that the journal has not confirmed yet
 
     # --- what clients say ------------------------------------------------------------------------------------------
 
@@ -63,10 +64,12 @@ class Requests:
             self._reject(client, submit.request_id, refusal)
             return
         request = self._make_request(client, submit, now)
+        self._num_unaccepted += 1
         self._out.append(WriteAcceptance(submit, tuple(s.id for s in request.sequences)))
 
     def accepted(self, request_id: str) -> None:
         """The journal has it: it may be announced and served."""
+        self._num_unaccepted = max(0, self._num_unaccepted - 1)
         request = self._state.requests.get(request_id)
         if request is None:
             return  # cancelled meanwhile
@@ -87,8 +90,7 @@ class Requests:
         self._adopt(request, client)
         for sequence, next_index in zip(request.sequences, attach.next_index, strict=True):
             position = min(sequence.num_prompt + next_index, sequence.committed)
-            sequence.delivered = max(sequence.delivered, position)
-            sequence.sent = position
+            sequence.delivered = sequence.sent = position  # the new reader may have less than the one before
             sequence.finish_sent = False
             self._deliver(sequence)
 
@@ -240,7 +242,7 @@ class Requests:
         if manifest is None:
             waits_for = self._state.book.waits_for
             return Refusal("unavailable", f"the swarm has no model yet, it waits for {waits_for}", 1.0)
-        num_waiting = len(self._state.waiting)
+        num_waiting = len(self._state.waiting) + self._num_unaccepted
         if num_waiting >= self._settings.max_queue:
             retry_after_s = round(max(0.1, self._finish_interval_s * (num_waiting / 8 + 1)), 1)
             return Refusal("overloaded", f"{num_waiting} sequences are waiting already", retry_after_s)

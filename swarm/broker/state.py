@@ -206,7 +206,8 @@ class PlanPhase(enum.Enum):
 class PlanBook:
     """The plan in force and the one under way."""
 
-    epoch: int = 0  # the highest that was ever written
+    epoch: int = 0  # the highest that was ever chosen
+    written: int = 0  # the highest that the journal holds: no higher one is announced
     phase: PlanPhase = PlanPhase.NONE
     current: Plan | None = None
     coming: Plan | None = None
@@ -221,6 +222,11 @@ class PlanBook:
     def serving(self) -> bool:
         """Steps may be dispatched: a plan is in force, and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
+
+    def heard_of(self, epoch: int) -> None:
+        """Somebody knows this epoch already (from a broker before this one): the next must be above it."""
+        self.epoch = max(self.epoch, epoch)
+        self.written = max(self.written, epoch)
 
     @property
     def kv_blocks(self) -> int:

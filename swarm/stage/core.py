@@ -382,14 +382,16 @@ class StageCore:
         if step.step < self.next_step or step.step in self.early:
             self._count("duplicate_steps")
             return
-        if len(self.early) >= MAX_EARLY:
+        if len(self.early) >= MAX_EARLY and step.step != self.next_step:
             self._count("dropped_steps")
             return
         self.early[step.step] = (event, now)
         while (found := self.early.pop(self.next_step, None)) is not None:
             self.ready.append(found)
             self.next_step += 1
-        self.gap_since = None if not self.early else (self.gap_since or now)
+            self.gap_since = None  # if steps are still missing, these are others
+        if self.early and self.gap_since is None:
+            self.gap_since = now
 
     def _start_work(self, now: float) -> None:
         """Begin the next step if none is under way."""
