@@ -36,6 +36,7 @@ from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
 _TICK_S = 0.1  # how exactly time limits are kept
+_TURN = 64  # news that one reader takes before others get a turn: a millisecond or so
 _MAX_OUTBOX = 1 << 16  # messages that wait for room in the socket's queue
 
 Answer = tuple[Description | AssetPart | Report, bytes]
@@ -48,6 +49,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._news: deque[News] = deque()
         self._some = asyncio.Event()
+        self._num_at_once = 0
 
     def put(self, news: News) -> None:
         self._news.append(news)
@@ -57,7 +59,13 @@ class Mailbox:
         return bool(self._news)
 
     async def get(self) -> News:
+        """The next news. A reader who always finds some lets the others have their turn, every so often."""
+        self._num_at_once += 1
+        if self._num_at_once >= _TURN:
+            self._num_at_once = 0
+            await asyncio.sleep(0)
         while not self._news:
+            self._num_at_once = 0
             self._some.clear()
             await self._some.wait()
         return self._news.popleft()

@@ -359,7 +359,8 @@ class Session:
             if request.left_at is not None and now >= request.left_at + CONFIRM_CANCEL_S:
                 del self._requests[request.id]
             elif request.deadline is not None and now >= request.deadline and not request.ended:
-                text = f"the request did not finish within its time limit of {round(request.deadline - request.started, 3):g} s"
+                limit_s = round(request.deadline - request.started, 3)
+                text = f"the request did not finish within its time limit of {limit_s:g} s"
                 actions += self._give_up([request], RequestTimeout(text), now)
         for key, question in list(self._questions.items()):
             if now >= question.started + question.ask.timeout_s:
