@@ -24,6 +24,7 @@ from swarm.stage.checkpoint import Checkpoint, StoredTensor
 from swarm.stage.conversion import ConvertedSource, Source
 from swarm.stage.executor import Fenced
 from swarm.stage.passes import Pass, current_pass, running
+from swarm.stage.steady import Steady, is_activation
 from swarm.wire.messages import LayerRange
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -203,6 +204,8 @@ class Weights:
             self._rebuild_buffers(model, part)
             if type(part) is nn.Linear:
                 model.set_submodule(path, self._linear(path, part))
+            elif is_activation(part):
+                model.set_submodule(path, Steady(part))
             else:
                 self._read_own(path, part)
         model.get_submodule(name).eval()

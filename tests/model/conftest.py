@@ -1,0 +1,46 @@
+"""Small random models on disk, made when they are needed."""
+
+from __future__ import annotations
+
+from swarm.stage.waiting import wait_passively
+
+wait_passively()  # before torch: the cores are shared
+
+from collections.abc import Callable, Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from tests.model.cutting import Cutter  # noqa: E402
+from tests.model.models import llama_config, random_model  # noqa: E402
+
+Save = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
+    """Save a random model of a configuration and name its folder."""
+
+    def saved(config: Any, *, shard: str = "1GB", dtype: torch.dtype = torch.float32) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        random_model(config, dtype).save_pretrained(folder, max_shard_size=shard)
+        return folder
+
+    return saved
+
+
+@pytest.fixture(scope="session")
+def llama(save: Save) -> Path:
+    """Eight layers, grouped queries, untied, one file."""
+    return save(llama_config())
+
+
+@pytest.fixture(scope="session")
+def cutter() -> Iterator[Cutter]:
+    """Pipelines over executors that tests share; every pipeline starts empty."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield Cutter()
+    torch.set_num_threads(threads)
