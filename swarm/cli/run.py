@@ -60,10 +60,10 @@ def broker(
     with _hopeless_is_78():
         settings = load_settings(context, config, overrides)
         from swarm import log
-        from swarm.broker import service
+        from swarm.broker.service import run
 
         log.configure(settings.log)
-        _exit(service.run(settings))
+        _exit(run(settings))
 
 
 def worker(
@@ -108,10 +108,10 @@ def worker(
         settings = load_settings(context, config, overrides)
         _prepare_openmp(settings.worker.threads)
         from swarm import log
-        from swarm.stage import service
+        from swarm.stage.service import run
 
         log.configure(settings.log)
-        _exit(service.run(settings))
+        _exit(run(settings))
 
 
 @config_app.command("check")

@@ -37,6 +37,7 @@ Feed = Callable[[Event], None]
 LOG_POLL_S = 0.2  # how far --verbose lags behind
 LOG_CHECK_S = 2.0  # how often a log's length is looked at
 CRASH_LINES = 8
+CRASH_COLUMNS = 160  # enough to know the error; the whole is in the log
 
 
 class Host(Protocol):
@@ -138,7 +139,7 @@ class Runner:
         log = self._logs[name]
         if not self._verbose:
             for line in log.tail(CRASH_LINES):
-                self._progress.say(f"  {name} | {line}")
+                self._progress.say(f"  {name} | {_cut(line)}")
         self._progress.say(f"  (its log: {log.path})")
 
     # watching
@@ -210,3 +211,7 @@ class Runner:
             process.wait(GRACE_S)
         if self._verbose:
             self._show_logs()
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= CRASH_COLUMNS else line[: CRASH_COLUMNS - 1] + "…"

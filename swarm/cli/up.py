@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import site
 import socket
 import sys
@@ -80,6 +81,8 @@ def up(
     from swarm.cli.models import resolve_model
     from swarm.cli.statedir import state_directory
 
+    # Until the runner listens, SIGTERM shall tidy up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     overrides = {
         "model": model,
         "broker.port": port,
@@ -107,7 +110,8 @@ async def _run(commands: Commands, directory: Path, num_workers: int, verbose: b
     from swarm.cli.runner import Runner
 
     progress = Progress(sys.stdout)
-    progress.say(f"starting a broker at {commands.url} and {num_workers} workers; logs: {directory / 'logs'}")
+    count = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    progress.say(f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}")
     runner = Runner(commands, directory / "logs", progress, BrokerLink(commands.url, progress), verbose=verbose)
     error = await runner.run(num_workers)
     progress.done()

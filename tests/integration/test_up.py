@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
 
@@ -161,7 +161,7 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
     swarm.wait_for("  w1 ")  # its row in the plan's table
     assert swarm.run("generate", "Once", "--max-tokens", "3").returncode == 0
 
-    joined = swarm.run("--json", "join", "1", program="ctl")
+    joined = swarm.run("--json", "join", "--count", "1", program="ctl")
     assert joined.returncode == 0, joined.stderr
     assert json.loads(joined.stdout)["started"] == ["w2"]
 
@@ -227,8 +227,9 @@ def test_a_model_that_no_worker_can_use_ends_it_with_one_error(up: StartUp, tmp_
 class Broker:
     """The clients' door of a broker that says what the test wants."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int) -> None:
-        self._router = RouterChannel(context, "127.0.0.1", port, CLIENT.frame_limit_bytes)
+    def __init__(self, port: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = RouterChannel(self._context, "127.0.0.1", port, CLIENT.frame_limit_bytes)
         self._peer = b""
         self.status: dict[str, object] = {"state": "waiting", "waits_for": "a worker", "epoch": 0, "model": "demo"}
 
@@ -255,23 +256,17 @@ class Broker:
 
     def close(self) -> None:
         self._router.close()
+        self._context.term()  # so that the port is free again
 
 
-@pytest.fixture
-async def context() -> AsyncIterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.term()
-
-
-async def test_host_says_hello_starts_workers_and_follows(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+async def test_host_says_hello_starts_workers_and_follows() -> None:
     """Hello, an order with its answer, what the swarm waits for, the plan once it serves; and once more after a restart
     of the broker."""
     port, shown, events = free_ports(), io.StringIO(), asyncio.Queue[Event]()
     link = BrokerLink(f"tcp://127.0.0.1:{port}", Progress(shown))
     task = asyncio.create_task(link.run(events.put_nowait))
     for epoch in (1, 2):
-        broker = Broker(context, port)
+        broker = Broker(port)
         hello = await broker.hears(HostHello)
         assert isinstance(hello, HostHello)
         assert hello.pid == os.getpid()
