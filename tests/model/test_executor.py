@@ -1,0 +1,341 @@
+"""The executor's contract: plans, sequences, the fence, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swarm.errors import IllegalMove, ModelError
+from swarm.params import SamplingParams
+from swarm.stage.executor import Batch, Fenced, SampleJob
+from swarm.stage.torch_executor import TorchExecutor
+from swarm.wire.messages import LayerRange, Row
+from tests.model.cutting import MANY, never, nothing, random_tokens, ready
+from tests.model.models import llama_config
+
+TOKENS = random_tokens(60, seed=21)
+
+
+def step(executor: TorchExecutor, start: int, count: int, sequence: int = 1, hidden: Any = None) -> Any:
+    tokens = np.asarray(TOKENS[start : start + count], np.int64)
+    return executor.forward(Batch((Row(sequence, start, count, False),), tokens, hidden, ()), never, nothing)
+
+
+def prepared(executor: TorchExecutor, first: int, stop: int, *standby: LayerRange) -> None:
+    executor.prepare(LayerRange(first, stop), standby, 8, nothing)
+    executor.activate(LayerRange(first, stop))
+
+
+def test_layers_that_stay_keep_their_kv(llama: Path) -> None:
+    """Over a change of plan, layers that stay keep keys and values; what they compute next has the same bits."""
+    reference, moved = ready(llama, LayerRange(0, 4)), ready(llama, LayerRange(0, 6))
+    for executor in (reference, moved):
+        executor.open(1, 64)
+        step(executor, 0, 40)
+    prepared(moved, 0, 4)
+    assert np.array_equal(step(moved, 40, 5).hidden, step(reference, 40, 5).hidden)
+    region = moved._arena.region(1, 5)
+    assert region is None  # and the others' is gone
+
+
+def test_new_layers_catch_up(llama: Path) -> None:
+    """A layer just taken over starts with nothing; after the same positions went through it, all is as if it had
+    always been there."""
+    reference, grown = ready(llama, LayerRange(0, 5)), ready(llama, LayerRange(0, 4))
+    for executor in (reference, grown):
+        executor.open(1, 64)
+        step(executor, 0, 40)
+    prepared(grown, 0, 5)
+    step(grown, 0, 25)
+    step(grown, 25, 15)
+    assert np.array_equal(step(grown, 40, 5).hidden, step(reference, 40, 5).hidden)
+
+
+def test_nothing_is_loaded_twice(llama: Path) -> None:
+    """Layers that are held already, in use or on standby, are not read again."""
+    executor = ready(llama, LayerRange(2, 5))
+    first = executor.stats()["loaded_bytes"]
+    prepared(executor, 2, 6, LayerRange(6, 7))
+    layer = executor.manifest.layer_bytes[0]
+    assert executor.stats()["loaded_bytes"] - first == 2 * layer
+    prepared(executor, 3, 7)
+    assert executor.stats()["loaded_bytes"] - first == 2 * layer
+    assert executor.weight_bytes == 4 * layer
+
+
+def test_prepare_beside_computing(llama: Path) -> None:
+    """While a loader thread prepares other layers, the compute thread's results keep their bits."""
+    executor, reference = ready(llama, LayerRange(0, 4)), ready(llama, LayerRange(0, 4))
+    for each in (executor, reference):
+        each.open(1, 64)
+    expected = [step(reference, position, 1).hidden for position in range(60)]
+    problems: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            for stop in (8, 5, 8):
+                executor.prepare(LayerRange(1, stop), (), 8, nothing)
+        except ModelError as error:
+            problems.append(error)
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    actual = [step(executor, position, 1).hidden for position in range(60)]
+    loader.join(30)
+    assert not loader.is_alive()
+    assert not problems
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(actual, expected, strict=True))
+
+
+def test_progress(llama: Path) -> None:
+    """Loading reports bytes that grow to the announced total."""
+    executor = TorchExecutor(str(llama), dtype="float32", memory_limit=MANY)
+    seen: list[tuple[int, int]] = []
+    executor.prepare(LayerRange(0, 3), (), 8, lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == sum(executor.manifest.layer_bytes[:3]) + executor.manifest.embed_bytes
+    assert len(seen) > 20
+
+
+def test_fence_between_layers(llama: Path) -> None:
+    """A raised fence stops a step at the next layer; the positions can be computed again, with the same bits."""
+    executor, reference = ready(llama, LayerRange(0, 4)), ready(llama, LayerRange(0, 4))
+    for each in (executor, reference):
+        each.open(1, 64)
+        step(each, 0, 10)
+    asked, done = iter([False, False, True]), []
+    batch = Batch((Row(1, 10, 3, False),), np.asarray([9, 9, 9], np.int64), None, ())
+    with pytest.raises(Fenced):
+        executor.forward(batch, lambda: next(asked), lambda: done.append(1))
+    assert len(done) == 2
+    assert np.array_equal(step(executor, 10, 5).hidden, step(reference, 10, 5).hidden)
+    assert executor.stats()["fenced"] == 1
+
+
+def test_kv_is_counted_in_blocks(llama: Path) -> None:
+    """Room is reserved in blocks of 32 positions and comes back; opening again drops what was there."""
+    executor = ready(llama, LayerRange(0, 2))
+    executor.open(1, 1)
+    executor.open(2, 33)
+    assert executor.kv_used() == 32 + 64
+    executor.open(2, 32)
+    assert executor.kv_used() == 64
+    executor.release(2)
+    executor.release(2)
+    executor.truncate(99, 0)
+    assert executor.kv_used() == 32
+    executor.reset()
+    assert executor.kv_used() == 0
+    assert executor.kv_capacity() % 32 == 0
+    per_token = sum(executor.manifest.kv_bytes_per_token[:2])
+    assert executor.kv_capacity() == executor.kv_budget_bytes // per_token // 32 * 32
+
+
+def test_broken_rules(llama: Path) -> None:
+    """What the stage's core must not ask for is refused, with the reason."""
+    executor = TorchExecutor(str(llama), dtype="float32", memory_limit=MANY)
+    with pytest.raises(IllegalMove, match="no layers are active"):
+        step(executor, 0, 1)
+    with pytest.raises(IllegalMove, match="not prepared"):
+        executor.activate(LayerRange(0, 2))
+    prepared(executor, 1, 3)
+    with pytest.raises(IllegalMove, match="never opened"):
+        step(executor, 0, 1)
+    executor.open(1, 32)
+    with pytest.raises(IllegalMove, match="reserved 32"):
+        step(executor, 30, 4)
+    with pytest.raises(IllegalMove, match="without hidden states"):
+        step(executor, 0, 4)
+
+
+def test_not_finite_fails_the_sequence(llama: Path) -> None:
+    """A sequence whose logits are no numbers is named as failed; the one beside it is sampled."""
+    executor = ready(llama, LayerRange(7, 8))
+    for sequence in (1, 2):
+        executor.open(sequence, 32)
+    hidden = np.ones((2, 64), np.float32)
+    hidden[0] = np.nan
+    jobs = tuple(SampleJob(row, SamplingParams(), 0, [5, 6], 2) for row in (0, 1))
+    rows = (Row(1, 0, 1, True), Row(2, 0, 1, True))
+    done = executor.forward(Batch(rows, np.asarray([6, 6], np.int64), hidden, jobs), never, nothing)
+    assert [each.sequence for each in done.failed] == [1]
+    assert "not finite" in done.failed[0].reason
+    assert [(each.sequence, each.position) for each in done.sampled] == [(2, 2)]
+
+
+def test_measured_costs(llama: Path) -> None:
+    """Costs are measured before anything is loaded, for one row and for many."""
+    executor = TorchExecutor(str(llama), memory_limit=MANY)
+    costs = executor.measure()
+    assert costs[0].rows == 1
+    assert [cost.rows for cost in costs] == sorted({cost.rows for cost in costs})
+    assert all(cost.seconds > 0 for cost in costs)
+    assert executor.stats()["loaded_bytes"] == 0
+
+
+def test_manifest(llama: Path) -> None:
+    """The manifest adds up, and two executors of the same folder agree."""
+    one, two = (TorchExecutor(str(llama), memory_limit=MANY).manifest for _ in range(2))
+    assert one.difference(two) is None
+    weights = load_file(llama / "model.safetensors")
+    size = sum(tensor.nbytes for tensor in weights.values())
+    assert sum(one.layer_bytes) + one.embed_bytes + one.head_bytes == size
+    assert (one.num_layers, one.hidden_size, one.vocab_size, one.context) == (8, 64, 500, 1024)
+    assert one.eos_token_ids == (2,)
+    assert one.kv_bytes_per_token == (2 * 2 * 8 * 4,) * 8
+    assert one.dtype == "float32"
+    assert not one.tied
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, llama: Path) -> Path:
+    """A copy of the model that a test may spoil."""
+    for path in llama.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def refused(folder: Path | str, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        prepared(TorchExecutor(str(folder), **({"memory_limit": MANY} | options)), 0, 8)
+    return str(caught.value)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    """A wrong path, a file instead of a folder, an empty folder: each says so."""
+    assert "no folder" in refused(tmp_path / "nowhere")
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert "not a folder" in refused(file)
+    assert "config.json is missing" in refused(tmp_path)
+
+
+def test_damaged_config(folder: Path) -> None:
+    """A config.json that is no JSON, or misses what is needed, is named."""
+    change_config(folder, num_hidden_layers=None)
+    assert "num_hidden_layers" in refused(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json can't be read" in refused(folder)
+
+
+def test_missing_weights(folder: Path) -> None:
+    """No safetensors file at all, a missing tensor, a missing layer."""
+    change_weights(folder, lambda weights: weights.pop("model.layers.3.mlp.up_proj.weight"))
+    assert "model.layers.3.mlp.up_proj.weight" in refused(folder)
+    change_weights(folder, lambda weights: [weights.pop(name) for name in list(weights) if ".layers.5." in name])
+    assert "layer 5" in refused(folder)
+    (folder / "model.safetensors").unlink()
+    assert "no model.safetensors" in refused(folder)
+
+
+def test_wrong_shape(folder: Path) -> None:
+    """A tensor that doesn't fit the configuration is named with both shapes."""
+    change_weights(folder, lambda weights: weights.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(9, 64)}))
+    text = refused(folder)
+    assert "model.layers.2.mlp.up_proj.weight" in text
+    assert "[9, 64]" in text
+    assert "[176, 64]" in text
+
+
+@pytest.mark.parametrize("keep", [0, 4, 60, 5000, -1])
+def test_file_cut_off(folder: Path, keep: int) -> None:
+    """A weights file that ends too early is noticed before anything is loaded, and named."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"model\.safetensors.*download it again"):
+        TorchExecutor(str(folder), memory_limit=MANY)
+
+
+def test_damaged_header(folder: Path) -> None:
+    """A header that is no JSON, or lies about sizes, is refused."""
+    path = folder / "model.safetensors"
+    good = path.read_bytes()
+    path.write_bytes(good[:8] + b"\xff" + good[9:])
+    assert "model.safetensors" in refused(folder)
+    length = int.from_bytes(good[:8], "little")
+    header = json.loads(good[8 : 8 + length])
+    header["model.norm.weight"]["data_offsets"] = [0, 9]
+    lying = json.dumps(header).encode()
+    path.write_bytes(len(lying).to_bytes(8, "little") + lying + good[8 + length :])
+    assert "model.norm.weight" in refused(folder)
+
+
+def test_shards(save: Any) -> None:
+    """A missing shard, an index that names a tensor its shard lacks or a file elsewhere: each is named."""
+    folder = save(llama_config(num_hidden_layers=8), shard="400KB")
+    index_path = folder / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    index_path.write_text(json.dumps({"weight_map": index["weight_map"] | {"model.extra": shards[0]}}))
+    assert "model.extra" in refused(folder)
+    index_path.write_text(json.dumps({"weight_map": index["weight_map"] | {"model.extra": "../x.safetensors"}}))
+    assert "not a file name" in refused(folder)
+    index_path.write_text(json.dumps(index))
+    (folder / shards[1]).unlink()
+    assert f"{shards[1]} is missing" in refused(folder)
+
+
+def test_unfit_models(folder: Path) -> None:
+    """Kinds of models that would be computed wrongly are refused before weights are read, with the reason."""
+    change_config(folder, architectures=["Nonsense"], model_type="nonsense")
+    assert "doesn't know" in refused(folder)
+    change_config(folder, architectures=["BloomForCausalLM"], model_type="bloom", n_layer=8, hidden_size=64, n_head=4)
+    assert "pluggable attention" in refused(folder)
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    change_config(folder, architectures=["LlamaForCausalLM"], model_type="llama", rope_parameters=scaling)
+    assert "rotary" in refused(folder)
+    change_config(folder, quantization_config={"quant_method": "fp8"})
+    assert "quantized" in refused(folder)
+
+
+def test_unfit_options(llama: Path) -> None:
+    """Unknown devices and dtypes, too little memory, layers that don't exist."""
+    assert "device 'abacus'" in refused(llama, device="abacus")
+    assert "dtype 'int3'" in refused(llama, dtype="int3")
+    assert "raise its memory limit" in refused(llama, memory_limit=1 << 20)
+    executor = TorchExecutor(str(llama), memory_limit=MANY)
+    for layers in (LayerRange(3, 3), LayerRange(0, 9)):
+        with pytest.raises(ModelError, match="not a range"):
+            executor.prepare(layers, (), 8, nothing)
+
+
+def test_failed_prepare_changes_nothing(folder: Path) -> None:
+    """After a refused plan, the old one goes on with the same bits, and a later good one is accepted."""
+    executor = ready(folder, LayerRange(0, 3))
+    executor.open(1, 64)
+    step(executor, 0, 10)
+    path = folder / "model.safetensors"
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(ModelError, match="ends inside tensor"):
+        executor.prepare(LayerRange(0, 8), (), 8, nothing)
+    with pytest.raises(IllegalMove):
+        executor.activate(LayerRange(0, 8))
+    reference = [step(executor, 10, 5).hidden]
+    path.write_bytes(good)
+    other = ready(folder, LayerRange(0, 3))
+    other.open(1, 64)
+    step(other, 0, 10)
+    assert np.array_equal(reference[0], step(other, 10, 5).hidden)
+    prepared(executor, 0, 8)
