@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
-from swarm.stage import attention, linears
+from swarm.stage import attention, experts, linears
 from swarm.stage.checkpoint import Checkpoint, StoredTensor
 from swarm.stage.conversion import ConvertedSource, Source
 from swarm.stage.executor import Fenced
@@ -83,12 +83,14 @@ class Skeleton:
 
     def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
         attention.register()
+        experts.register()
         self.device, self.dtype = device, dtype
         self.config = _checked(config)
         self.model = _build(self.config)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         self.kernel = linears.choose(device, dtype)
+        self.min_rows = max(self.kernel.min_rows, linears.PlainLinear.min_rows if _has_bare_matrix(self.model) else 0)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
@@ -136,7 +138,19 @@ def _build(config: Any) -> Any:
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_short(error)})") from None
     if not model._supports_attention_backend:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
+    if hasattr(config, "_experts_implementation"):
+        model.config._experts_implementation_internal = experts.NAME
     return model.eval().requires_grad_(False)
+
+
+def _has_bare_matrix(model: nn.Module) -> bool:
+    """Does a module multiply by itself with a weight of its own, such as a router?"""
+    return any(
+        parameter.ndim > 1
+        for module in model.modules()
+        if not isinstance(module, (nn.Linear, nn.Embedding))
+        for parameter in module.parameters(recurse=False)
+    )
 
 
 def find_parts(model: Any) -> Parts:
@@ -282,7 +296,7 @@ class Stage:
         self.layers = layers
         self.embeds = layers.first == 0 and not bare
         self.heads = layers.stop == skeleton.num_layers and not bare
-        self.min_rows = skeleton.kernel.min_rows
+        self.min_rows = skeleton.min_rows
         self.device, self.dtype = skeleton.device, skeleton.dtype
         self.modules: dict[str, nn.Module] = {}
         self._model = copy.deepcopy(skeleton.model)
