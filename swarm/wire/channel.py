@@ -37,12 +37,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from math import ceil
-from time import monotonic
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 import zmq
@@ -348,17 +346,11 @@ class AsyncPushChannel(PushChannel):
 
 
 class PullChannel:
-    """The receiving end of data edges, for one plain thread.
-
-    Waits on the descriptors itself: asking the socket what happened and then sleeping in one system call is what a
-    blocking receive does too; ``zmq.Poller`` would make it three. A descriptor tells of news once, so the socket is
-    always asked before sleeping.
-    """
+    """The receiving end of data edges, for one plain thread."""
 
     def __init__(self, context: Context, host: str, limit_bytes: int, ports: range = DATA_PORTS) -> None:
         self.socket = context.socket(zmq.PULL)
         set_options(self.socket, limit_bytes, DATA_QUEUE, linger_ms=0)
-        self._ready = False  # wait() has seen a message that receive() has not taken yet
         self._watch(None, ())
         try:
             self.endpoint = bind_free_port(self.socket, host, ports)
@@ -368,9 +360,6 @@ class PullChannel:
 
     def receive(self) -> Frames | None:
         """The next message, None if there is none now. The frames are libzmq's own buffers."""
-        if not (self._ready or has(self.socket, zmq.POLLIN)):  # an exception for "nothing there" costs three times that
-            return None
-        self._ready = False
         frames = receive_now(self.socket)
         return None if frames is None else [frame.buffer for frame in frames]
 
@@ -378,27 +367,15 @@ class PullChannel:
         """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed."""
         if wake is not self._wake or outgoing != self._outgoing:
             self._watch(wake, outgoing)
-        deadline = monotonic() + timeout_s
-        while not self._is_ready():
-            woken = self._sleeper.poll(max(0, ceil((deadline - monotonic()) * 1000)))
-            if not woken:
-                return False
-            if wake is not None and (wake.fileno(), select.POLLIN) in woken:
-                return True
-        return True
+        return bool(zmq.zmq_poll(self._watched, ceil(timeout_s * 1000)))
 
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
-        """What ends the next waits; it seldom changes."""
+        """What ends the waits from now on. Kept, because it seldom changes and every hop waits."""
         self._wake, self._outgoing = wake, outgoing
-        self._sleeper = select.poll()
-        for socket in (self.socket, *(channel.socket for channel in outgoing)):
-            self._sleeper.register(descriptor(socket), select.POLLIN)  # news, whatever it is, makes it readable
+        self._watched: list[tuple[Socket | int, int]] = [(self.socket, zmq.POLLIN)]
+        self._watched += [(channel.socket, zmq.POLLOUT) for channel in outgoing]
         if wake is not None:
-            self._sleeper.register(wake, select.POLLIN)
-
-    def _is_ready(self) -> bool:
-        self._ready = has(self.socket, zmq.POLLIN)
-        return self._ready or any(has(channel.socket, zmq.POLLOUT) for channel in self._outgoing)
+            self._watched.append((wake.fileno(), zmq.POLLIN))
 
     def close(self) -> None:
         self.socket.close()

@@ -102,21 +102,23 @@ def connect(socket: Socket, endpoint: str) -> None:
 
 def send_now(socket: Socket, frames: Sequence[Bytes]) -> bool:
     """Send without waiting. False: nobody to send to, or the queue is full; then nothing was sent at all."""
-    if _try_send(socket, frames):
-        return True
-    # Between two looks at its events a socket may not have noticed that it is connected or has room again.
-    return has(socket, zmq.POLLOUT) and _try_send(socket, frames)
-
-
-def _try_send(socket: Socket, frames: Sequence[Bytes]) -> bool:
     try:
         # Not copied above 64 KB (pyzmq's threshold); below that, a copy is cheaper than the bookkeeping.
         socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
     except zmq.Again:
-        return False
+        # Between two looks at its events a socket may not have noticed that it is connected or has room again.
+        return has(socket, zmq.POLLOUT) and _send_again(socket, frames)
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
             raise
+        return False
+    return True
+
+
+def _send_again(socket: Socket, frames: Sequence[Bytes]) -> bool:
+    try:
+        socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+    except zmq.Again:
         return False
     return True
 

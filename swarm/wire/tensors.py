@@ -55,10 +55,11 @@ def pack(
     A contiguous array that is stored as ``dtype`` already (uint16 for bfloat16) is not copied: it must not be written
     to until the frame has left. float32 is converted to what else is asked for; any other mix raises WireError.
     """
-    size = array.size * _STORED[dtype].itemsize
+    as_stored = _STORED[dtype]
+    size = array.size * as_stored.itemsize
     if size > MAX_TENSOR_BYTES:
         raise WireError(f"a tensor of {size} bytes is too large to send: the limit is {MAX_TENSOR_BYTES}")
-    stored = np.ascontiguousarray(_store(array, dtype))
+    stored = np.ascontiguousarray(array if array.dtype == as_stored else _narrowed(array, dtype))
     data = stored.data.cast("B") if size else memoryview(b"")  # nothing can't be cast
     return TensorSpec(dtype, array.shape, size, checksum(data) if checked else 0), data
 
@@ -73,13 +74,13 @@ def view(spec: TensorSpec, data: Bytes) -> NDArray[np.generic]:
 
     ``data`` must have been checked against ``spec``, as decoding does.
     """
-    return np.frombuffer(memoryview(data).toreadonly(), _STORED[spec.dtype]).reshape(spec.shape)
+    return np.ndarray(spec.shape, _STORED[spec.dtype], memoryview(data).toreadonly())
 
 
 def unpack(spec: TensorSpec, data: Bytes) -> NDArray[np.float32]:
     """The elements as float32, read-only; a view of ``data`` if they came as float32. Widening is exact."""
     stored = view(spec, data)
-    if stored.dtype == np.float32:
+    if spec.dtype == "float32":
         return cast("NDArray[np.float32]", stored)
     widened = from_bfloat16(stored.view(np.uint16)) if spec.dtype == "bfloat16" else stored.astype(np.float32)
     widened.flags.writeable = False
@@ -99,9 +100,7 @@ def from_bfloat16(patterns: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (patterns.astype(np.uint32) << 16).view(np.float32)
 
 
-def _store(array: NDArray[np.generic], dtype: WireDtype) -> NDArray[np.generic]:
-    if array.dtype == _STORED[dtype]:
-        return array
+def _narrowed(array: NDArray[np.generic], dtype: WireDtype) -> NDArray[np.generic]:
     if array.dtype == np.float32 and dtype == "bfloat16":
         return to_bfloat16(array.view(np.float32))
     if array.dtype == np.float32 and dtype == "float16":

@@ -20,6 +20,8 @@ from swarm.wire.messages import (
     AssetPart,
     Describe,
     Fence,
+    Hop,
+    LayerRange,
     Park,
     PayloadSpec,
     Report,
@@ -109,7 +111,10 @@ def test_the_payload_is_not_copied() -> None:
         ([header(tensor=["float32", [0, 4], 0, 0])], "step.tensor: the frame that it describes is missing"),
         ([header(tensor=["float32", [1, 4], 16, 0]), bytes(16)], "step.tensor.shape: [1, 4] is not [0, hidden size]"),
         ([header(tensor=["float32", [0], 0, 0]), b""], "step.tensor.shape: [0] is not [0, hidden size]"),
-        ([header(tensor=["float32", [0, 4], 16, 0]), bytes(16)], "num_bytes: float32 [0, 4] has 0 bytes, not 16"),
+        (
+            [header(tensor=["float32", [0, 4], 16, 0]), bytes(16)],
+            "step.tensor.num_bytes: its shape has 0 bytes, not 16",
+        ),
         ([header(tensor=["float32", [0, 4], 0, 0]), b"x"], "step.tensor: a frame of 0 bytes was announced, 1 came"),
     ],
 )
@@ -185,6 +190,23 @@ def test_what_no_peer_would_accept_is_not_sent(message: Any, says: str) -> None:
     assert says in str(refusal.value)
 
 
+def test_what_can_not_be_written_is_refused_on_the_data_door_too() -> None:
+    """There the receiver checks the fields; what msgpack can't take stops at the sender all the same."""
+    with pytest.raises(WireError, match="Step can't be encoded"):
+        DATA.encode(Step(epoch=2**64, step=1, rows=(), tokens=()))
+    many = (Hop("w" * 100, LayerRange(0, 1), 0.0, 0.0, 0.0, 0.0, 0),) * 100_000
+    with pytest.raises(WireError, match="the data door takes"):
+        DATA.encode(Step(step=1, rows=(), tokens=(), hops=many))
+
+
+def test_refusals_stay_short() -> None:
+    """A refusal quotes what came, but never more than fits an answer."""
+    for frame in (header(kind="k" * 10**6), header(**{"f" * 10**6: 1}), header(rows=[[1, 0, 1, "x" * 10**6]])):
+        with pytest.raises(WireError) as refusal:
+            DATA.decode([frame])
+        assert len(str(refusal.value)) < 1000
+
+
 @pytest.mark.parametrize("body", [{"a": object()}, {"a": 2**64}, {"a": "\ud800"}, {1: 2}], ids=repr)
 def test_reports_of_things_that_are_not_json_are_refused(body: Any) -> None:
     """A free-form body is checked like everything else."""
@@ -201,12 +223,12 @@ def test_a_report_that_contains_itself_is_refused() -> None:
 
 
 def test_a_payload_that_the_message_does_not_describe_is_not_sent() -> None:
-    """A sender can't mix up tensor and header."""
-    step, data = step_with_tensor()
+    """A sender can't mix up payload and header."""
+    part = AssetPart(name="a", offset=0, total=3, payload=tensors.pack_bytes(b"abc"))
     with pytest.raises(WireError, match="announced"):
-        DATA.encode(step, data[:-4])
+        SERVER.encode(part, b"abcd")
     with pytest.raises(WireError, match="missing"):
-        DATA.encode(step)
+        SERVER.encode(part)
     with pytest.raises(WireError, match="no field describes it"):
         CLIENT.encode(Describe(), b"x")
 
