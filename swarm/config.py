@@ -89,7 +89,7 @@ class BrokerSettings(Section):
         default=5700,
         ge=1,
         le=65532,
-        description="Port of the clients' door. The next three are the workers': control, beat and data.",
+        description="Port of the clients' door. The next one is the door for workers' control.",
     )
     max_queue: Count = Field(
         default=1024,

@@ -136,8 +136,9 @@ def stats(state: State) -> Json:
 
 def _request_state(request: Request) -> str:
     """One that runs makes the request a running one."""
-    states = {s.state for s in request.sequences}
-    return next(s.value for s in (SequenceState.RUNNING, SequenceState.WAITING, SequenceState.ENDED) if s in states)
+    if request.ended:
+        return "ended"
+    return "running" if any(s.state is SequenceState.RUNNING for s in request.sequences) else "waiting"
 
 
 def _request(request: Request, now: float) -> Json:

@@ -215,7 +215,7 @@ def share_of_memory(settings: Settings, num_workers: int) -> int | None:
     """
     if settings.worker.device != "cpu":
         return None
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     return int(psutil.virtual_memory().available * MEMORY_SHARE / max(1, num_workers))
 

@@ -61,6 +61,7 @@ class ComputeThread:
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
+        *,
         pull: PullChannel,
         core: StageCore,
         executor: Executor,

@@ -100,7 +100,13 @@ class WorkerService:
         )
         self._pull = PullChannel(context, settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
         self._compute = ComputeThread(
-            context, self._pull, self._core, executor, self._vitals, clock, self._from_compute_thread
+            context,
+            pull=self._pull,
+            core=self._core,
+            executor=executor,
+            vitals=self._vitals,
+            clock=clock,
+            outward=self._from_compute_thread,
         )
         self._control = DealerChannel(
             context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 from swarm.errors import IllegalMove, ModelError
@@ -136,7 +136,9 @@ class TorchExecutor:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[LayerCost, ...]:
-        return layer_costs(self._skeleton)
+        costs = layer_costs(self._skeleton)
+        _give_back_memory()
+        return costs
 
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress

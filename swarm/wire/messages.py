@@ -311,7 +311,7 @@ class Join(Message, frozen=True):
 
 
 class StopWorker(Message, frozen=True):
-    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if the swarm can't do without it."""
+    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if nobody else can take them."""
 
     worker: Name
     force: bool = False
