@@ -23,6 +23,7 @@ from swarm.stage import attention, experts, linears
 from swarm.stage.checkpoint import Checkpoint, StoredTensor
 from swarm.stage.conversion import ConvertedSource, Source
 from swarm.stage.executor import Fenced
+from swarm.stage.memory import give_back
 from swarm.stage.passes import Pass, current_pass, running
 from swarm.stage.steady import Steady, is_activation
 from swarm.wire.messages import LayerRange
@@ -223,6 +224,7 @@ class Weights:
             else:
                 self._read_own(path, part)
         model.get_submodule(name).eval()
+        give_back()
 
     def _linear(self, path: str, part: nn.Linear) -> nn.Module:
         weight = self._read(f"{path}.weight", part.weight)

@@ -6,8 +6,6 @@ layers that both contain are shared, not loaded twice. ``activate`` swaps them.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
 from swarm.stage.forward import run, to_wire
 from swarm.stage.measure import layer_costs
+from swarm.stage.memory import give_back
 from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
 from swarm.stage.passes import GRID
 from swarm.stage.sampling import draw, is_plain_greedy
@@ -137,7 +136,7 @@ class TorchExecutor:
 
     def measure(self) -> tuple[LayerCost, ...]:
         costs = layer_costs(self._skeleton)
-        _give_back_memory()
+        give_back()
         return costs
 
     def prepare(
@@ -187,13 +186,13 @@ class TorchExecutor:
             stages.append(Stage(self._skeleton, layers, held, weights))
             held |= stages[-1].modules
         progress(total, total)
-        _give_back_memory()
+        give_back()
         return _Prepared(stages[0], tuple(stages[1:]))
 
     def activate(self, layers: LayerRange) -> None:
         if self._prepared is not None and self._prepared.stage.layers == layers:
             self._active, self._prepared = self._prepared, None
-            _give_back_memory()
+            give_back()
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep(layers)
@@ -349,11 +348,3 @@ def _dtype(name: str, stored: str, device: torch.device) -> str:
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
     return name
-
-
-def _give_back_memory() -> None:
-    """glibc keeps what it got for the copies that packing left behind; give it back."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-        if trim is not None:
-            trim(0)
