@@ -173,7 +173,7 @@ def _check_stage(index: int, stage: StageSpec, manifest: Manifest) -> None:
             "unlike_dimensions",
             f"stage {index}: hidden size {stage.hidden_size}, but the model has {manifest.hidden_size}",
         )
-    if len(stage.layers) < 1:
+    if stage.layers.stop <= stage.layers.first:
         raise StageSetError("empty_stage", f"stage {index}: the layer range {stage.layers} is empty")
 
 

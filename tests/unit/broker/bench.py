@@ -1,0 +1,507 @@
+"""A broker's core on a bench: a journal, workers, stages and clients that do what a test says, and rules that are
+checked after every event.
+
+The journal answers at once unless its kind of write is in ``held``; then the test feeds ``write_out``. Workers answer
+``Prepare`` and ``Activate`` unless they are in ``mute``. Steps wait in ``pipe`` until the test finishes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from swarm.broker.actions import (
+    Action,
+    Dispatch,
+    Note,
+    OpenPipe,
+    OrderWorker,
+    SayClient,
+    WriteAcceptance,
+    WriteEpoch,
+    WriteTokens,
+)
+from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.events import (
+    AcceptanceWritten,
+    BeatHeard,
+    ClientSaid,
+    EpochWritten,
+    Event,
+    StepFinished,
+    Tick,
+    TokensWritten,
+    WorkerDisconnected,
+    WorkerSaid,
+)
+from swarm.broker.health import Judgement
+from swarm.broker.journal import MemoryJournal, Written
+from swarm.broker.planning import PlanSettings
+from swarm.broker.requests import WINDOW, RequestSettings
+from swarm.broker.scheduler import SchedulerSettings, depth
+from swarm.broker.state import Sequence as BrokerSequence
+from swarm.broker.state import SequenceState, State, num_blocks
+from swarm.params import SamplingParams
+from swarm.testing import fake_manifest
+from swarm.wire.messages import (
+    Accepted,
+    Activate,
+    Activated,
+    Attach,
+    Beat,
+    ClientMessage,
+    Failure,
+    Finished,
+    HeldSequence,
+    Hello,
+    Hop,
+    LayerRange,
+    Manifest,
+    Order,
+    Prepare,
+    Prepared,
+    RangePosition,
+    Sampled,
+    SequencePosition,
+    ServerMessage,
+    Step,
+    StepDone,
+    Submit,
+    TokenLogprob,
+    Tokens,
+    WorkerMessage,
+)
+
+MIB = 1 << 20
+ROOMY = 200 * MIB
+TICK_S = 0.1
+CLIENT = b"client"
+TOKEN = 7  # what a step samples unless the test says otherwise; no end of sequence
+
+
+def settings(**parts: object) -> BrokerSettings:
+    """Everything by default, a short settling time; ``parts`` replaces whole groups."""
+    defaults: dict[str, object] = {"plan": PlanSettings(settle_s=0.0)}
+    return BrokerSettings(beat_endpoint="beats", data_endpoint="data", **(defaults | parts))  # type: ignore[arg-type]
+
+
+def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Submit:
+    """A request of ``num_prompt`` tokens; what is not a field of Submit is a sampling parameter."""
+    own = {name: fields.pop(name) for name in ("seed", "deadline_s", "hops", "priority", "prompt") if name in fields}
+    defaults: dict[str, object] = {"prompt": tuple(1 + i % 90 for i in range(num_prompt)), "seed": 1}
+    params = SamplingParams(**({"max_tokens": 8} | fields))  # type: ignore[arg-type]
+    return Submit(request_id=request_id, params=params, **(defaults | own))  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class FakeWorker:
+    """What a worker would know: its range, and how far it holds each sequence."""
+
+    name: str
+    incarnation: str
+    memory_bytes: int = ROOMY
+    kv_capacity: int = 4096
+    max_sequences: int = 64
+    device: str = "cpu"
+    manifest: Manifest = field(default_factory=fake_manifest)
+    prepare: Prepare | None = None
+    held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
+    epoch: int = 0
+    progress: int = 0
+
+    @property
+    def peer(self) -> bytes:
+        return self.incarnation.encode()
+
+    def hello(self, **changes: object) -> Hello:
+        fields: dict[str, object] = {
+            "epoch": self.epoch,
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "pid": 1,
+            "host": "here",
+            "wire_versions": (1,),
+            "device": self.device,
+            "dtype": "float32",
+            "cores": 1,
+            "endpoint": f"tcp://{self.incarnation}",
+            "memory_bytes": self.memory_bytes,
+            "kv_budget_bytes": MIB,
+            "costs": (),
+            "manifest": self.manifest,
+            "held_layers": None,
+            "held": (),
+            "logs": (),
+        }
+        return Hello(**(fields | changes))  # type: ignore[arg-type]
+
+    def prepared(self, epoch: int) -> Prepared:
+        return Prepared(
+            epoch=epoch,
+            incarnation=self.incarnation,
+            kv_capacity=self.kv_capacity,
+            max_sequences=self.max_sequences,
+            load_s=0.0,
+            warm_up_s=0.0,
+            resident_bytes=0,
+        )
+
+    def activated(self, order: Activate) -> Activated:
+        """It holds what it is told to keep, unless ``held`` says otherwise."""
+        assert self.prepare is not None
+        layers = self.prepare.layers
+        positions = {item.sequence: item.position for item in order.live}
+        held = tuple(
+            HeldSequence(sequence, (RangePosition(layers, self.held.get(sequence, position)),))
+            for sequence, position in positions.items()
+        )
+        return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=())
+
+
+@dataclass(slots=True)
+class Bench:
+    """See the module's text. ``log`` collects every action in order; ``take`` empties it."""
+
+    settings: BrokerSettings = field(default_factory=settings)
+    now: float = 0.0
+    core: BrokerCore = field(init=False)
+    held: set[type] = field(default_factory=set)
+    mute: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)  # names that don't beat
+    workers: dict[str, FakeWorker] = field(default_factory=dict)
+    pipe: deque[Step] = field(default_factory=deque)
+    pending: deque[Written] = field(default_factory=deque)
+    log: list[Action] = field(default_factory=list)
+    watch: Watch = field(init=False)
+    _journal: MemoryJournal = field(default_factory=MemoryJournal)
+    _due: deque[Event] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.core = BrokerCore(self.settings, self.now)
+        self.watch = Watch(self.core.state, self.settings)
+
+    @property
+    def state(self) -> State:
+        return self.core.state
+
+    @property
+    def epoch(self) -> int:
+        assert self.state.book.current is not None
+        return self.state.book.current.epoch
+
+    def judgements_of(self, name: str) -> Judgement:
+        return self.core.judgements(self.now)[self.workers[name].incarnation]
+
+    # --- feeding -----------------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> list[Action]:
+        """The core's actions for this event alone; what follows from them at once is done too, and logged."""
+        actions = self._handle(event)
+        while self._due:
+            self._handle(self._due.popleft())
+        return actions
+
+    def say(self, message: ClientMessage, client: bytes = CLIENT) -> list[Action]:
+        return self.feed(ClientSaid(client, message))
+
+    def tell(self, name: str, message: WorkerMessage) -> list[Action]:
+        return self.feed(WorkerSaid(self.workers[name].peer, message))
+
+    def tick(self, after_s: float = TICK_S) -> list[Action]:
+        """Let time pass in steps that no health check minds: everybody beats, then the clock ticks."""
+        until, actions = self.now + after_s, []
+        while self.now < until - 1e-9:
+            self.now = min(until, self.now + TICK_S)
+            for name in self.workers:
+                if name not in self.silent:
+                    self.beat(name)
+            actions += self.feed(Tick())
+        return actions
+
+    def beat(self, name: str, **fields: object) -> list[Action]:
+        worker = self.workers[name]
+        values: dict[str, object] = {
+            "incarnation": worker.incarnation,
+            "progress": worker.progress,
+            "state": "idle",
+            "blocked_on": "",
+            "since_s": 0.0,
+            "loop_lag_s": 0.0,
+            "memory_bytes": 0,
+            "kv_used": 0,
+            "kv_capacity": 0,
+        }
+        return self.feed(BeatHeard(Beat(**(values | fields))))  # type: ignore[arg-type]
+
+    def write_out(self) -> list[Action]:
+        """The journal has written everything that was held back."""
+        actions: list[Action] = []
+        while self.pending:
+            actions += self.feed(self.pending.popleft())
+        return actions
+
+    def _handle(self, event: Event) -> list[Action]:
+        self.watch.before(event)
+        actions = self.core.handle(event, self.now)
+        self.log += actions
+        for action in actions:
+            self._perform(action)
+        self.watch.after(actions)
+        return actions
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Dispatch(step):
+                self.pipe.append(step)
+            case OpenPipe():
+                self.pipe.clear()
+            case OrderWorker(peer, order):
+                self._obey(peer, order)
+            case WriteAcceptance() | WriteTokens() | WriteEpoch():
+                written = self._journal.write(action)
+                assert written is not None
+                (self.pending if type(action) in self.held else self._due).append(written)
+            case _:
+                pass
+
+    def _obey(self, peer: bytes, order: Order) -> None:
+        worker = next((w for w in self.workers.values() if w.peer == peer), None)
+        if worker is None:
+            return
+        worker.epoch = max(worker.epoch, order.epoch)
+        if isinstance(order, Prepare):
+            worker.prepare = order
+        if worker.name in self.mute:
+            return
+        if isinstance(order, Prepare):
+            self._due.append(WorkerSaid(peer, worker.prepared(order.epoch)))
+        elif isinstance(order, Activate):
+            self._due.append(WorkerSaid(peer, worker.activated(order)))
+
+    # --- scenes ------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, incarnation: str = "", **fields: object) -> FakeWorker:
+        """A worker process starts; it has not said Hello yet."""
+        worker = FakeWorker(name, incarnation or f"{name}.1", **fields)  # type: ignore[arg-type]
+        self.workers[name] = worker
+        return worker
+
+    def join(self, *names: str, **fields: object) -> list[Action]:
+        actions: list[Action] = []
+        for name in names:
+            self.add(name, **fields)
+            actions += self.tell(name, self.workers[name].hello())
+        return actions
+
+    def lose(self, name: str) -> list[Action]:
+        """A worker's process dies: its connection closes."""
+        return self.feed(WorkerDisconnected(self.workers.pop(name).peer))
+
+    def serve(self, num_workers: int = 2, **fields: object) -> Bench:
+        """Workers w0, w1, … join and the swarm serves."""
+        self.join(*(f"w{i}" for i in range(num_workers)), **fields)
+        self.tick()
+        assert self.state.book.serving, self.state.book
+        self.take()
+        return self
+
+    def take(self) -> list[Action]:
+        """What has been asked for since the last time, notes aside."""
+        found = [action for action in self.log if not isinstance(action, Note)]
+        self.log.clear()
+        return found
+
+    def finish(
+        self,
+        step: Step | None = None,
+        token: int = TOKEN,
+        tokens: dict[int, int] | None = None,
+        failed: Iterable[Failure] = (),
+        hops: tuple[Hop, ...] = (),
+    ) -> list[Action]:
+        """The last stage answers the oldest step (or this one)."""
+        if step is None:
+            step = self.pipe.popleft()
+        elif step in self.pipe:
+            self.pipe.remove(step)
+        for worker in self.workers.values():
+            worker.progress += 1
+        failed = tuple(failed)
+        done = done_of(step, token, tokens or {}, {f.sequence for f in failed}, hops)
+        return self.feed(StepFinished(msgspec.structs.replace(done, failed=failed)))
+
+    def run_dry(self, limit: int = 10_000) -> None:
+        """Finish steps until none is under way."""
+        for _ in range(limit):
+            if not self.pipe:
+                return
+            self.finish()
+        raise AssertionError("the pipe never runs dry")
+
+    def sequence(self, request_id: str = "r", index: int = 0) -> BrokerSequence:
+        return self.state.requests[request_id].sequences[index]
+
+
+def done_of(step: Step, token: int, tokens: dict[int, int], without: set[int], hops: tuple[Hop, ...]) -> StepDone:
+    """What the last stage answers to a step that went well."""
+    return StepDone(
+        epoch=step.epoch,
+        step=step.step,
+        kv=tuple(SequencePosition(r.sequence, r.start + r.count) for r in step.rows),
+        sampled=tuple(
+            Sampled(
+                r.sequence,
+                r.start + r.count,
+                tokens.get(r.sequence, token),
+                (TokenLogprob(tokens.get(r.sequence, token), -0.5),),
+            )
+            for r in step.rows
+            if r.sample and r.sequence not in without
+        ),
+        failed=(),
+        hops=hops,
+    )
+
+
+def said(actions: Sequence[Action], kind: type[ServerMessage] | None = None) -> list[ServerMessage]:
+    """What clients are told."""
+    found = [a.message for a in actions if isinstance(a, SayClient)]
+    return [m for m in found if kind is None or isinstance(m, kind)]
+
+
+def orders(actions: Sequence[Action], kind: type[Order] | None = None) -> list[tuple[str, Order]]:
+    """(incarnation, order) in order."""
+    found = [(a.peer.decode(), a.message) for a in actions if isinstance(a, OrderWorker)]
+    return [(peer, m) for peer, m in found if kind is None or isinstance(m, kind)]
+
+
+def steps(actions: Sequence[Action]) -> list[Step]:
+    return [a.step for a in actions if isinstance(a, Dispatch)]
+
+
+def row(step: Step) -> list[tuple[int, int, int]]:
+    """(sequence, start, count) of each row."""
+    return [(r.sequence, r.start, r.count) for r in step.rows]
+
+
+def ranges(bench: Bench) -> dict[str, LayerRange]:
+    assert bench.state.book.current is not None
+    return {s.name: s.layers for s in bench.state.book.current.stages}
+
+
+@dataclass(slots=True)
+class Watch:
+    """What must hold at every moment, whoever says what."""
+
+    state: State
+    settings: BrokerSettings
+    epoch_written: int = 0
+    accepted: set[str] = field(default_factory=set)
+    written: dict[int, int] = field(default_factory=dict)  # sequence -> tokens in the journal
+    sent: dict[tuple[str, int], int] = field(default_factory=dict)
+    last_step: int = 0
+    highest_epoch: int = 0
+
+    def before(self, event: Event) -> None:
+        match event:
+            case EpochWritten(epoch):
+                self.epoch_written = max(self.epoch_written, epoch)
+            case WorkerSaid(_, Hello(epoch=epoch)):
+                self.epoch_written = max(self.epoch_written, epoch)  # a broker before this one wrote it
+            case AcceptanceWritten(request_id):
+                self.accepted.add(request_id)
+            case TokensWritten(committed):
+                self.written |= dict(committed)
+            case ClientSaid(_, Attach() as attach):
+                for index in range(len(attach.next_index)):
+                    self.sent.pop((attach.request_id, index), None)
+            case ClientSaid(_, Submit() as again):
+                for index in range(again.params.n):
+                    self.sent.pop((again.request_id, index), None)
+            case _:
+                pass
+
+    def after(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case SayClient(_, message):
+                    self._check_said(message)
+                case OrderWorker(_, order):
+                    assert order.epoch <= self.epoch_written, f"epoch {order.epoch} is announced before it is written"
+                case Dispatch(step):
+                    self._check_step(step)
+                case _:
+                    pass
+        check_state(self.state, self.settings)
+        assert self.state.book.epoch >= self.highest_epoch, "an epoch fell"
+        self.highest_epoch = self.state.book.epoch
+
+    def _check_said(self, message: ServerMessage) -> None:
+        match message:
+            case Accepted(request_id=request_id):
+                assert request_id in self.accepted, "accepted before it is in the journal"
+            case Tokens(request_id=request_id, index=index, start=start, ids=ids):
+                assert ids, "an empty Tokens message"
+                expected = self.sent.get((request_id, index))
+                assert expected in (None, start), f"{request_id}[{index}]: token {start} after {expected}"
+                self.sent[request_id, index] = start + len(ids)
+                sequence = self.state.requests[request_id].sequences[index]
+                assert sequence.num_prompt + start + len(ids) <= self.written[sequence.id], "sent before it is written"
+            case Finished(request_id=request_id, index=index):
+                assert self.sent.get((request_id, index)) != -1, f"{request_id}[{index}] ended twice"
+                self.sent[request_id, index] = -1
+            case _:
+                pass
+
+    def _check_step(self, step: Step) -> None:
+        assert step.step == self.last_step + 1, "steps are numbered without a gap"
+        self.last_step = step.step
+        assert sum(r.count for r in step.rows) == len(step.tokens)
+        assert len({r.sequence for r in step.rows}) == len(step.rows), "a sequence twice in one step"
+        assert step.rows or step.release, "an empty step"
+        assert sum(r.count for r in step.rows) <= self.settings.scheduler.step_tokens
+
+
+def check_state(state: State, of: BrokerSettings) -> None:
+    """The invariants of state.py's text, and those that hold the lists together."""
+    for sequence in state.sequences.values():
+        where = f"sequence {sequence.id}: {sequence}"
+        if sequence.state is not SequenceState.ENDED:
+            assert sequence.kv <= sequence.scheduled <= sequence.sampled, where
+        assert sequence.delivered <= sequence.sent <= sequence.committed <= sequence.sampled, where
+        assert sequence.sent - sequence.delivered <= WINDOW, where
+        assert sequence.sampled <= max(sequence.limit, sequence.num_prompt), where
+    running = {s.id for s in state.sequences.values() if s.state is SequenceState.RUNNING}
+    assert {s.id for s in state.running} == running
+    assert len(state.running) == len(running)
+    assert all(s.state is SequenceState.WAITING for s in state.waiting)
+    assert len({s.id for s in state.waiting}) == len(state.waiting)
+    _check_flights(state, of)
+
+
+def _check_flights(state: State, of: BrokerSettings) -> None:
+    plan = state.book.current
+    assert not state.flights or plan is not None, "steps under way without a plan"
+    if plan is None or not state.book.serving:
+        return
+    assert len(state.flights) <= depth(of.scheduler.mode, len(plan.stages))
+    assert sum(num_blocks(s.limit) for s in state.running) <= state.book.kv_blocks
+    assert len(state.running) <= min(state.book.max_sequences, of.scheduler.max_running)
+    decoding = [s.id for f in state.flights.values() for s, end in f.sequences if end > s.num_prompt and _alone(s, end)]
+    assert len(decoding) == len(set(decoding)), "a decode in two micro-batches"
+
+
+def _alone(sequence: BrokerSequence, end: int) -> bool:
+    """This row is the sequence's newest token: nothing may follow it before it is answered."""
+    return sequence.state is SequenceState.RUNNING and end == sequence.sampled
+
+
+def request_settings(**fields: object) -> RequestSettings:
+    return RequestSettings(**fields)  # type: ignore[arg-type]
+
+
+def scheduling(**fields: object) -> BrokerSettings:
+    return settings(scheduler=SchedulerSettings(**fields))  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+"""The core as a whole: descriptions, the model's files, strangers, late answers, and that it always decides alike."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swarm.broker.actions import Action, SayClient
+from swarm.broker.events import AssetArrived, ClientUnreachable, StepFinished
+from swarm.testing import fake_manifest
+from swarm.wire.messages import (
+    ASSET_PART_BYTES,
+    Asset,
+    AssetPart,
+    CopyDone,
+    Describe,
+    Description,
+    Failure,
+    GetAsset,
+    LayerRange,
+    Report,
+    Welcome,
+)
+from tests.unit.broker.bench import TOKEN, Bench, done_of, orders, said, submit
+
+FILE = Asset("tokenizer.json", 3, "right")
+WITH_FILES = msgspec.structs.replace(fake_manifest(), assets=(FILE, Asset("chat.jinja", 1, "other")))
+
+
+def describe(bench: Bench) -> Description:
+    (answer,) = said(bench.say(Describe()))
+    assert isinstance(answer, Description)
+    return answer
+
+
+def test_description_follows_the_swarm(bench: Bench) -> None:
+    """Without a worker there is no model; while it loads, the state says so; then it serves, and goes on serving while
+    a newcomer loads."""
+    assert (describe(bench).manifest, describe(bench).state) == (None, "waiting")
+    bench.mute = {"w0"}
+    bench.join("w0")
+    bench.tick()
+    assert (describe(bench).manifest, describe(bench).state) == (fake_manifest(), "preparing")
+    bench.tell("w0", bench.workers["w0"].prepared(1))
+    assert describe(bench).state == "activating"
+    bench.mute = set()
+    bench.lose("w0")
+    bench.join("w1")
+    bench.tick()
+    assert (describe(bench).state, describe(bench).waits_for, describe(bench).max_context) == ("serving", "", 512)
+    bench.mute = {"w2"}
+    bench.join("w2")
+    bench.tick()
+    assert describe(bench).state == "serving"
+
+
+def test_files_of_the_model_are_asked_for_kept_and_served(bench: Bench) -> None:
+    """A worker is asked for what is missing; a file counts if it is the one that the manifest names."""
+    bench.join("w0", manifest=WITH_FILES)
+    (welcome,) = [o for _, o in orders(bench.log, Welcome)]
+    assert isinstance(welcome, Welcome)
+    assert welcome.wants == ("tokenizer.json", "chat.jinja")
+    # One that is damaged, one that nobody named, one from a stranger: counted, not kept.
+    for event in (
+        AssetArrived(b"w0.1", "tokenizer.json", b"bad", "wrong"),
+        AssetArrived(b"w0.1", "passwords", b"abc", "right"),
+        AssetArrived(b"who", "tokenizer.json", b"abc", "right"),
+    ):
+        assert bench.feed(event) == []
+    assert bench.state.counters["wrong_assets"] == 3
+    assert not bench.state.assets
+    bench.feed(AssetArrived(b"w0.1", "tokenizer.json", b"abc", "right"))
+    # The next worker is asked only for the other.
+    bench.take()
+    bench.join("w1", manifest=WITH_FILES)
+    (welcome,) = [o for _, o in orders(bench.log, Welcome)]
+    assert isinstance(welcome, Welcome)
+    assert welcome.wants == ("chat.jinja",)
+    # A client fetches it.
+    (action,) = bench.say(GetAsset(name="tokenizer.json", offset=1))
+    assert isinstance(action, SayClient)
+    assert isinstance(action.message, AssetPart)
+    assert (action.message.total, action.message.offset, action.payload) == (3, 1, b"bc")
+
+
+def test_a_large_file_comes_in_parts(bench: Bench) -> None:
+    """No part is larger than the wire allows."""
+    bench.join("w0", manifest=WITH_FILES)
+    bench.feed(AssetArrived(b"w0.1", "tokenizer.json", bytes(ASSET_PART_BYTES + 5), "right"))
+    sizes = []
+    for offset in (0, ASSET_PART_BYTES):
+        (action,) = bench.say(GetAsset(name="tokenizer.json", offset=offset))
+        assert isinstance(action, SayClient)
+        assert action.payload is not None
+        sizes.append(len(action.payload))
+    assert sizes == [ASSET_PART_BYTES, 5]
+
+
+def test_an_unknown_file_is_an_answer(serving: Bench) -> None:
+    """The client is told, not left waiting."""
+    (answer,) = said(serving.say(GetAsset(name="x", offset=0)))
+    assert answer == Report(what="asset", ok=False, body={"error": "this swarm has no asset 'x'"})
+
+
+def test_a_step_is_answered_once(serving: Bench) -> None:
+    """A doubled answer, and one to a step that nobody sent, are counted and change nothing."""
+    serving.say(submit())
+    step = serving.pipe.popleft()
+    serving.finish(step)
+    serving.take()
+    again = done_of(step, TOKEN, {}, set(), ())
+    assert serving.feed(StepFinished(again)) == []
+    assert serving.feed(StepFinished(msgspec.structs.replace(again, step=99))) == []
+    assert serving.feed(StepFinished(msgspec.structs.replace(again, epoch=0, step=2))) == []
+    assert serving.state.counters["stale_steps"] == 3
+    assert serving.sequence().num_generated == 1
+
+
+def test_an_answer_for_a_sequence_that_is_gone(serving: Bench) -> None:
+    """Positions and failures of sequences that are no more are dropped."""
+    serving.say(submit())
+    step = serving.pipe.popleft()
+    done = done_of(step, TOKEN, {}, set(), ())
+    foreign = tuple(type(k)(k.sequence + 50, k.position) for k in done.kv)
+    failed = (Failure(51, "not ours"),)
+    serving.feed(StepFinished(msgspec.structs.replace(done, kv=foreign, sampled=(), failed=failed)))
+    assert serving.sequence().reason is None
+    assert serving.sequence().kv == 0
+
+
+def test_messages_of_later_protocols_are_counted(serving: Bench) -> None:
+    """What a worker may say but nobody asked for is counted."""
+    serving.take()
+    message = CopyDone(incarnation="w0.1", sequence=1, layers=LayerRange(0, 1), to="w1.1", kv=1)
+    assert serving.tell("w0", message) == []
+    assert serving.state.counters["unexpected_control"] == 1
+
+
+def test_an_unreachable_stranger(serving: Bench) -> None:
+    """A connection that never asked for anything may go."""
+    assert serving.feed(ClientUnreachable(b"nobody")) == []
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_the_same_events_give_the_same_actions(num_workers: int) -> None:
+    """Nothing but the events and their times decides."""
+
+    def play() -> list[Action]:
+        bench = Bench()
+        bench.serve(num_workers)
+        for number in range(6):
+            bench.say(submit(f"r{number}", num_prompt=1 + 20 * number, n=1 + number % 2))
+            bench.finish()
+        bench.lose("w0")
+        bench.join("late")
+        bench.tick(1.0)
+        bench.run_dry()
+        return bench.log
+
+    assert play() == play()

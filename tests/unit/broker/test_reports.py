@@ -1,0 +1,113 @@
+"""What ``swarmctl`` is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swarm.wire.messages import LoadProgress, Query, Report, Stats, Stop
+from tests.unit.broker.bench import MIB, Bench, said, submit
+
+
+def ask(bench: Bench, what: str) -> dict:
+    """The body of a report; it must be plain JSON."""
+    (report,) = said(bench.say(Query(what=what), b"ctl"))  # type: ignore[arg-type]
+    assert isinstance(report, Report)
+    assert (report.what, report.ok) == (what, True)
+    return json.loads(json.dumps(report.body))
+
+
+@pytest.mark.parametrize("what", ["status", "nodes", "plan", "stats", "requests"])
+def test_an_empty_swarm_has_answers(bench: Bench, what: str) -> None:
+    """Every question can be asked before anybody has joined."""
+    assert ask(bench, what) is not None
+
+
+def test_status_of_an_empty_swarm(bench: Bench) -> None:
+    """It says what it waits for."""
+    status = ask(bench, "status")
+    assert (status["state"], status["waits_for"], status["model"]) == ("waiting", "a worker: none has joined yet", None)
+
+
+def test_status_while_loading(bench: Bench) -> None:
+    """How far each worker of the plan under way has come."""
+    bench.mute = {"w0", "w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+    bench.tell("w0", LoadProgress(incarnation="w0.1", loaded_bytes=3, total_bytes=10))
+    bench.tell("w1", bench.workers["w1"].prepared(1))
+    status = ask(bench, "status")
+    assert status["state"] == "preparing"
+    assert status["waits_for"] == "the workers to load their layers"
+    assert status["loading"] == [
+        {"worker": "w0", "loaded_bytes": 3, "total_bytes": 10, "done": False},
+        {"worker": "w1", "loaded_bytes": 4 * MIB, "total_bytes": 4 * MIB, "done": True},
+    ]
+
+
+def test_status_while_serving(serving: Bench) -> None:
+    """What runs, what waits, what is reserved."""
+    serving.say(submit("a", num_prompt=40))
+    status = ask(serving, "status")
+    assert (status["state"], status["waits_for"], status["loading"]) == ("serving", "", [])
+    assert (status["epoch"], status["num_workers"], status["num_stages"]) == (1, 2, 2)
+    assert (status["num_running"], status["num_queued"], status["steps_in_flight"]) == (1, 0, 1)
+    assert (status["kv_reserved"], status["kv_capacity"]) == (64, 4096)
+
+
+def test_nodes(serving: Bench) -> None:
+    """Everybody with layers, verdict and evidence; who went is listed with the reason."""
+    serving.tell("w1", Stats(incarnation="w1.1", values={"kv_used": 5.0, "resident_bytes": 7.0}))
+    serving.tick()
+    serving.join("w2", memory_bytes=1)
+    serving.lose("w0")
+    nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert (nodes["w0"]["state"], nodes["w0"]["verdict"], nodes["w0"]["evidence"]) == (
+        "out",
+        "dead",
+        "its connection closed",
+    )
+    assert (nodes["w1"]["layers"], nodes["w1"]["kv_used"], nodes["w1"]["resident_bytes"]) == ([0, 6], 5, 7)
+    assert nodes["w2"]["layers"] is None
+
+
+def test_plan_shows_the_one_in_force_and_the_one_under_way(serving: Bench) -> None:
+    """While a newcomer loads, both are there."""
+    assert [s["layers"] for s in ask(serving, "plan")["stages"]] == [[0, 3], [3, 6]]
+    assert "coming" not in ask(serving, "plan")
+    serving.mute = {"w2"}
+    serving.join("w2")
+    serving.tick()
+    plan = ask(serving, "plan")
+    assert (plan["epoch"], plan["coming"]["epoch"]) == (1, 2)
+    assert [s["layers"] for s in plan["coming"]["stages"]] == [[0, 2], [2, 4], [4, 6]]
+    assert plan["why"][0].startswith("w0 holds layers [0, 3)")
+
+
+def test_stats(serving: Bench) -> None:
+    """The broker's own counters and each stage's."""
+    serving.tell("w0", Stats(incarnation="w0.1", values={"steps": 3.0}))
+    serving.say(submit(max_tokens=3))
+    serving.run_dry()
+    stats = ask(serving, "stats")
+    assert stats["stages"] == {"w0": {"steps": 3.0}, "w1": {}}
+    assert (stats["pipeline"]["tokens"], stats["pipeline"]["sequences_length"]) == (3, 1)
+    # The prompt, two decodes, and the step that gives the room back.
+    assert (stats["pipeline"]["steps"], stats["pipeline"]["positions"]) == (4, 5)
+
+
+def test_requests(make_bench) -> None:
+    """Each with its state: one that runs makes it running, whatever the others do."""
+    bench = make_bench().serve(1, max_sequences=2)
+    bench.say(submit("r", n=3))
+    bench.say(Stop(request_id="r", index=0, at_index=0))
+    bench.finish()
+    bench.finish()
+    bench.say(submit("later", n=1))
+    rows = {r["request_id"]: r for r in ask(bench, "requests")["requests"]}
+    assert (rows["r"]["state"], rows["r"]["reasons"], rows["r"]["n"]) == ("running", ["stop", None, None], 3)
+    assert rows["later"]["state"] == "waiting"
+    bench.run_dry()
+    states = {r["request_id"]: r["state"] for r in ask(bench, "requests")["requests"]}
+    assert states == {"r": "ended", "later": "ended"}

@@ -1,0 +1,301 @@
+"""Who joins the next step, and what the step says."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from swarm.broker.actions import WriteTokens
+from swarm.broker.events import ClientUnreachable
+from swarm.broker.scheduler import SPLIT_FROM, Mode, depth
+from swarm.broker.state import SequenceState
+from swarm.wire.messages import Ack, Attach, Cancel, SequencePosition, Stop
+from tests.unit.broker.bench import (
+    CLIENT,
+    Bench,
+    request_settings,
+    row,
+    scheduling,
+    settings,
+    steps,
+    submit,
+)
+
+
+def test_one_request_step_by_step(make_bench) -> None:
+    """The prompt goes in one chunk, then each token goes back in as soon as it is known; the sequence is opened once,
+    with everything that the stages must know of it."""
+    bench = make_bench().serve(1)
+    request = submit(max_tokens=3, seed=5)
+    bench.say(request)
+    # The prompt: positions 0, 1, 2; a token is drawn after the last.
+    first = bench.pipe.popleft()
+    (opened,) = first.open
+    assert (opened.sequence, opened.seed, opened.num_prompt, opened.limit) == (1, 5, 3, 6)
+    assert opened.tokens == request.prompt == first.tokens
+    assert row(first) == [(1, 0, 3)]
+    assert first.rows[0].sample
+    # The token 40 is drawn and is the next step's only position.
+    (second,) = steps(bench.finish(first, token=40))
+    assert (row(second), second.tokens, second.open, second.truncate) == ([(1, 3, 1)], (40,), (), ())
+    (third,) = steps(bench.finish(token=41))
+    assert (row(third), third.tokens) == ([(1, 4, 1)], (41,))
+    # The third token is the last: the only thing left to do is to give the room back.
+    (release,) = steps(bench.finish(token=42))
+    assert (release.rows, release.tokens, release.release) == ((), (), (1,))
+    assert steps(bench.finish()) == []
+
+
+def test_joining_and_leaving_while_others_run(make_bench) -> None:
+    """A newcomer's prompt travels beside the decodes of those that run; who ends leaves at the next step."""
+    bench = make_bench().serve(1)
+    bench.say(submit("a", max_tokens=3))
+    # While a's prompt is computed, b arrives: it joins the very next step.
+    bench.say(submit("b", max_tokens=2))
+    (step,) = steps(bench.finish())
+    assert row(step) == [(1, 3, 1), (2, 0, 3)]
+    (step,) = steps(bench.finish())
+    assert row(step) == [(1, 4, 1), (2, 3, 1)]
+    # Both end together; c comes in with the step that lets them go.
+    bench.say(submit("c"))
+    (step,) = steps(bench.finish())
+    assert (row(step), step.release) == ([(3, 0, 3)], (1, 2))
+
+
+def test_a_release_travels_alone_if_nothing_else_is_due(make_bench) -> None:
+    """Room goes back at once, even when nobody is there to use it; and it travels only once."""
+    bench = make_bench().serve(1)
+    bench.say(submit())
+    # Depth is one: the release must wait for the step under way.
+    assert steps(bench.say(Cancel(request_id="r"))) == []
+    (step,) = steps(bench.finish())
+    assert (step.rows, step.open, step.release) == ((), (), (1,))
+    # Nothing more is due, then and later.
+    assert steps(bench.finish()) == []
+    assert steps(bench.tick(1.0)) == []
+
+
+def test_prefill_in_chunks_within_the_budget(make_bench) -> None:
+    """A prompt goes in chunks of at most ``prefill_chunk``; only its last chunk draws a token."""
+    bench = make_bench(scheduling(mode="batch", prefill_chunk=4, step_tokens=6)).serve(1)
+    bench.say(submit("a", num_prompt=10))
+    bench.say(submit("b", num_prompt=5))
+    seen = []
+    for _ in range(5):
+        step = bench.pipe[0]
+        seen.append([(r.sequence, r.start, r.count, r.sample) for r in step.rows])
+        bench.finish()
+    # The first step left before b came. Then a comes first, and b gets what the budget of 6 leaves.
+    assert seen == [
+        [(1, 0, 4, False)],
+        [(1, 4, 4, False), (2, 0, 2, False)],
+        [(1, 8, 2, True), (2, 2, 3, True)],
+        [(1, 10, 1, True), (2, 5, 1, True)],
+        [(1, 11, 1, True), (2, 6, 1, True)],
+    ]
+
+
+def test_decodes_come_before_prefill(make_bench) -> None:
+    """However long the prompts that wait, whoever is decoding takes its turn first, and prefill takes the rest."""
+    bench = make_bench(scheduling(mode="batch", step_tokens=8)).serve(1)
+    bench.say(submit("a"))
+    bench.say(submit("b"))
+    bench.finish()
+    bench.finish()
+    bench.say(submit("long", num_prompt=100))
+    bench.finish()
+    for start in (0, 6, 12):
+        assert row(bench.pipe[0]) == [(1, 5 + start // 6, 1), (2, 4 + start // 6, 1), (3, start, 6)]
+        bench.finish()
+
+
+def test_depth() -> None:
+    """One step in flight in batch mode; else as many as there are stages."""
+    assert [depth("batch", n) for n in (1, 2, 5)] == [1, 1, 1]
+    assert [depth("overlapped", n) for n in (1, 2, 5)] == [1, 2, 5]
+    assert [depth("auto", n) for n in (1, 2, 5)] == [1, 2, 5]
+
+
+def _decoding(make_bench, mode: Mode, num_sequences: int, num_workers: int = 2) -> Bench:
+    bench = make_bench(scheduling(mode=mode)).serve(num_workers)
+    for number in range(num_sequences):
+        bench.say(submit(f"r{number}", max_tokens=100, ignore_eos=True))
+    for _ in range(3 * num_workers):  # everybody's prompt is through
+        bench.finish()
+    return bench
+
+
+def test_batch_mode_has_one_step_in_flight(make_bench) -> None:
+    """All decodes in one step, one step at a time."""
+    bench = _decoding(make_bench, "batch", 4)
+    assert [len(s.rows) for s in bench.pipe] == [4]
+
+
+def test_overlapped_mode_spreads_the_decodes(make_bench) -> None:
+    """As many steps as stages, each with its share, no sequence in two of them."""
+    bench = _decoding(make_bench, "overlapped", 6, num_workers=3)
+    assert [len(s.rows) for s in bench.pipe] == [2, 2, 2]
+    assert len({r.sequence for s in bench.pipe for r in s.rows}) == 6
+
+
+def test_an_odd_share_reaches_everybody(make_bench) -> None:
+    """Five sequences over two micro-batches: after a while all are served alike."""
+    bench = _decoding(make_bench, "overlapped", 5)
+    for _ in range(40):
+        bench.finish()
+    lengths = [s.num_generated for s in bench.state.running]
+    assert max(lengths) - min(lengths) <= 1, lengths
+
+
+def test_auto_splits_only_what_is_worth_it(make_bench) -> None:
+    """Few decodes stay together in one step; from ``SPLIT_FROM`` on they are shared out."""
+    few = _decoding(make_bench, "auto", SPLIT_FROM - 1)
+    assert sum(len(s.rows) for s in few.pipe) == SPLIT_FROM - 1
+    many = _decoding(make_bench, "auto", SPLIT_FROM)
+    assert max(len(s.rows) for s in many.pipe) == SPLIT_FROM // 2
+
+
+def test_chunks_of_one_prompt_follow_each_other_through_the_pipe(make_bench) -> None:
+    """With two stages, two chunks of one prompt are under way; a decode of it is not, until its token is known."""
+    bench = make_bench(scheduling(mode="overlapped", prefill_chunk=4)).serve(2)
+    bench.say(submit(num_prompt=10))
+    assert [row(s) for s in bench.pipe] == [[(1, 0, 4)], [(1, 4, 4)]]
+    bench.finish()
+    assert [row(s) for s in bench.pipe] == [[(1, 4, 4)], [(1, 8, 2)]]
+    # The last chunk is under way: nothing more can be.
+    assert steps(bench.finish()) == []
+    (step,) = steps(bench.finish())
+    assert row(step) == [(1, 10, 1)]
+
+
+def test_admission_by_blocks(make_bench) -> None:
+    """Room is counted in blocks of 32 positions, for the most that a sequence can come to hold."""
+    bench = make_bench().serve(1, kv_capacity=3 * 32)
+    bench.say(submit("two blocks", num_prompt=32, max_tokens=1))
+    bench.say(submit("one block", num_prompt=24, max_tokens=8))
+    bench.say(submit("waits", num_prompt=1, max_tokens=1))
+    assert [s.id for s in bench.state.running] == [1]  # the first step left before the others came
+    bench.finish(token=5)
+    # The first is at its end, so there is room for both.
+    assert [s.id for s in bench.state.running] == [2, 3]
+    bench.run_dry()
+    assert not bench.state.running
+
+
+def test_a_big_one_does_not_block_a_small_one(make_bench) -> None:
+    """What doesn't fit now waits in its place; smaller ones behind it go ahead, and it comes when there is room."""
+    bench = make_bench().serve(1, kv_capacity=4 * 32)
+    bench.say(submit("runs", num_prompt=60, max_tokens=4))  # two blocks
+    bench.say(submit("big", num_prompt=60, max_tokens=40))  # four
+    bench.say(submit("small", num_prompt=3, max_tokens=6))  # one
+    bench.finish()
+    assert [s.request.id for s in bench.state.running] == ["runs", "small"]
+    assert [s.request.id for s in bench.state.waiting] == ["big"]
+    bench.run_dry()
+    assert bench.sequence("big").reason == "length"
+
+
+def test_admission_by_places(make_bench) -> None:
+    """No more sequences run than the stages have places for, nor than the settings allow."""
+    for bench in (
+        make_bench().serve(1, max_sequences=2),
+        make_bench(scheduling(max_running=2)).serve(1),
+    ):
+        for name in "abc":
+            bench.say(submit(name))
+        bench.finish()
+        assert [s.request.id for s in bench.state.running] == ["a", "b"]
+        bench.run_dry()
+        assert bench.sequence("c").reason == "length"
+
+
+def test_dispatch_follows_truncation(make_bench) -> None:
+    """After a new epoch the stages are told again what a sequence is, cut to what counts, and go on from there."""
+    bench = make_bench().serve(1)
+    bench.say(submit())
+    bench.finish(token=40)
+    bench.finish(token=41)
+    # The newcomer makes a new plan; the step under way is lost with the old epoch.
+    bench.join("w1")
+    bench.tick()
+    step = bench.pipe[0]
+    (opened,) = step.open
+    assert opened.tokens == (1, 2, 3, 40, 41)
+    assert step.truncate == (SequencePosition(1, 4),)
+    assert (row(step), step.tokens) == ([(1, 4, 1)], (41,))
+
+
+# --- whatever happens ---------------------------------------------------------------------------------------------
+
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from("submit submit finish finish finish cancel stop ack attach away write tick join leave".split()),
+        st.integers(0, 2**16),
+    ),
+    max_size=60,
+)
+
+
+def _happen(bench: Bench, what: str, number: int) -> None:
+    """One random event; the number says which."""
+    name = f"r{number % 5}"
+    request = bench.state.requests.get(name)
+    match what:
+        case "submit":
+            prompt, max_tokens = (1, 3, 33, 70)[number % 4], 1 + number % 40
+            bench.say(submit(name, num_prompt=prompt, max_tokens=max_tokens, n=1 + number % 2))
+        case "finish" if bench.pipe:
+            bench.finish(token=number % 97)
+        case "cancel":
+            bench.say(Cancel(request_id=name), CLIENT if number % 2 else b"other")
+        case "stop" if request:
+            bench.say(Stop(request_id=name, index=0, at_index=number % 9))
+        case "ack":
+            bench.say(Ack(request_id=name, index=number % 2, next_index=number % 50))
+        case "attach" if request:
+            bench.say(Attach(request_id=name, next_index=(number % 7,) * len(request.sequences)))
+        case "away":
+            bench.feed(ClientUnreachable(CLIENT))
+        case "write":
+            bench.write_out()
+        case "tick":
+            bench.tick(0.1 * (1 + number % 20))
+        case "join":
+            bench.join(f"w{number % 4}")
+        case "leave" if bench.workers:
+            names = sorted(bench.workers)
+            bench.lose(names[number % len(names)])
+
+
+@effort(max_examples=80, deadline=None)
+@given(
+    events=_EVENTS,
+    mode=st.sampled_from(["batch", "overlapped", "auto"]),
+    step_tokens=st.sampled_from([1, 8, 512]),
+    chunk=st.sampled_from([1, 7, 256]),
+    slow_disk=st.booleans(),
+)
+def test_random_events_keep_the_invariants(
+    events: list[tuple[str, int]], mode: Mode, step_tokens: int, chunk: int, slow_disk: bool
+) -> None:
+    """Whatever happens, in whatever order: positions keep their order, room is never promised twice, steps are numbered
+    without a gap, nothing is shown before it is written; and in the end everything that was accepted ends."""
+    scheduler = scheduling(mode=mode, step_tokens=step_tokens, prefill_chunk=chunk).scheduler
+    bench = Bench(settings(scheduler=scheduler, requests=request_settings(client_grace_s=5.0, retain_s=1e6)))
+    bench.serve(2, kv_capacity=5 * 32, max_sequences=3)
+    if slow_disk:
+        bench.held = {WriteTokens}
+    for what, number in events:
+        _happen(bench, what, number)
+    # Quiet: the disk goes on, there are workers again, whoever waits is served.
+    bench.held = set()
+    bench.write_out()
+    bench.join("last", kv_capacity=5 * 32, max_sequences=3)
+    bench.tick(1.0)
+    for _ in range(20):
+        bench.run_dry()
+        bench.tick(0.1)
+    assert all(s.state is SequenceState.ENDED for s in bench.state.sequences.values())
+    assert not bench.state.running
+    assert not bench.state.to_release
