@@ -225,7 +225,7 @@ class StageCore:
             case Fence(epoch=epoch):
                 self._raise_fence(epoch)
             case Activate():
-                self._activate(order)
+                self._activate(order, now)
             case Dismiss(epoch=epoch):
                 self._dismiss(epoch)
             case Replay():
@@ -315,7 +315,7 @@ class StageCore:
         self.early.clear()
         self.gap_since = None
 
-    def _activate(self, order: Activate) -> None:
+    def _activate(self, order: Activate, now: float) -> None:
         prepared = self.coming
         if order.epoch < self.fence or prepared is None or prepared.epoch != order.epoch or self.capacity is None:
             self._count("stale_orders")
@@ -323,6 +323,7 @@ class StageCore:
         self._leave_epoch()
         self.fence = self.active = order.epoch
         self.next_step = order.first_step
+        self.idle_since = now
         self.coming = None
         self.layers = prepared.layers
         self._out.append(UseLayers(prepared.layers))
