@@ -11,6 +11,7 @@ from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.run import broker, config_app, worker
+from swarm.cli.sim import sim
 from swarm.cli.up import up
 
 app = typer.Typer(
@@ -51,4 +52,5 @@ app.command()(broker)
 app.command()(worker)
 app.command()(generate)
 app.command()(chat)
+app.command()(sim)
 app.add_typer(config_app, name="config")

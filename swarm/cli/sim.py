@@ -1,0 +1,151 @@
+"""``swarm sim``: play seeded accidents against the cores that run in production, and say what broke."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.options import JsonOption
+from swarm.cli.output import EXIT_FAILED, Progress, complain, print_json
+
+if TYPE_CHECKING:
+    from swarm.sim.run import Outcome
+
+MAX_PROCESSES = 16
+CHUNK = 8  # seeds that a process plays before it reports: seldom enough to cost nothing, often enough to watch
+MAX_SHOWN = 20  # violations that are listed for people; ``--json`` has all
+
+
+def sim(
+    *,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Play this one, and tell its story if it fails.")
+    ] = None,
+    schedules: Annotated[
+        int | None, typer.Option("--schedules", metavar="N", min=1, help="Play so many. [default: 200]")
+    ] = None,
+    first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="The first of them.")] = 0,
+    no_faults: Annotated[
+        bool, typer.Option("--no-faults", help="Nothing is killed, frozen, cut off or told to leave.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Play whole swarms under virtual time: workers join, die and freeze, clients come and go.
+
+    The deciding code is the one that runs in production; what must hold is checked at every event. A seed always gives
+    the same story. Exit code 1 if anything did not hold.
+    """
+    if seed is not None and schedules is not None:
+        raise typer.BadParameter("--seed plays one schedule, --schedules many: choose one")
+    if seed is not None:
+        failed = _play_one(seed, not no_faults, as_json)
+    else:
+        failed = _play_many(first_seed, schedules or 200, not no_faults, as_json)
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
+    from swarm.sim.run import run
+
+    outcome = run(seed, faults=faults)
+    if as_json:
+        print_json(asdict(outcome))
+        return outcome.failure is not None
+    for line in outcome.story:
+        print(line)
+    print(
+        f"seed {seed}: {outcome.num_events} events in {outcome.virtual_s:.1f} virtual seconds, "
+        f"{outcome.num_tokens} tokens, {outcome.num_plans} plans, {outcome.num_lost_workers} lost workers"
+    )
+    if outcome.failure is None:
+        print("everything held")
+        return False
+    complain("swarm sim", outcome.failure)
+    return True
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the schedules so far. ``violations``: (seed, what did not hold)."""
+
+    num_schedules: int = 0
+    num_events: int = 0
+    num_tokens: int = 0
+    num_plans: int = 0
+    num_lost_workers: int = 0
+    violations: list[tuple[int, str]] = field(default_factory=list)
+
+    def take(self, outcome: Outcome) -> None:
+        self.num_schedules += 1
+        self.num_events += outcome.num_events
+        self.num_tokens += outcome.num_tokens
+        self.num_plans += outcome.num_plans
+        self.num_lost_workers += outcome.num_lost_workers
+        if outcome.failure is not None:
+            self.violations.append((outcome.seed, outcome.failure))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_schedules} schedules, {self.num_events} events, {self.num_tokens} tokens, "
+            f"{self.num_plans} plans, {self.num_lost_workers} lost workers, {len(self.violations)} violations"
+        )
+
+
+def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool:
+    tally, progress = Tally(), Progress(sys.stderr)
+    for outcomes in play(first_seed, count, faults):
+        for outcome in outcomes:
+            tally.take(outcome)
+        if sys.stderr.isatty():
+            progress.update(f"{tally} of {count}")
+    progress.done()
+    tally.violations.sort()
+    if as_json:
+        violations = [{"seed": seed, "failure": failure} for seed, failure in tally.violations]
+        print_json({**asdict(tally), "first_seed": first_seed, "faults": faults, "violations": violations})
+        return bool(violations)
+    print(tally)
+    for seed, failure in tally.violations[:MAX_SHOWN]:
+        complain("swarm sim", f"seed {seed}: {failure}")
+    if tally.violations:
+        again = f"swarm sim --seed {tally.violations[0][0]}{'' if faults else ' --no-faults'}"
+        complain("swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' tells the first")
+    return bool(tally.violations)
+
+
+def play(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
+    """The outcomes of these seeds, a few at a time, in order, from as many processes as there are cores."""
+    end = first_seed + count
+    chunks = [(first, min(CHUNK, end - first), faults) for first in range(first_seed, end, CHUNK)]
+    num_processes = min(MAX_PROCESSES, len(chunks), _num_cores())
+    if num_processes == 1:
+        yield from map(_play_chunk, chunks)
+        return
+    # "spawn" is there on every system, and a fresh process inherits no locks of ours.
+    with multiprocessing.get_context("spawn").Pool(num_processes, _leave_interrupts_to_the_parent) as pool:
+        yield from pool.imap(_play_chunk, chunks)
+
+
+def _num_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches the whole process group; the parent ends the pool, and one line is enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _play_chunk(chunk: tuple[int, int, bool]) -> list[Outcome]:
+    from swarm.sim.run import run_many
+
+    first_seed, count, faults = chunk
+    return list(run_many(first_seed, count, faults=faults))
