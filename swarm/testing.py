@@ -137,6 +137,14 @@ class FakeExecutor:
         self.chains[sequence] = {}
         self.limits[sequence] = limit
 
+    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+        self.chains[sequence] = {layer: chain[:position] for layer, chain in self.chains[source].items()}
+        self.limits[sequence] = limit
+
+    def shrink(self, sequence: int, limit: int) -> None:
+        self.truncate(sequence, limit)
+        self.limits[sequence] = limit
+
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
         if self.layers is None:
             raise IllegalMove("forward before activate")

@@ -32,6 +32,7 @@ from swarm.broker.health import HealthSettings, Judgement, Pulse, Verdict, judge
 from swarm.broker.hosts import Hosts
 from swarm.broker.partition import DEVICES, is_supported
 from swarm.broker.planning import QUARANTINE_AFTER, Planner, PlanSettings
+from swarm.broker.prefix import PrefixCache
 from swarm.broker.requests import Requests, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
 from swarm.broker.state import SequenceState, State, Worker, WorkerState
@@ -89,6 +90,7 @@ class BrokerSettings:
     version: str = "0"
     beat_interval_s: float = 0.1
     lease_s: float = 10.0
+    prefix_cache: bool = True
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
@@ -100,7 +102,7 @@ class BrokerCore:
 
     def __init__(self, settings: BrokerSettings, now: float) -> None:
         self.settings = settings
-        self.state = State(started_at=now)
+        self.state = State(started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
         self._out: list[Action] = []
         self._requests = Requests(self.state, settings.requests, self._out)
         self._planner = Planner(self.state, settings.plan, settings.data_endpoint, self._out)
@@ -174,6 +176,10 @@ class BrokerCore:
             sequence = self.state.sequences.get(sequence_id)
             if sequence is not None and sequence.state is SequenceState.RUNNING:
                 sequence.kv = min(max(sequence.kv, position), sequence.scheduled)
+                self.state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
+                if not self.settings.scheduler.kv_cache and sequence.kv == sequence.scheduled == sequence.sampled:
+                    sequence.kv = sequence.scheduled = 0
+                    sequence.truncate = True
 
     def _take_step_time(self, seconds: float) -> None:
         self.state.count("step_seconds", seconds)

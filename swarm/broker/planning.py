@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
+from swarm.broker.blocks import num_blocks
 from swarm.broker.partition import Candidate, Shortage, check_stages, partition, planned_stage, weight_bytes
 from swarm.broker.state import (
     Plan,
@@ -29,7 +30,6 @@ from swarm.broker.state import (
     State,
     Worker,
     WorkerState,
-    num_blocks,
 )
 from swarm.wire.messages import (
     Activate,
@@ -280,8 +280,7 @@ class Planner:
         book.capacity = dict(book.prepared)
         book.awaited = set(plan.members)
         book.deadline = now + self._settings.activate_timeout_s
-        self._state.flights.clear()
-        self._state.to_release.clear()
+        self._state.empty_stages()
         live = tuple(SequencePosition(s.id, s.kv) for s in self._keep_what_fits())
         self._fence_all(plan.epoch)
         for stage in plan.stages:
@@ -367,7 +366,7 @@ class Planner:
         book.phase = PlanPhase.NONE
         book.awaited = set()
         book.waits_for = "a new plan"
-        self._state.flights.clear()
+        self._state.empty_stages()
         self._out.append(ClosePipe())
         for sequence in self._state.running:
             sequence.cut_to(sequence.kv)

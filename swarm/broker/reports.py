@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from swarm.broker.blocks import BLOCK, num_blocks
 from swarm.broker.health import Judgement
-from swarm.broker.state import BLOCK, Plan, PlanPhase, Request, SequenceState, State, WorkerState, num_blocks
+from swarm.broker.state import Plan, PlanPhase, Request, SequenceState, State, WorkerState
 from swarm.wire.messages import Json
 
 

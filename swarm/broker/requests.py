@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import Action, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.admission import Refusal, check_submit, limit_of
-from swarm.broker.state import BLOCK, Request, Sequence, SequenceState, State, num_blocks
+from swarm.broker.blocks import BLOCK, num_blocks
+from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -197,8 +198,7 @@ class Requests:
         if sequence.state is SequenceState.ENDED:
             return
         if sequence.state is SequenceState.RUNNING:
-            self._state.running.remove(sequence)
-            self._state.to_release.append(sequence.id)
+            self._state.leave_stages(sequence)
         elif sequence in self._state.waiting:
             self._state.waiting.remove(sequence)
         sequence.state = SequenceState.ENDED

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.broker.state import Flight, Sequence, SequenceState, State, num_blocks
+from swarm.broker.blocks import num_blocks
+from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.wire.messages import MAX_ROWS, Open, Row, SequencePosition, Step
 
 Mode = Literal["batch", "overlapped", "auto"]
@@ -28,6 +29,7 @@ class SchedulerSettings:
     step_tokens: int = 512
     prefill_chunk: int = 256
     max_running: int = 256
+    kv_cache: bool = True  # False: every token computes its whole sequence anew; only good for comparisons
 
 
 def depth(mode: Mode, num_stages: int) -> int:
@@ -39,21 +41,57 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
     """Let waiting sequences in while there is room. One that doesn't fit doesn't hold up a smaller one behind it."""
     if not state.waiting:
         return
-    used = sum(num_blocks(s.limit) for s in state.running)
-    places = min(settings.max_running, state.book.max_sequences) - len(state.running)
+    room = _Room.of(state, settings)
     kept: list[Sequence] = []
-    while state.waiting and places > 0:
+    while state.waiting and room.places + len(state.prefix.retired) > 0:
         sequence = state.waiting.popleft()
-        blocks = num_blocks(sequence.limit)
-        if used + blocks > state.book.kv_blocks:
+        if not _enter(state, sequence, room):
             kept.append(sequence)
             continue
-        used += blocks
-        places -= 1
         sequence.state = SequenceState.RUNNING
         sequence.started_at = now if sequence.started_at is None else sequence.started_at
         state.running.append(sequence)
     state.waiting.extendleft(reversed(kept))
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is free now, retired sequences counted as used."""
+
+    blocks: int
+    places: int
+
+    @classmethod
+    def of(cls, state: State, settings: SchedulerSettings) -> _Room:
+        used = sum(num_blocks(s.limit) for s in state.running) + state.prefix.num_blocks
+        most = min(settings.max_running, state.book.max_sequences - len(state.prefix.retired))
+        return cls(state.book.kv_blocks - used, most - len(state.running))
+
+
+def _enter(state: State, sequence: Sequence, room: _Room) -> bool:
+    """Take room for a sequence, from retired ones if need be; begin with a prefix that somebody holds."""
+    prefix, blocks = state.prefix, num_blocks(sequence.limit)
+    if room.blocks + prefix.num_blocks < blocks:
+        return False
+    found = prefix.find(sequence.tokens)
+    if found is not None:
+        prefix.pin(found[0])
+    before = prefix.num_blocks, len(prefix.retired)
+    state.to_release.extend(prefix.evict(blocks - room.blocks, 1 - room.places))
+    room.blocks += before[0] - prefix.num_blocks
+    room.places += before[1] - len(prefix.retired)
+    if room.blocks < blocks or room.places < 1:
+        if found is not None:
+            prefix.unpin(found[0])
+        return False
+    room.blocks -= blocks
+    room.places -= 1
+    if found is not None:
+        sequence.fork_of, sequence.kv = found
+        sequence.scheduled = sequence.kv
+        state.count("prefix_hits")
+        state.count("prefix_positions", sequence.kv)
+    return True
 
 
 def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
@@ -66,7 +104,7 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
         return None
     admit(state, settings, now)
     chosen = _choose(state, settings, num_stages)
-    if not chosen and not state.to_release:
+    if not chosen and not state.to_release and not state.to_retire:
         return None
     return _build(state, chosen, plan.epoch, now)
 
@@ -104,6 +142,9 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
         if not sequence.told:
             opens.append(_open(sequence))
             sequence.told = True
+            if sequence.fork_of is not None:
+                state.prefix.unpin(sequence.fork_of)  # what may release it now comes behind this step
+                sequence.fork_of = None
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
             sequence.truncate = False
@@ -116,12 +157,14 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
         step=state.next_step,
         rows=tuple(rows),
         tokens=tuple(tokens),
+        retire=tuple(state.to_retire),
         release=tuple(state.to_release),
         open=tuple(opens),
         truncate=tuple(truncates),
     )
     state.next_step += 1
     state.to_release.clear()
+    state.to_retire.clear()
     state.flights[step.step] = Flight(tuple((s, s.scheduled) for s, _ in chosen), now)
     _rotate(state, chosen)
     return step
@@ -135,6 +178,8 @@ def _open(sequence: Sequence) -> Open:
         sequence.num_prompt,
         sequence.limit,
         tuple(sequence.tokens),
+        sequence.fork_of,
+        sequence.kv if sequence.fork_of is not None else 0,
     )
 
 

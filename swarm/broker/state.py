@@ -11,6 +11,8 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+from swarm.broker.blocks import BLOCK
+from swarm.broker.prefix import PrefixCache
 from swarm.wire.messages import (
     FinishReason,
     Hello,
@@ -18,16 +20,11 @@ from swarm.wire.messages import (
     LayerRange,
     Manifest,
     Prepared,
+    SequencePosition,
     Submit,
     Timing,
     TokenLogprob,
 )
-
-BLOCK = 32  # positions in a block: the unit of KV accounting
-
-
-def num_blocks(positions: int) -> int:
-    return -(-positions // BLOCK)
 
 
 class SequenceState(enum.Enum):
@@ -54,6 +51,7 @@ class Sequence:
     kv: int = 0  # positions whose keys and values every stage has acknowledged
     told: bool = False  # the stages of this epoch know the sequence
     truncate: bool = False  # the next step must cut the stages to ``kv`` first
+    fork_of: int | None = None  # its first ``kv`` positions are to be copied from this sequence when it is opened
     reason: FinishReason | None = None
     detail: str = ""
     num_deaths: int = 0  # worker deaths at which it was in flight
@@ -97,6 +95,7 @@ class Sequence:
         self.kv = self.scheduled = position
         self.told = False
         self.truncate = True
+        self.fork_of = None
 
     def timing(self, now: float) -> Timing:
         arrived = self.request.arrived_at
@@ -256,6 +255,8 @@ class State:
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     to_release: list[int] = field(default_factory=list)
+    to_retire: list[SequencePosition] = field(default_factory=list)
+    prefix: PrefixCache = field(default_factory=lambda: PrefixCache(enabled=False))
     workers: dict[str, Worker] = field(default_factory=dict)
     book: PlanBook = field(default_factory=PlanBook)
     flights: dict[int, Flight] = field(default_factory=dict)
@@ -263,6 +264,25 @@ class State:
     next_sequence: int = 1
     counters: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0
+
+    def leave_stages(self, sequence: Sequence) -> None:
+        """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""
+        self.running.remove(sequence)
+        if sequence.fork_of is not None:
+            self.prefix.unpin(sequence.fork_of)
+            sequence.fork_of = None
+        retired = self.prefix.retire(sequence.id)
+        if retired is None:
+            self.to_release.append(sequence.id)
+        else:
+            self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))
+
+    def empty_stages(self) -> None:
+        """A new epoch: nothing is in the pipe, and the stages keep only what they are told to."""
+        self.flights.clear()
+        self.to_release.clear()
+        self.to_retire.clear()
+        self.prefix.clear()
 
     def count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

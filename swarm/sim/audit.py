@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from swarm.broker.blocks import num_blocks
 from swarm.broker.requests import WINDOW, derive_seed
-from swarm.broker.state import SequenceState, State, num_blocks
+from swarm.broker.state import SequenceState, State
 from swarm.client.events import Deliver
 from swarm.testing import fake_continuation
 from swarm.wire.messages import Finished, Manifest, Submit
@@ -114,7 +115,7 @@ class Audit:
         running = [s for s in state.sequences.values() if s.state is SequenceState.RUNNING]
         _demand(len(running) == len(state.running), "I9", "the running list and the sequences disagree")
         if state.book.serving:
-            blocks = sum(num_blocks(s.limit) for s in state.running)
+            blocks = sum(num_blocks(s.limit) for s in state.running) + state.prefix.num_blocks
             _demand(blocks <= state.book.kv_blocks, "I9", f"{blocks} blocks promised of {state.book.kv_blocks}")
 
     def check_stage(self, node: WorkerNode, epoch: int) -> None:
@@ -138,10 +139,10 @@ class Audit:
                 )
         _demand(not state.running and not state.waiting, "I9", f"running {state.running}, waiting {state.waiting}")
         for node in workers:
-            _demand(not node.core.sequences, "I9", f"{node.incarnation} still holds {list(node.core.sequences)}")
-            _demand(
-                node.core.log.num_bytes == 0, "I9", f"{node.incarnation} still logs {node.core.log.num_bytes} bytes"
-            )
+            leaked = node.core.sequences.keys() - state.prefix.retired.keys()
+            _demand(not leaked, "I9", f"{node.incarnation} still holds {leaked}")
+            logged = {entry.sequence for entry in node.core.log.ranges()} - state.prefix.retired.keys()
+            _demand(not logged, "I9", f"{node.incarnation} still logs {logged}")
 
 
 def _demand(holds: bool, invariant: str, text: str) -> None:

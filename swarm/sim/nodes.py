@@ -188,12 +188,10 @@ class WorkerNode:
                 self._send(lambda: self._cluster.to_stage(endpoint, step, hidden))
             case stage_act.SendDone(done):
                 self._send(lambda: self._cluster.to_broker_done(done))
-            case stage_act.OpenSequence(sequence, limit):
-                self.executor.open(sequence, limit)
-            case stage_act.TruncateSequence(sequence, position):
-                self.executor.truncate(sequence, position)
-            case stage_act.ReleaseSequence(sequence):
-                self.executor.release(sequence)
+            case stage_act.OpenSequence() | stage_act.ForkSequence() | stage_act.ShrinkSequence():
+                stage_act.arrange(self.executor, action)
+            case stage_act.TruncateSequence() | stage_act.ReleaseSequence():
+                stage_act.arrange(self.executor, action)
             case stage_act.UseLayers(layers):
                 self.executor.activate(layers)
             case stage_act.OpenEdge(_, edge):

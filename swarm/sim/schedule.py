@@ -86,6 +86,7 @@ def _settings(random: Random) -> BrokerSettings:
     return BrokerSettings(
         beat_endpoint="beats",
         data_endpoint="broker",
+        prefix_cache=random.random() < 0.7,
         requests=RequestSettings(client_grace_s=20.0, retain_s=60.0),
         scheduler=SchedulerSettings(
             mode=mode,
@@ -127,6 +128,9 @@ def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
         logprobs=random.choice([None, None, 1]),
     )
     prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 2, 31, 32, 33, 100])))
+    if random.random() < 0.5:  # many begin alike
+        shared = Random(random.randrange(2))
+        prompt = tuple(shared.randrange(97) for _ in range(random.choice([32, 64, 80, 96]))) + prompt
     submit = Submit(request_id=f"r{number}", prompt=prompt, params=params, seed=random.randrange(2**32))
     stops = {index: random.randint(1, 20) for index in range(n) if random.random() < 0.1}
     return RequestSpec(

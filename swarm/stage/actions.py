@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from swarm.stage.executor import Batch
+from swarm.stage.executor import Batch, Executor
 from swarm.wire.messages import Edge, LayerRange, Step, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
@@ -74,6 +74,24 @@ class OpenSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkSequence:
+    """Open a sequence with a copy of another one's first positions."""
+
+    sequence: int
+    source: int
+    position: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkSequence:
+    """Cut a sequence, and reserve no more than what it then holds."""
+
+    sequence: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class TruncateSequence:
     sequence: int
     position: int
@@ -123,6 +141,24 @@ class Note:
     fields: dict[str, object] = field(default_factory=dict)
 
 
+Room = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence  # what a sequence holds
+
+
+def arrange(executor: Executor, room: Room) -> None:
+    """Have the executor do it."""
+    match room:
+        case OpenSequence(sequence, limit):
+            executor.open(sequence, limit)
+        case ForkSequence(sequence, source, position, limit):
+            executor.fork(sequence, source, position, limit)
+        case ShrinkSequence(sequence, limit):
+            executor.shrink(sequence, limit)
+        case TruncateSequence(sequence, position):
+            executor.truncate(sequence, position)
+        case ReleaseSequence(sequence):
+            executor.release(sequence)
+
+
 Action = (
     Introduce
     | Tell
@@ -131,9 +167,7 @@ Action = (
     | Load
     | UseLayers
     | OpenEdge
-    | OpenSequence
-    | TruncateSequence
-    | ReleaseSequence
+    | Room
     | Compute
     | SendStep
     | SendDone

@@ -2,8 +2,9 @@
 rebuilt after their holder's death without asking anybody else.
 
 An entry is keyed (sequence, boundary, position), so it outlives a change of plan as long as its holder lives. Positions
-of one key are contiguous from the first one logged; they are kept in segments of 32, which hold copies of nothing: a
-segment is filled in place, and a replay reads slices of it.
+of one key are contiguous from the first one logged; they are kept in segments of 32, filled in place. Sequences that
+begin alike share full segments: a segment lives as long as anybody's log needs it, and is copied before somebody who is
+not alone with it writes into it.
 
 The log is bounded in bytes. When it is full, whole sequences go, the least recently extended first: a log that lacks
 its beginning can't rebuild anything, and the next tier (the tokens, which the broker has) needs no part of it.
@@ -25,15 +26,17 @@ SEGMENT = 32
 _Array = NDArray[np.float32]
 
 
+@dataclass(slots=True, eq=False)
+class _Segment:
+    data: _Array
+    num_users: int = 1
+
+
 @dataclass(slots=True)
 class _Entry:
     start: int
     stop: int
-    segments: list[_Array] = field(default_factory=list)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(s.nbytes for s in self.segments)
+    segments: list[_Segment] = field(default_factory=list)
 
 
 class ActivationLog:
@@ -63,6 +66,16 @@ class ActivationLog:
         self._entries.move_to_end(key)
         self._evict(keep=key)
 
+    def fork(self, sequence: int, source: int, position: int) -> None:
+        """Let a sequence begin with what the log holds of another one's positions before ``position``."""
+        for (other, boundary), entry in list(self._entries.items()):
+            if other != source or entry.stop < position or (position - entry.start) % SEGMENT:
+                continue
+            shared = entry.segments[: (position - entry.start) // SEGMENT]
+            for segment in shared:
+                segment.num_users += 1
+            self._entries[sequence, boundary] = _Entry(entry.start, position, shared)
+
     def truncate(self, sequence: int, position: int) -> None:
         """Forget positions from ``position`` on."""
         for key in [k for k in self._entries if k[0] == sequence]:
@@ -90,7 +103,7 @@ class ActivationLog:
         while position < stop:
             index, offset = divmod(position - entry.start, SEGMENT)
             count = min(SEGMENT - offset, stop - position)
-            parts.append(entry.segments[index][offset : offset + count])
+            parts.append(entry.segments[index].data[offset : offset + count])
             position += count
         return np.concatenate(parts)
 
@@ -103,23 +116,35 @@ class ActivationLog:
         while taken < len(hidden):
             index, offset = divmod(entry.stop - entry.start, SEGMENT)
             if index == len(entry.segments):
-                segment = np.empty((SEGMENT, *hidden.shape[1:]), hidden.dtype)
-                entry.segments.append(segment)
-                self._num_bytes += segment.nbytes
+                entry.segments.append(self._new_segment(np.empty((SEGMENT, *hidden.shape[1:]), hidden.dtype)))
+            elif entry.segments[index].num_users > 1:
+                shared = entry.segments[index]
+                entry.segments[index] = self._new_segment(shared.data.copy())
+                self._leave(shared)
             count = min(SEGMENT - offset, len(hidden) - taken)
-            entry.segments[index][offset : offset + count] = hidden[taken : taken + count]
+            entry.segments[index].data[offset : offset + count] = hidden[taken : taken + count]
             entry.stop += count
             taken += count
+
+    def _new_segment(self, data: _Array) -> _Segment:
+        self._num_bytes += data.nbytes
+        return _Segment(data)
+
+    def _leave(self, segment: _Segment) -> None:
+        segment.num_users -= 1
+        if not segment.num_users:
+            self._num_bytes -= segment.data.nbytes
 
     def _cut(self, entry: _Entry, position: int) -> None:
         entry.stop = position
         keep = -(-(position - entry.start) // SEGMENT)
         for segment in entry.segments[keep:]:
-            self._num_bytes -= segment.nbytes
+            self._leave(segment)
         del entry.segments[keep:]
 
     def _drop(self, key: tuple[int, int]) -> None:
-        self._num_bytes -= self._entries.pop(key).num_bytes
+        for segment in self._entries.pop(key).segments:
+            self._leave(segment)
 
     def _evict(self, keep: tuple[int, int]) -> None:
         while self._num_bytes > self._limit_bytes and len(self._entries) > 1:

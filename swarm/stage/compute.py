@@ -187,12 +187,10 @@ class ComputeThread:
                 self._send(step, hidden)
             case act.SendDone(done):
                 self._send(done, None)
-            case act.OpenSequence(sequence, limit):
-                self._executor.open(sequence, limit)
-            case act.TruncateSequence(sequence, position):
-                self._executor.truncate(sequence, position)
-            case act.ReleaseSequence(sequence):
-                self._executor.release(sequence)
+            case act.OpenSequence() | act.ForkSequence() | act.ShrinkSequence():
+                act.arrange(self._executor, action)
+            case act.TruncateSequence() | act.ReleaseSequence():
+                act.arrange(self._executor, action)
             case act.UseLayers(layers):
                 self._executor.activate(layers)
             case act.OpenEdge(_, edge):

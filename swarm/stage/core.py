@@ -28,6 +28,7 @@ from swarm.stage.actions import (
     Action,
     Compute,
     Exit,
+    ForkSequence,
     Introduce,
     Load,
     Note,
@@ -37,6 +38,7 @@ from swarm.stage.actions import (
     SendAssets,
     SendDone,
     SendStep,
+    ShrinkSequence,
     StartBeats,
     Tell,
     TruncateSequence,
@@ -411,11 +413,15 @@ class StageCore:
             self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
 
     def _apply_header(self, step: Step) -> str | None:
-        """Release, open, truncate, in this order."""
+        """Retire, release, open, truncate, in this order."""
+        for cut in step.retire:
+            self._retire(cut)
         for sequence in step.release:
             self._release(sequence)
         for item in step.open:
-            self._open(item)
+            problem = self._open(item)
+            if problem is not None:
+                return problem
         for cut in step.truncate:
             held = self.sequences.get(cut.sequence)
             if held is None:
@@ -423,15 +429,32 @@ class StageCore:
             self._truncate(cut.sequence, cut.position)
         return None
 
-    def _open(self, item: Open) -> None:
+    def _open(self, item: Open) -> str | None:
         assert self.layers is not None
         held = self.sequences.get(item.sequence)
-        if held is None:
-            self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(self.layers, 0)])
-            self._out.append(OpenSequence(item.sequence, item.limit))
-        else:  # told again in a new epoch: what it holds stays
+        if held is not None:  # told again in a new epoch: what it holds stays
             held.open = item
             held.history = list(item.tokens)
+            return None
+        position = item.shared if item.source is not None else 0
+        if item.source is None:
+            self._out.append(OpenSequence(item.sequence, item.limit))
+        else:
+            source = self.sequences.get(item.source)
+            if source is None or (source.position() or 0) < position:
+                return (
+                    f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
+                )
+            self._out.append(ForkSequence(item.sequence, item.source, position, item.limit))
+            self.log.fork(item.sequence, item.source, position)
+        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(self.layers, position)])
+        return None
+
+    def _retire(self, cut: SequencePosition) -> None:
+        """It has ended, its beginning stays for others to copy."""
+        if cut.sequence in self.sequences:
+            self._truncate(cut.sequence, cut.position)
+            self._out.append(ShrinkSequence(cut.sequence, cut.position))
 
     def _truncate(self, sequence: int, position: int) -> None:
         held = self.sequences[sequence]

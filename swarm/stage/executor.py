@@ -101,6 +101,12 @@ class Executor(Protocol):
     def open(self, sequence: int, limit: int) -> None:
         """Reserve room for up to ``limit`` positions of a sequence. Opening it again drops what it held."""
 
+    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+        """Open a sequence that begins with a copy of the first ``position`` positions of another one."""
+
+    def shrink(self, sequence: int, limit: int) -> None:
+        """Cut a sequence to ``limit`` positions and give back the room reserved beyond them."""
+
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
         """Run the rows through the layers. Asks ``fenced`` between layers and calls ``progressed`` after each."""
 

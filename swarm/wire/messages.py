@@ -117,7 +117,8 @@ class Row(Record, frozen=True):
 class Open(Record, frozen=True):
     """A sequence enters the stages (or is told to them again, in a new epoch). ``tokens``: prompt and committed tokens,
     so that penalties and grammars can be rebuilt; the first ``num_prompt`` of them are the prompt. ``limit``: the most
-    positions that the sequence can come to hold, which the broker has counted against every stage's capacity."""
+    positions that the sequence can come to hold, which the broker has counted against every stage's capacity.
+    ``source``: begin with a copy of the first ``shared`` positions of this sequence, which every stage holds."""
 
     sequence: SequenceId
     params: SamplingParams
@@ -125,6 +126,8 @@ class Open(Record, frozen=True):
     num_prompt: Position
     limit: Position
     tokens: TokenIds
+    source: SequenceId | None = None
+    shared: Position = 0
 
 
 class SequencePosition(Record, frozen=True):
@@ -666,13 +669,15 @@ class Beat(Message, frozen=True):
 class Step(Message, frozen=True):
     """One micro-batch on its way. What must be ordered with it travels in it: opens, truncations, releases.
 
-    A stage applies ``release``, ``open``, ``truncate`` in this order, then computes ``rows``. ``tokens``: ids of all
+    A stage applies ``retire`` (cut to this position and reserve no more than that), ``release``, ``open`` and
+    ``truncate`` in this order, then computes ``rows``. ``tokens``: ids of all
     rows' positions, one after the other. ``tensor``: the rows' hidden states, [tokens, hidden]; None at stage 0.
     """
 
     step: StepNumber
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_ROWS)]
     tokens: TokenIds
+    retire: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
     release: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
     open: Annotated[tuple[Open, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     truncate: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
