@@ -3,7 +3,7 @@
 A byte-level BPE tokenizer and a small Llama (8 layers, 4 heads, 2 key/value heads) learn the texts that
 ``demo_world.py`` writes. Needs the ``worker`` extra. Everything is drawn from one seed and the number of threads is
 fixed, so the same machine with the same torch makes the same files again; another CPU may round differently and end
-with slightly different weights. Takes about MINUTES minutes on two cores; if others use them too, set
+with slightly different weights. Takes about ten minutes on two free cores; if others use them too, set
 ``OMP_WAIT_POLICY=PASSIVE``, or threads that wait take the cores from those that work. Prints the loss and, at the end,
 samples and a score.
 """

@@ -49,8 +49,7 @@ def weight_bytes(manifest: Manifest, layers: LayerRange) -> int:
     if layers.first == 0:
         total += manifest.embed_bytes
     if layers.stop == manifest.num_layers:
-        total += manifest.embed_bytes if manifest.tied and layers.first > 0 else 0
-        total += 0 if manifest.tied else manifest.head_bytes
+        total += manifest.head_bytes
     return total
 
 

@@ -308,7 +308,7 @@ class ClientNode:
         self.session = Session(url="sim", reconnect_timeout_s=600.0)
         self._consume_s = consume_s
         self._link: Link | None = None
-        self._taking: dict[tuple[str, int], int] = {}
+        self._taken_at: dict[tuple[str, int], float] = {}  # when all that was delivered will have been taken
         self.stop_at: dict[tuple[str, int], int] = {}
         self._connect()
         self._tick()
@@ -366,7 +366,7 @@ class ClientNode:
             self._link.carry(lambda: self._cluster.to_broker_from_client(self, message))
 
     def _take_soon(self, action: client_event.Deliver) -> None:
-        """The caller takes what was delivered after a while, and may find a stop string in it."""
+        """The caller takes what was delivered after a while, in order, and may find a stop string in it."""
         key = (action.request_id, action.index)
         upto = action.start + len(action.ids)
 
@@ -376,5 +376,6 @@ class ClientNode:
             if stop_at is not None and upto >= stop_at:
                 self.feed(client_event.StopFound(action.request_id, action.index, stop_at))
 
-        self._taking[key] = upto
-        self._world.at(self._world.draw(self._consume_s), take)
+        due = max(self._taken_at.get(key, 0.0), self._world.now + self._world.draw(self._consume_s))
+        self._taken_at[key] = due
+        self._world.at(due - self._world.now, take)

@@ -16,6 +16,7 @@ from swarm.wire.messages import Submit
 
 MIB = 1 << 20
 FaultKind = Literal["crash", "freeze", "leave", "join", "client_drop"]
+LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
@@ -69,7 +70,7 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     """The same seed always gives the same schedule."""
     random = Random(f"schedule {seed}")
     num_layers = random.randint(2, 8)
-    clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 2.0)]) for _ in range(random.randint(1, 4)))
+    clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
     return Schedule(
         settings=_settings(random),
         pace=_pace(random),
@@ -120,11 +121,15 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
 
 def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
     n = random.choice([1, 1, 1, 2, 3])
+    max_tokens = random.choice([1, 5, 30, 60])
+    ignore_eos = random.random() < 0.5
+    if number == 0 and random.random() < LONG:
+        n, max_tokens, ignore_eos = 1, 380, True
     params = SamplingParams(
-        max_tokens=random.choice([1, 5, 30, 60]),
+        max_tokens=max_tokens,
         temperature=random.choice([0.0, 0.8]),
         n=n,
-        ignore_eos=random.random() < 0.5,
+        ignore_eos=ignore_eos,
         logprobs=random.choice([None, None, 1]),
     )
     prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 2, 31, 32, 33, 100])))

@@ -8,8 +8,8 @@ A row's result must have the same bits whatever else is in the batch and however
 a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie on
 a grid of 32, queries are cut at its lines, and each tile attends to everything up to the next line after it. Keys past
 a row's own position are masked: they have weight exactly 0, and what lies there is finite. A window begins on a line
-of the grid too. And small products take other kernels, so a tile has at least ``MIN_ROWS`` rows (a group's query heads
-count as rows of their common key head).
+of the grid too. And small products take other kernels, so a tile has at least eight rows, or twelve
+(a group's query heads count as rows of their common key head).
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.stage.passes import GRID, Tile, current_pass, round_up
+from swarm.stage.steady import steadily
 from swarm.wire.messages import LayerRange, Row
 
 NAME = "swarm"
 # Measured: float32 products of 1–3, 5–7 and 9–11 rows take kernels that sum in another order.
-MIN_ROWS = 12
+_MIN_ROWS = {torch.float32: 12}
+_FEWEST_ROWS = 8
 # Arguments that say nothing about who attends to what; any other one must be understood or refused.
 _HARMLESS = frozenset(
     {
@@ -174,19 +176,22 @@ def _attend_tile(query: torch.Tensor, region: Region, tile: Tile, how: _How) -> 
     key_heads, group, count, size = query.shape
     num_rows = group * count
     rows = query.reshape(key_heads, num_rows, size)
-    if num_rows < MIN_ROWS:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
+    missing = _MIN_ROWS.get(rows.dtype, _FEWEST_ROWS) - num_rows
+    if missing > 0:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, missing))
     low, high = _first_key(tile.line, how.window), tile.line + GRID
-    scores = torch.matmul(rows, region.keys[:, low:high].transpose(1, 2))[:, :num_rows].float() * how.scale
+    scores = torch.bmm(rows, _dense(region.keys[:, low:high]).transpose(1, 2)).float().mul_(how.scale)
     if how.softcap is not None:
-        scores = torch.tanh(scores / how.softcap) * how.softcap
-    shaped = scores.view(key_heads, group, count, high - low)
-    _mask(shaped, tile, how.window, low)
-    weights = _softmax(shaped, how.sinks).to(query.dtype).view(key_heads, num_rows, high - low)
-    if num_rows < MIN_ROWS:
-        weights = torch.nn.functional.pad(weights, (0, 0, 0, MIN_ROWS - num_rows))
-    mixed = torch.matmul(weights, region.values[:, low:high])[:, :num_rows]
+        scores = steadily(torch.tanh, scores.div_(how.softcap)).mul_(how.softcap)
+    _mask(scores[:, :num_rows].view(key_heads, group, count, high - low), tile, how.window, low)
+    weights = _softmax(scores, _sink_column(how.sinks, scores, count)).to(query.dtype)
+    mixed = torch.bmm(weights, region.values[:, low:high])[:, :num_rows]
     return mixed.reshape(key_heads * group, count, -1).transpose(0, 1)
+
+
+def _dense(keys: torch.Tensor) -> torch.Tensor:
+    """oneDNN multiplies by the transpose of a piece of a larger tensor five times slower than by that of a copy."""
+    return keys.contiguous() if keys.dtype == torch.bfloat16 else keys
 
 
 def _first_key(line: int, window: int | None) -> int:
@@ -194,12 +199,20 @@ def _first_key(line: int, window: int | None) -> int:
     return 0 if window is None else max(0, line - window + 1) // GRID * GRID
 
 
-def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """A sink is one more score per query head that takes weight and gives nothing."""
-    if sinks is None:
+def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
+    """``column``: one more score per row that takes weight and gives nothing."""
+    if column is None:
         return torch.softmax(scores, dim=-1)
-    column = sinks.float().view(scores.shape[0], scores.shape[1], 1, 1).expand(*scores.shape[:3], 1)
-    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1].contiguous()
+    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
+
+
+def _sink_column(sinks: torch.Tensor | None, scores: torch.Tensor, count: int) -> torch.Tensor | None:
+    """A query head's sink for each of its rows; padding rows get one too, it doesn't matter which."""
+    if sinks is None:
+        return None
+    key_heads, num_rows, _ = scores.shape
+    column = sinks.float().view(key_heads, -1).repeat_interleave(count, dim=1)
+    return torch.nn.functional.pad(column, (0, num_rows - column.shape[1])).unsqueeze(-1)
 
 
 def _mask(scores: torch.Tensor, tile: Tile, window: int | None, low: int) -> None:

@@ -159,7 +159,6 @@ class Checkpoint:
             layer_bytes=parts.layers,
             embed_bytes=parts.embed,
             head_bytes=parts.head,
-            tied=parts.tied,
             kv_bytes_per_token=(per_token,) * self.num_layers,
             files=self._hashes,
             assets=self.assets,
@@ -198,8 +197,8 @@ class Checkpoint:
             if size == 0:
                 raise ModelError(f"{self.folder} has no weights for layer {index}; download the missing files again")
         if tables:
-            embed, tied = tables[0], len(tables) == 1
-            return _PartSizes(tuple(layers), embed, head + tables[-1], tied)
+            # A tied table is loaded twice even by a stage that has both ends: looked up in, and packed for its kernel.
+            return _PartSizes(tuple(layers), tables[0], head + tables[-1])
         raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
 
     def _whole(self, *names: str) -> int:
@@ -216,7 +215,6 @@ class _PartSizes:
     layers: tuple[int, ...]
     embed: int
     head: int
-    tied: bool
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:

@@ -228,7 +228,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layer_bytes: Annotated[tuple[_Int, ...], msgspec.Meta(max_length=MAX_LAYERS)]
     embed_bytes: _Int
     head_bytes: _Int
-    tied: bool
     kv_bytes_per_token: Annotated[tuple[_Int, ...], msgspec.Meta(max_length=MAX_LAYERS)]
     files: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=4096)]
     assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]

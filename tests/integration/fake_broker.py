@@ -94,7 +94,6 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
         layer_bytes=(1, 1),
         embed_bytes=1,
         head_bytes=1,
-        tied=True,
         kv_bytes_per_token=(1, 1),
         files=(),
         assets=tuple(Asset(n, len(c), xxhash.xxh3_128_hexdigest(c)) for n, c in files.items()),

@@ -26,14 +26,13 @@ from tests.unit.broker.bench import Bench
 MIB = 1 << 20
 
 
-def manifest_of(layers: tuple[int, ...], embed: int = 1, head: int = 1, *, tied: bool = False) -> Manifest:
+def manifest_of(layers: tuple[int, ...], embed: int = 1, head: int = 1) -> Manifest:
     """Sizes in MiB."""
     return msgspec.structs.replace(
         fake_manifest(num_layers=len(layers)),
         layer_bytes=tuple(n * MIB for n in layers),
         embed_bytes=embed * MIB,
         head_bytes=head * MIB,
-        tied=tied,
     )
 
 
@@ -49,23 +48,18 @@ def cut(manifest: Manifest, *mib: int) -> list[tuple[int, int, int]]:
     return [(s.candidate, s.layers.first, s.layers.stop) for s in shares]
 
 
-# --- what a stage weighs --------------------------------------------------------------------------------------------
+# --- what a stage weighs ---------------------------------------------------------------------------------------------
 
 
 def test_weight_counts_embedding_and_head_where_they_are() -> None:
-    """The first stage loads the embedding, the last the head; with tied weights the last has the embedding again,
-    unless it is the first too."""
-    untied = manifest_of((1, 2, 4), embed=8, head=16)
-    tied = manifest_of((1, 2, 4), embed=8, head=8, tied=True)
+    """The first stage loads the embedding, the last the head."""
+    manifest = manifest_of((1, 2, 4), embed=8, head=16)
 
-    def weights(manifest: Manifest) -> list[int]:
-        return [weight_bytes(manifest, LayerRange(*r)) // MIB for r in ((0, 3), (0, 1), (1, 2), (1, 3), (0, 2), (2, 3))]
-
-    assert weights(untied) == [31, 9, 2, 22, 11, 20]
-    assert weights(tied) == [15, 9, 2, 14, 11, 12]
+    ranges = ((0, 3), (0, 1), (1, 2), (1, 3), (0, 2), (2, 3))
+    assert [weight_bytes(manifest, LayerRange(*r)) // MIB for r in ranges] == [31, 9, 2, 22, 11, 20]
 
 
-# --- the cut -------------------------------------------------------------------------------------------------------------
+# --- the cut ---------------------------------------------------------------------------------------------------------
 
 
 def test_even_when_memory_allows() -> None:
@@ -113,7 +107,6 @@ _MANIFESTS = st.builds(
     st.lists(st.integers(1, 9), min_size=1, max_size=12).map(tuple),
     st.integers(0, 9),
     st.integers(0, 9),
-    tied=st.booleans(),
 )
 _MEMORIES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 
@@ -153,7 +146,7 @@ def test_even_with_plenty(manifest: Manifest, num_workers: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-# --- the refusals ---------------------------------------------------------------------------------------------------
+# --- the refusals ----------------------------------------------------------------------------------------------------
 
 MODEL = fake_manifest(num_layers=6)
 
