@@ -14,7 +14,6 @@ of the grid too. And small products take other kernels, so a tile has at least e
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,10 +21,10 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from swarm.errors import IllegalMove, ModelError
-from swarm.stage.passes import GRID, Tile, current_pass, round_up
+from swarm.errors import ModelError
+from swarm.stage.arena import Region
+from swarm.stage.passes import GRID, Tile, current_pass
 from swarm.stage.steady import steadily
-from swarm.wire.messages import LayerRange, Row
 
 NAME = "swarm"
 # Measured: float32 products of 1–3, 5–7 and 9–11 rows take kernels that sum in another order.
@@ -43,91 +42,6 @@ _HARMLESS = frozenset(
         "is_causal",
     }
 )
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Keys and values of one sequence in one layer: ``[key heads, positions, size]`` each. Zero where never written."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-class KvArena:
-    """Keys and values by sequence and layer. One thread's.
-
-    A region is one contiguous piece of address space as long as the sequence may ever become; the system commits its
-    pages when they are first written and takes them back at release. So nothing is copied or moved as sequences grow.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._limits: dict[int, int] = {}
-        self._regions: dict[int, dict[int, Region]] = {}
-        self.used = 0
-
-    def __len__(self) -> int:
-        return len(self._limits)
-
-    def open(self, sequence: int, limit: int) -> None:
-        self.release(sequence)
-        self._limits[sequence] = round_up(limit)
-        self._regions[sequence] = {}
-        self.used += round_up(limit)
-
-    def release(self, sequence: int) -> None:
-        if sequence in self._limits:
-            self.used -= self._limits.pop(sequence)
-            del self._regions[sequence]
-
-    def reset(self) -> None:
-        self._limits.clear()
-        self._regions.clear()
-        self.used = 0
-
-    def truncate(self, sequence: int, position: int) -> None:
-        """Positions from ``position`` on will be written again before they are read; only a cut to nothing frees."""
-        if position == 0 and sequence in self._regions:
-            self._regions[sequence].clear()
-
-    def keep(self, layers: LayerRange) -> None:
-        """Drop what other layers hold."""
-        for regions in self._regions.values():
-            for layer in [layer for layer in regions if not layers.first <= layer < layers.stop]:
-                del regions[layer]
-
-    def check(self, row: Row) -> None:
-        """Raise IllegalMove unless the row's positions were reserved."""
-        limit = self._limits.get(row.sequence)
-        if limit is None:
-            raise IllegalMove(f"sequence {row.sequence} was never opened here, or released")
-        if row.start + row.count > limit:
-            raise IllegalMove(
-                f"sequence {row.sequence} reserved {limit} positions; "
-                f"positions {row.start} to {row.start + row.count} don't fit"
-            )
-
-    def region(self, sequence: int, layer: int) -> Region | None:
-        """What this layer holds of the sequence, if it was ever written."""
-        return self._regions.get(sequence, {}).get(layer)
-
-    def make(self, sequence: int, layer: int, key: torch.Tensor, value: torch.Tensor) -> Region:
-        """The region that takes keys and values of these sizes ``[1, heads, tokens, size]``."""
-        limit = self._limits[sequence]
-        shapes = [(part.shape[1], limit, part.shape[3]) for part in (key, value)]
-        region = Region(*(_zeros(shape, key.dtype, self._device) for shape in shapes))
-        self._regions[sequence][layer] = region
-        return region
-
-
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_elements = shape[0] * shape[1] * shape[2]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    pages = mmap.mmap(-1, max(1, num_elements * dtype.itemsize), flags=flags)
-    return torch.frombuffer(pages, dtype=dtype, count=num_elements).view(shape)  # keeps the pages alive
 
 
 def attend(

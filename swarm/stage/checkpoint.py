@@ -177,7 +177,7 @@ class Checkpoint:
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers
-        embed = head = 0
+        head = 0
         tables: list[int] = []
         for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
             size = tensor.num_elements * element_bytes

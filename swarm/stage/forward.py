@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from swarm.errors import IllegalMove
-from swarm.stage.attention import KvArena
+from swarm.stage.arena import KvArena
 from swarm.stage.executor import Batch
 from swarm.stage.model import Stage
 from swarm.stage.passes import Pass, Span, spans_of

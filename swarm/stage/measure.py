@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from swarm.stage.attention import KvArena
+from swarm.stage.arena import KvArena
 from swarm.stage.executor import Batch
 from swarm.stage.forward import run
 from swarm.stage.model import Skeleton, Stage, Weights

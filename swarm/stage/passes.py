@@ -16,7 +16,7 @@ import torch
 from swarm.errors import IllegalMove
 
 if TYPE_CHECKING:
-    from swarm.stage.attention import KvArena
+    from swarm.stage.arena import KvArena
     from swarm.wire.messages import LayerRange, Row
 
 # The unit of attention tiles and of memory for keys and values, in positions.

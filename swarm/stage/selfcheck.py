@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
-from swarm.stage.attention import KvArena
+from swarm.stage.arena import KvArena
 from swarm.stage.executor import Batch
 from swarm.stage.forward import run, to_wire
 from swarm.stage.model import Skeleton, Stage, Weights

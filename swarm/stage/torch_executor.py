@@ -17,7 +17,7 @@ import torch
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.stage import linears
-from swarm.stage.attention import KvArena
+from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
 from swarm.stage.forward import run, to_wire
@@ -204,6 +204,12 @@ class TorchExecutor:
 
     def truncate(self, sequence: int, position: int) -> None:
         self._arena.truncate(sequence, position)
+
+    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+        self._arena.fork(sequence, source, position, limit)
+
+    def shrink(self, sequence: int, limit: int) -> None:
+        self._arena.shrink(sequence, limit)
 
     def release(self, sequence: int) -> None:
         self._arena.release(sequence)
