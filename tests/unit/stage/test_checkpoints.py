@@ -1,0 +1,165 @@
+"""The sender's log: what was sent, exactly, within its bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from swarm.stage.checkpoints import SEGMENT, ActivationLog
+from swarm.wire.messages import LogRange
+
+WIDTH = 4
+SEGMENT_BYTES = SEGMENT * WIDTH * 4
+
+
+def numbers(start: int, stop: int, salt: int = 0) -> NDArray[np.float32]:
+    """Rows that tell their position and who wrote them."""
+    rows = np.arange(start, stop, dtype=np.float32)[:, None] + salt * 1000
+    return np.repeat(rows, WIDTH, axis=1)
+
+
+def log(segments: int = 100) -> ActivationLog:
+    return ActivationLog(segments * SEGMENT_BYTES)
+
+
+def ranges(of: ActivationLog) -> list[LogRange]:
+    return list(of.ranges())
+
+
+def test_reads_give_back_what_was_appended() -> None:
+    """Over segment borders, in whatever pieces it came."""
+    some = log()
+    for start, stop in ((0, 5), (5, 40), (40, 41), (41, 130)):
+        some.append(1, 3, start, numbers(start, stop))
+    assert ranges(some) == [LogRange(1, 3, 0, 130)]
+    for start, stop in ((0, 130), (31, 33), (64, 96), (129, 130)):
+        found = some.read(1, 3, start, stop)
+        assert found is not None
+        np.testing.assert_array_equal(found, numbers(start, stop))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (9, 21), (25, 25), (30, 40), (12, 10)])
+def test_reads_of_what_is_not_all_there_are_none(start: int, stop: int) -> None:
+    """Never a part of what was asked for."""
+    some = log()
+    some.append(1, 3, 10, numbers(10, 30))
+    assert some.read(1, 3, start, stop) is None
+    assert some.read(2, 3, 10, 20) is None
+    assert some.read(1, 4, 10, 20) is None
+
+
+def test_appending_again_replaces_from_there() -> None:
+    """A position that is computed again, after a cut, has its new value, and what lay behind it is gone."""
+    some = log()
+    some.append(1, 3, 0, numbers(0, 50))
+    some.append(1, 3, 20, numbers(20, 25, salt=1))
+    assert ranges(some) == [LogRange(1, 3, 0, 25)]
+    found = some.read(1, 3, 19, 25)
+    assert found is not None
+    np.testing.assert_array_equal(found, np.vstack([numbers(19, 20), numbers(20, 25, salt=1)]))
+
+
+def test_a_gap_starts_afresh() -> None:
+    """Positions of an entry are contiguous: what can't be joined replaces what was there."""
+    some = log()
+    some.append(1, 3, 0, numbers(0, 10))
+    some.append(1, 3, 12, numbers(12, 20))
+    assert ranges(some) == [LogRange(1, 3, 12, 20)]
+    some.append(1, 3, 4, numbers(4, 6))
+    assert ranges(some) == [LogRange(1, 3, 4, 6)]
+    assert some.num_bytes == SEGMENT_BYTES
+
+
+def test_what_is_logged_is_a_copy() -> None:
+    """The sender may overwrite its buffer."""
+    some, buffer = log(), numbers(0, 3)
+    some.append(1, 3, 0, buffer)
+    buffer[:] = -1
+    found = some.read(1, 3, 0, 3)
+    assert found is not None
+    np.testing.assert_array_equal(found, numbers(0, 3))
+
+
+def test_truncate() -> None:
+    """Positions from there on go, at every boundary of that sequence, and their memory with them."""
+    some = log()
+    some.append(1, 3, 0, numbers(0, 100))
+    some.append(1, 5, 60, numbers(60, 100))
+    some.append(2, 3, 0, numbers(0, 100))
+    some.truncate(1, 50)
+    assert ranges(some) == [LogRange(1, 3, 0, 50), LogRange(2, 3, 0, 100)]
+    assert some.num_bytes == (2 + 4) * SEGMENT_BYTES
+    # Beyond the end, and of nobody: nothing happens.
+    some.truncate(1, 80)
+    some.truncate(9, 0)
+    assert ranges(some)[0] == LogRange(1, 3, 0, 50)
+    some.truncate(1, 0)
+    assert ranges(some) == [LogRange(2, 3, 0, 100)]
+
+
+def test_release_and_clear() -> None:
+    """Everything of a sequence goes; then everything."""
+    some = log()
+    for sequence, boundary in ((1, 3), (1, 5), (2, 3)):
+        some.append(sequence, boundary, 0, numbers(0, 10))
+    some.release(1)
+    some.release(7)
+    assert ranges(some) == [LogRange(2, 3, 0, 10)]
+    some.clear()
+    assert (ranges(some), some.num_bytes) == ([], 0)
+
+
+def test_eviction_takes_whole_sequences_least_recently_extended_first() -> None:
+    """A log without its beginning rebuilds nothing, so none is cut short."""
+    some = log(segments=3)
+    for sequence in (1, 2, 3):
+        some.append(sequence, 3, 0, numbers(0, 20))
+    some.append(1, 3, 20, numbers(20, 25))  # 1 is the most recent now
+    some.append(4, 3, 0, numbers(0, 20))
+    assert {r.sequence for r in some.ranges()} == {1, 3, 4}
+    assert some.num_evicted == 1
+
+
+def test_one_that_is_too_large_alone_goes() -> None:
+    """It can't be kept whole, so it isn't kept; the bound holds."""
+    some = log(segments=2)
+    some.append(1, 3, 0, numbers(0, 3 * SEGMENT))
+    assert (ranges(some), some.num_bytes, some.num_evicted) == ([], 0, 1)
+
+
+_OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "append", "truncate", "release"]),
+        st.integers(1, 3),  # sequence
+        st.sampled_from([3, 5]),  # boundary
+        st.integers(0, 70),  # where
+        st.integers(1, 70),  # how many
+    ),
+    max_size=40,
+)
+
+
+@given(_OPERATIONS, st.integers(1, 12))
+def test_any_use_keeps_the_bound_and_the_truth(operations: list[tuple[str, int, int, int, int]], segments: int) -> None:
+    """Never over its bytes, which are those of its segments; whatever it still has is the newest that was given."""
+    some, truth = log(segments), {}
+    for salt, (what, sequence, boundary, where, count) in enumerate(operations):
+        if what == "append":
+            rows = numbers(where, where + count, salt)
+            some.append(sequence, boundary, where, rows)
+            truth |= {(sequence, boundary, where + i): row for i, row in enumerate(rows)}
+        elif what == "truncate":
+            some.truncate(sequence, where)
+        else:
+            some.release(sequence)
+        assert some.num_bytes <= segments * SEGMENT_BYTES
+        held = ranges(some)
+        assert some.num_bytes == sum(-(-(r.stop - r.start) // SEGMENT) for r in held) * SEGMENT_BYTES
+        for r in held:
+            found = some.read(r.sequence, r.boundary, r.start, r.stop)
+            assert found is not None
+            for offset, row in enumerate(found):
+                np.testing.assert_array_equal(row, truth[r.sequence, r.boundary, r.start + offset])

@@ -1,0 +1,43 @@
+"""What the beat thread reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.stage.vitals import Condition, Vitals
+from swarm.testing import ManualClock
+
+
+def test_since_moves_only_when_the_condition_changes() -> None:
+    """A worker that is blocked on the same peer for long says for how long; another peer is another condition."""
+    clock = ManualClock(5.0)
+    vitals = Vitals(clock)
+    vitals.set("blocked", "w2")
+    assert vitals.since == 5.0
+    clock.advance(3.0)
+    vitals.set("blocked", "w2")
+    assert vitals.since == 5.0
+    vitals.set("blocked", "w3")
+    assert (vitals.since, vitals.blocked_on) == (8.0, "w3")
+    clock.advance(1.0)
+    vitals.set("idle")
+    assert (vitals.since, vitals.blocked_on, vitals.condition) == (9.0, "", "idle")
+
+
+@pytest.mark.parametrize(
+    ("condition", "shown"),
+    [("idle", "loading"), ("computing", "computing"), ("blocked", "blocked"), ("parked", "parked")],
+)
+def test_loading_shows_when_nothing_else_goes_on(condition: Condition, shown: Condition) -> None:
+    """A worker that loads in the background and computes is judged by its computing."""
+    vitals = Vitals(ManualClock())
+    vitals.set(condition)
+    assert vitals.shown == condition
+    vitals.loading = True
+    assert vitals.shown == shown
+
+
+def test_progress_counts_computing_and_loading() -> None:
+    """Either of them is a sign of life."""
+    vitals = Vitals(ManualClock(), computed=3, loaded=4)
+    assert vitals.progress == 7
