@@ -61,6 +61,9 @@ class _Room:
     blocks: int
     places: int
 
+    def holds(self, blocks: int) -> bool:
+        return self.blocks >= blocks and self.places >= 1
+
     @classmethod
     def of(cls, state: State, settings: SchedulerSettings) -> _Room:
         used = sum(num_blocks(s.limit) for s in state.running) + state.prefix.num_blocks
@@ -70,19 +73,18 @@ class _Room:
 
 def _enter(state: State, sequence: Sequence, room: _Room) -> bool:
     """Take room for a sequence, from retired ones if need be; begin with a prefix that somebody holds."""
-    prefix, blocks = state.prefix, num_blocks(sequence.limit)
-    if room.blocks + prefix.num_blocks < blocks:
+    blocks = num_blocks(sequence.limit)
+    if room.blocks + state.prefix.num_blocks < blocks:
         return False
-    found = prefix.find(sequence.tokens)
+    found = state.prefix.find(sequence.tokens)
     if found is not None:
-        prefix.pin(found[0])
-    before = prefix.num_blocks, len(prefix.retired)
-    state.to_release.extend(prefix.evict(blocks - room.blocks, 1 - room.places))
-    room.blocks += before[0] - prefix.num_blocks
-    room.places += before[1] - len(prefix.retired)
-    if room.blocks < blocks or room.places < 1:
-        if found is not None:
-            prefix.unpin(found[0])
+        state.prefix.pin(found[0])
+        _make_room(state, room, blocks)
+        if not room.holds(blocks):  # only at the cost of what it would begin with
+            state.prefix.unpin(found[0])
+            found = None
+    _make_room(state, room, blocks)
+    if not room.holds(blocks):
         return False
     room.blocks -= blocks
     room.places -= 1
@@ -92,6 +94,14 @@ def _enter(state: State, sequence: Sequence, room: _Room) -> bool:
         state.count("prefix_hits")
         state.count("prefix_positions", sequence.kv)
     return True
+
+
+def _make_room(state: State, room: _Room, blocks: int) -> None:
+    """Let retired sequences go as far as needed."""
+    before = state.prefix.num_blocks, len(state.prefix.retired)
+    state.to_release.extend(state.prefix.evict(blocks - room.blocks, 1 - room.places))
+    room.blocks += before[0] - state.prefix.num_blocks
+    room.places += before[1] - len(state.prefix.retired)
 
 
 def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:

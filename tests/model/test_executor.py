@@ -191,7 +191,6 @@ def test_manifest(llama: Path) -> None:
     assert one.eos_token_ids == (2,)
     assert one.kv_bytes_per_token == (2 * 2 * 8 * 4,) * 8
     assert one.dtype == "float32"
-    assert not one.tied
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

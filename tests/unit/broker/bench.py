@@ -24,6 +24,7 @@ from swarm.broker.actions import (
     WriteEpoch,
     WriteTokens,
 )
+from swarm.broker.blocks import num_blocks
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.events import (
     AcceptanceWritten,
@@ -43,7 +44,7 @@ from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import WINDOW, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings, depth
 from swarm.broker.state import Sequence as BrokerSequence
-from swarm.broker.state import SequenceState, State, num_blocks
+from swarm.broker.state import SequenceState, State
 from swarm.params import SamplingParams
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
@@ -461,7 +462,7 @@ class Watch:
         self.last_step = step.step
         assert sum(r.count for r in step.rows) == len(step.tokens)
         assert len({r.sequence for r in step.rows}) == len(step.rows), "a sequence twice in one step"
-        assert step.rows or step.release, "an empty step"
+        assert step.rows or step.release or step.retire, "an empty step"
         assert sum(r.count for r in step.rows) <= self.settings.scheduler.step_tokens
 
 
