@@ -116,7 +116,7 @@ def test_forgiving_moves_every_deadline() -> None:
     assert judge(pulse, RULES, 0.0, 6.5) == Judgement(Verdict.HUNG, "computing, no progress for 2.5 s (allowed 2.0 s)")
 
 
-# --- in the core ---------------------------------------------------------------------------------------------------------
+# --- in the core -----------------------------------------------------------------------------------------------------
 
 
 def test_a_silent_worker_is_out(serving: Bench) -> None:

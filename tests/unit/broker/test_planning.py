@@ -48,7 +48,7 @@ def orders_to(bench: Bench, name: str) -> list[object]:
     return [o for peer, o in orders(bench.log) if peer == bench.workers[name].incarnation]
 
 
-# --- the first plan -------------------------------------------------------------------------------------------------
+# --- the first plan --------------------------------------------------------------------------------------------------
 
 
 def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_settling(make_bench) -> None:
     assert len(ranges(bench)) == 3
 
 
-# --- a newcomer ----------------------------------------------------------------------------------------------------------
+# --- a newcomer ------------------------------------------------------------------------------------------------------
 
 
 def test_newcomer_is_planned_for_in_the_background(serving: Bench) -> None:
@@ -229,7 +229,7 @@ def test_epochs_only_grow_over_a_broker_that_forgot(bench: Bench) -> None:
     assert bench.epoch == 42
 
 
-# --- refusals and silence -------------------------------------------------------------------------------------------
+# --- refusals and silence --------------------------------------------------------------------------------------------
 
 
 def test_refusal_takes_the_worker_out_of_the_plan(bench: Bench) -> None:
@@ -287,7 +287,7 @@ def test_answers_to_an_older_plan_are_counted(serving: Bench) -> None:
     assert serving.state.counters["stale_control"] == 2
 
 
-# --- deaths --------------------------------------------------------------------------------------------------------------
+# --- deaths ----------------------------------------------------------------------------------------------------------
 
 
 def test_death_while_serving(serving: Bench) -> None:
@@ -409,7 +409,7 @@ def test_trouble_of_an_older_epoch_is_settled(serving: Bench) -> None:
     assert serving.state.counters["stale_control"] == 1
 
 
-# --- inventory -----------------------------------------------------------------------------------------------------------
+# --- inventory -------------------------------------------------------------------------------------------------------
 
 
 def test_the_least_position_decides(serving: Bench) -> None:
@@ -479,15 +479,18 @@ def test_sequences_that_no_longer_fit_wait_again_in_their_order(make_bench) -> N
     assert bench.sequence("c").num_recomputed == 1
 
 
-# --- quarantine ----------------------------------------------------------------------------------------------------------
+# --- quarantine ------------------------------------------------------------------------------------------------------
 
 
-def test_quarantine_after_three_deaths(serving: Bench) -> None:
+def test_quarantine_after_three_deaths(make_bench) -> None:
     """A request that was in flight at three deaths ends, with that reason. A death counts once, however many steps
     carried the request; one that was not in flight goes on."""
+    serving = make_bench(scheduling(prefill_chunk=32))
+    serving.join("w0", "w1")
+    serving.tick(1.0)
     serving.say(submit("poison", num_prompt=90, max_tokens=50))
     for death in range(1, QUARANTINE_AFTER + 1):
-        assert serving.pipe  # the poison is under way
+        assert len(serving.pipe) == 2  # two chunks of the poison are under way
         serving.take()
         if death == QUARANTINE_AFTER:
             serving.held = {WriteEpoch}
@@ -519,7 +522,7 @@ def test_only_deaths_count(serving: Bench) -> None:
     assert serving.sequence().num_deaths == 0
 
 
-# --- leaving -------------------------------------------------------------------------------------------------------------
+# --- leaving ---------------------------------------------------------------------------------------------------------
 
 
 def test_graceful_leave(serving: Bench) -> None:
@@ -585,7 +588,7 @@ def test_stopping_nobody(serving: Bench) -> None:
     assert report == Report(what="stop", ok=False, body={"error": "no worker 'w7': the workers are w0, w1"})
 
 
-# --- coming back ---------------------------------------------------------------------------------------------------------
+# --- coming back -----------------------------------------------------------------------------------------------------
 
 
 def test_a_silent_worker_that_beats_again_is_called_back(make_bench) -> None:
@@ -675,7 +678,7 @@ def _beat(incarnation: str) -> Beat:
     )
 
 
-# --- who may join ---------------------------------------------------------------------------------------------------
+# --- who may join ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def tokens_of(actions: list, client: bytes = CLIENT) -> list[tuple[int, tuple[in
     ]
 
 
-# --- acceptance ----------------------------------------------------------------------------------------------------------
+# --- acceptance ------------------------------------------------------------------------------------------------------
 
 
 def test_accepted_only_after_the_journal_has_it(serving: Bench) -> None:
@@ -188,7 +188,7 @@ def test_too_large_for_the_stages(make_bench) -> None:
     assert said(bench.say(submit(num_prompt=40, max_tokens=24))) == []
 
 
-# --- tokens --------------------------------------------------------------------------------------------------------------
+# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_token_is_shown_once_it_is_written_and_dispatch_does_not_wait(serving: Bench) -> None:
@@ -273,7 +273,7 @@ def test_a_message_carries_a_bounded_number_of_tokens(make_bench) -> None:
     assert [len(ids) for _, ids in tokens_of(actions)] == [MAX_TOKENS_PER_MESSAGE, 200 - MAX_TOKENS_PER_MESSAGE]
 
 
-# --- attaching -----------------------------------------------------------------------------------------------------------
+# --- attaching -------------------------------------------------------------------------------------------------------
 
 
 def test_attach_continues_and_sends_the_end_again(serving: Bench) -> None:
@@ -321,7 +321,7 @@ def test_attach_beyond_what_exists_waits_there(serving: Bench) -> None:
     assert tokens_of(serving.log) == [(1, (TOKEN,))]
 
 
-# --- ends ----------------------------------------------------------------------------------------------------------------
+# --- ends ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_misplaced_tokens_are_dropped(serving: Bench) -> None:
     assert serving.state.counters["misplaced_tokens"] == 1
 
 
-# --- time ----------------------------------------------------------------------------------------------------------------
+# --- time ------------------------------------------------------------------------------------------------------------
 
 
 def test_deadline(serving: Bench) -> None:
@@ -543,7 +543,7 @@ def test_retention_does_not_break_a_slow_journal(make_bench) -> None:
     assert bench.write_out() == []
 
 
-# --- several continuations ------------------------------------------------------------------------------------------
+# --- several continuations -------------------------------------------------------------------------------------------
 
 
 def test_continuations_get_seeds_of_their_own(serving: Bench) -> None:
