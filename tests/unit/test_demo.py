@@ -109,6 +109,6 @@ def test_it_tells_a_story() -> None:
 
 STORY = (
     " there was a teacher called Clara who lived next to the school. Every morning she ate apple cake, and then she "
-    "worked in the garden. One day, after the rain, Clara met the frog in the tower. They danced in the grass together, "
-    "and the frog was happy. In the evening Clara went home and thought of old books."
+    "worked in the garden. One day, after the rain, Clara met the frog in the tower. They danced in the grass "
+    "together, and the frog was happy. In the evening Clara went home and thought of old books."
 )
