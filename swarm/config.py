@@ -112,6 +112,16 @@ class BrokerSettings(Section):
         default="auto",
         description="Steps in flight: batch is one, overlapped is one per stage, auto chooses by load.",
     )
+    prefix_cache: bool = Field(
+        default=True,
+        description="Keep the beginnings of ended sequences in the stages, as long as nobody needs the room: who "
+        "begins alike starts from a copy. Never changes a token.",
+    )
+    kv_cache: bool = Field(
+        default=True,
+        description="Keep keys and values between steps. Off, every token computes its whole sequence anew: "
+        "only good for measuring what the cache is worth.",
+    )
     settle_s: Seconds = Field(
         default=0.5,
         description="Seconds to wait for further workers after one has joined, before a plan is made: "
@@ -428,6 +438,8 @@ def _template_keys(model: type[BaseModel], skip: set[str]) -> Iterator[str]:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, ByteSize):
         return f'"{value.human_readable(decimal=False, separator="").replace(".0", "")}"'
     if isinstance(value, str | Path):

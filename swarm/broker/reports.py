@@ -39,6 +39,7 @@ def status(state: State, now: float) -> Json:
         "steps_in_flight": len(state.flights),
         "tokens_total": int(state.counters.get("tokens", 0)),
         "kv_reserved": sum(num_blocks(s.limit) for s in state.running) * BLOCK,
+        "kv_cached": state.prefix.num_blocks * BLOCK,
         "kv_capacity": book.kv_blocks * BLOCK,
         "loading": _loading(state),
     }

@@ -246,8 +246,11 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
         version=__version__,
         beat_interval_s=settings.worker.beat_interval_s,
         lease_s=settings.worker.lease_s,
+        prefix_cache=broker.prefix_cache and broker.kv_cache,
         requests=RequestSettings(broker.max_queue, broker.client_grace_s, broker.retain_s),
-        scheduler=SchedulerSettings(broker.mode, broker.step_tokens, broker.prefill_chunk, broker.max_running),
+        scheduler=SchedulerSettings(
+            broker.mode, broker.step_tokens, broker.prefill_chunk, broker.max_running, broker.kv_cache
+        ),
         plan=PlanSettings(
             min_workers=broker.min_workers,
             settle_s=broker.settle_s,

@@ -24,7 +24,8 @@ NUM_CLIENTS = 20
 
 @pytest.fixture(scope="module")
 def swarm(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    with Processes(random_llama, tmp_path_factory.mktemp("logs")) as processes:
+    options = {"SWARM_BROKER__PREFIX_CACHE": "false"}  # what is kept on purpose would hide what is left behind
+    with Processes(random_llama, tmp_path_factory.mktemp("logs"), options=options) as processes:
         processes.start(3)
         yield processes
 
