@@ -1,4 +1,4 @@
-"""Make the embedded demonstration model: ``python tools/train_demo.py [--out swarm/demo/model] [--steps N]``.
+"""Make the embedded demonstration model: ``python tools/train_demo.py [--out swarm/demo/village] [--steps N]``.
 
 A byte-level BPE tokenizer and a small Llama (8 layers, 4 heads, 2 key/value heads) learn the texts that
 ``demo_world.py`` writes. Needs the ``worker`` extra. Everything is drawn from one seed and the number of threads is
@@ -204,7 +204,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded demonstration model.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "swarm" / "demo" / "model")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "swarm" / "demo" / "village")
     parser.add_argument("--steps", type=int, default=1300)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)

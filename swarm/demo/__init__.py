@@ -11,4 +11,4 @@ from pathlib import Path
 
 def model_path() -> Path:
     """The model's directory, in ordinary Hugging Face form."""
-    return Path(str(files(__name__) / "model"))
+    return Path(str(files(__name__) / "village"))

@@ -241,5 +241,5 @@ async def test_a_killed_worker_costs_time_not_tokens(
                 assert [c.tokens for c in answer.choices] == [c.tokens for c in expected.choices]
             await doomed.until_serving(disturbed, 3)
             stats = await disturbed.query("stats")
-            assert stats["pipeline"]["workers_lost"] == 1  # type: ignore[index]
+            assert stats["pipeline"]["workers_lost"] >= 1  # type: ignore[index]
         assert doomed.stop() == [0, 0, 0, 0]

@@ -15,7 +15,7 @@ from swarm.client.detokenize import Detokenizer, StopMatcher
 from swarm.client.text import TextModel
 from tests.integration.fake_broker import say, tiny_tokenizer, tokenizer_files
 
-DEMO = Path(__file__).parents[3] / "swarm" / "demo" / "model"
+DEMO = Path(__file__).parents[3] / "swarm" / "demo" / "village"
 
 
 @cache
