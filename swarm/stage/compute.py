@@ -250,7 +250,7 @@ class ComputeThread:
     # --- loading, in a thread of its own -----------------------------------------------------------------------------
 
     def _load(self, action: act.Load) -> None:
-        self._vitals.loading = True
+        self._vitals.set_loading(True)
         told_at = 0.0
 
         def progressed(loaded_bytes: int, total_bytes: int) -> None:
@@ -274,7 +274,7 @@ class ComputeThread:
         else:
             self.post(Loaded(action.epoch, capacity))
         finally:
-            self._vitals.loading = False
+            self._vitals.set_loading(False)
 
 
 def _frames(message: Step | StepDone, hidden: NDArray[np.float32] | None) -> list[tensors.Bytes]:

@@ -309,7 +309,7 @@ class BeatThread:
             progress=vitals.progress,
             state=vitals.shown,
             blocked_on=vitals.blocked_on,
-            since_s=max(0.0, vitals.clock.now() - vitals.since),
+            since_s=max(0.0, vitals.clock.now() - vitals.shown_since),
             loop_lag_s=vitals.loop_lag_s,
             memory_bytes=vitals.memory_bytes,
             kv_used=vitals.kv_used,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from swarm.clock import Clock
@@ -21,13 +21,17 @@ class Vitals:
     computed: int = 0  # compute thread: layers done so far
     loaded: int = 0  # loader thread: tensors read so far
     loading: bool = False
+    loading_changed_at: float = field(init=False)  # loader thread, as is ``loading``
     condition: Condition = "idle"
     blocked_on: str = ""
-    since: float = 0.0
+    since: float = field(init=False)
     loop_lag_s: float = 0.0  # control loop
     kv_used: int = 0
     kv_capacity: int = 0
     memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.since = self.loading_changed_at = self.clock.now()
 
     def set(self, condition: Condition, blocked_on: str = "") -> None:
         """The compute thread's condition; ``since`` moves only when it changes."""
@@ -36,10 +40,20 @@ class Vitals:
             self.blocked_on = blocked_on
             self.condition = condition
 
+    def set_loading(self, loading: bool) -> None:
+        """The loader thread begins or ends."""
+        self.loading_changed_at = self.clock.now()
+        self.loading = loading
+
     @property
     def shown(self) -> Condition:
         """Loading happens beside everything else; it shows when nothing else is going on."""
         return "loading" if self.loading and self.condition == "idle" else self.condition
+
+    @property
+    def shown_since(self) -> float:
+        """When what is shown began."""
+        return max(self.since, self.loading_changed_at) if self.condition == "idle" else self.since
 
     @property
     def progress(self) -> int:

@@ -33,8 +33,27 @@ def test_loading_shows_when_nothing_else_goes_on(condition: Condition, shown: Co
     vitals = Vitals(ManualClock())
     vitals.set(condition)
     assert vitals.shown == condition
-    vitals.loading = True
+    vitals.set_loading(True)
     assert vitals.shown == shown
+
+
+def test_what_is_shown_began_when_it_did() -> None:
+    """A fresh worker has been idle since it was made; loading counts from its own beginning, and so does what follows
+    it; what is computed meanwhile counts by itself."""
+    clock = ManualClock(4720.0)
+    vitals = Vitals(clock)
+    assert vitals.shown_since == 4720.0
+    clock.advance(10.0)
+    vitals.set_loading(True)
+    clock.advance(1.0)
+    assert (vitals.shown, vitals.shown_since) == ("loading", 4730.0)
+    vitals.set("computing")
+    clock.advance(1.0)
+    assert (vitals.shown, vitals.shown_since) == ("computing", 4731.0)
+    vitals.set("idle")
+    clock.advance(1.0)
+    vitals.set_loading(False)
+    assert (vitals.shown, vitals.shown_since) == ("idle", 4733.0)
 
 
 def test_progress_counts_computing_and_loading() -> None:
