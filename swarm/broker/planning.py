@@ -19,13 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
-from swarm.broker.blocks import num_blocks
+from swarm.broker.inventory import keep_what_fits, take_inventory
 from swarm.broker.partition import Candidate, Shortage, check_stages, partition, planned_stage, weight_bytes
 from swarm.broker.state import (
     Plan,
     PlanPhase,
-    Sequence,
-    SequenceState,
     StagePlan,
     State,
     Worker,
@@ -37,7 +35,6 @@ from swarm.wire.messages import (
     Dismiss,
     Edge,
     Fence,
-    HeldSequence,
     LayerRange,
     Order,
     Prepare,
@@ -156,7 +153,7 @@ class Planner:
             self._state.count("stale_control")
             return
         book.awaited.discard(message.incarnation)
-        self._take_inventory(message)
+        take_inventory(self._state, message)
         if not book.awaited:
             self._serve(now)
 
@@ -281,45 +278,11 @@ class Planner:
         book.awaited = set(plan.members)
         book.deadline = now + self._settings.activate_timeout_s
         self._state.empty_stages()
-        live = tuple(SequencePosition(s.id, s.kv) for s in self._keep_what_fits())
+        live = tuple(SequencePosition(s.id, s.kv) for s in keep_what_fits(self._state))
         self._fence_all(plan.epoch)
         for stage in plan.stages:
             self._order(stage.incarnation, Activate(epoch=plan.epoch, first_step=self._state.next_step, live=live))
         self._out.append(OpenPipe(plan.epoch, plan.stages[0].endpoint))
-
-    def _keep_what_fits(self) -> list[Sequence]:
-        """Running sequences that have room under the new plan, oldest first; the others wait again."""
-        book, blocks = self._state.book, 0
-        kept: list[Sequence] = []
-        evicted: list[Sequence] = []
-        for sequence in sorted(self._state.running, key=lambda s: s.id):
-            needed = num_blocks(sequence.limit)
-            if len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
-                blocks += needed
-                kept.append(sequence)
-                continue
-            sequence.cut_to(0)
-            sequence.truncate = False
-            sequence.state = SequenceState.WAITING
-            evicted.append(sequence)
-        self._state.waiting.extendleft(reversed(evicted))  # they came before whoever has not run yet
-        for sequence in kept:
-            sequence.cut_to(sequence.kv)
-        self._state.running[:] = kept
-        return kept
-
-    def _take_inventory(self, message: Activated) -> None:
-        """A position counts only if every layer of every stage holds it."""
-        book = self._state.book
-        assert book.current is not None
-        stage = book.current.stage_of(message.incarnation)
-        assert stage is not None
-        held = {h.sequence: h for h in message.held}
-        for sequence in self._state.running:
-            position = held_position(held.get(sequence.id), stage.layers)
-            if position < sequence.kv:
-                sequence.num_recomputed += 1
-                sequence.kv = sequence.scheduled = position
 
     def _serve(self, now: float) -> None:
         book = self._state.book
@@ -404,15 +367,6 @@ class Planner:
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))
-
-
-def held_position(held: HeldSequence | None, layers: LayerRange) -> int:
-    """The position up to which all of ``layers`` hold the sequence."""
-    if held is None:
-        return 0
-    covering = [p for p in held.kv if p.layers.first < layers.stop and p.layers.stop > layers.first]
-    covered = sum(min(p.layers.stop, layers.stop) - max(p.layers.first, layers.first) for p in covering)
-    return min(p.position for p in covering) if covered == len(layers) else 0
 
 
 def _held_first(worker: Worker) -> int:

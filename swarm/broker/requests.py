@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarm.broker.actions import Action, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import Action, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.admission import Refusal, check_submit, limit_of
+from swarm.broker.answers import finished, summary
 from swarm.broker.blocks import BLOCK, num_blocks
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.wire.messages import (
@@ -130,7 +131,7 @@ class Requests:
             return
         for sequence in request.sequences:
             if not sequence.finish_sent:
-                self._say(request, _finished(sequence))
+                self._say(request, finished(sequence))
         self._forget(request)
 
     def unreachable(self, client: bytes, now: float) -> None:
@@ -208,7 +209,7 @@ class Requests:
         self._measure_end(now)
         self._deliver(sequence)
         if sequence.request.ended:
-            self._out.append(_summary(sequence.request, now))
+            self._out.append(summary(sequence.request, now))
 
     def end_all(self, request: Request, reason: FinishReason, detail: str, now: float) -> None:
         for sequence in request.sequences:
@@ -324,7 +325,7 @@ class Requests:
             self._say(request, self._next_tokens(sequence))
         if sequence.state is SequenceState.ENDED and sequence.sent >= sequence.sampled and not sequence.finish_sent:
             sequence.finish_sent = True
-            self._say(request, _finished(sequence))
+            self._say(request, finished(sequence))
 
     def _next_tokens(self, sequence: Sequence) -> Tokens:
         room = WINDOW - (sequence.sent - sequence.delivered)
@@ -361,35 +362,3 @@ class Requests:
 def derive_seed(seed: int, index: int) -> int:
     """Continuations of one prompt draw differently, each reproducibly; the first draws as if it were alone."""
     return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) % 2**63
-
-
-def _finished(sequence: Sequence) -> Finished:
-    assert sequence.reason is not None
-    return Finished(
-        request_id=sequence.request.id,
-        index=sequence.index,
-        reason=sequence.reason,
-        num_prompt=sequence.num_prompt,
-        num_tokens=sequence.num_generated,
-        timing=sequence.timing(sequence.ended_at or 0.0),
-        detail=sequence.detail,
-    )
-
-
-def _summary(request: Request, now: float) -> Note:
-    """One line per request."""
-    first = request.sequences[0]
-    timing = first.timing(now)
-    fields: dict[str, object] = {
-        "request": request.id,
-        "reasons": [s.reason for s in request.sequences],
-        "prompt": first.num_prompt,
-        "tokens": sum(s.num_generated for s in request.sequences),
-        "queued_s": round(timing.queued_s, 4),
-        "first_token_s": round(timing.first_token_s, 4),
-        "total_s": round(now - request.arrived_at, 4),
-        "recomputed": sum(s.num_recomputed for s in request.sequences),
-    }
-    if first.detail:
-        fields["detail"] = first.detail
-    return Note("request_ended", "info", fields)

@@ -240,4 +240,4 @@ def test_the_long_gone_are_forgotten(serving: Bench) -> None:
     for number in range(40):
         serving.join("again", incarnation=f"again.{number}", memory_bytes=1)
     serving.tick()
-    assert len(serving.core._pulses) == len(serving.state.workers) <= 20
+    assert len(serving.core._members._pulses) == len(serving.state.workers) <= 20

@@ -7,7 +7,8 @@ import pytest
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
-from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings, held_position
+from swarm.broker.inventory import held_position
+from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings
 from swarm.broker.state import PlanPhase, WorkerState
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (

@@ -157,7 +157,7 @@ def never_release(patch: pytest.MonkeyPatch) -> None:
 
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
     """The broker believes that everybody holds what it hopes for, and the stages don't mind."""
-    patch.setattr(Planner, "_take_inventory", lambda self, message: None)
+    patch.setattr("swarm.broker.planning.take_inventory", lambda state, message: None)
     patch.setattr(StageCore, "_wrong_row", lambda self, rows: None)
 
 

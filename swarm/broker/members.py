@@ -1,0 +1,277 @@
+"""Who is a member: workers join, beat, fall silent, leave, and are called back.
+
+One rule for every way of going: the worker is ``OUT``, the planner hears of it, and what is under way with it no longer
+counts. A worker that was declared out and lives is fenced and may say Hello again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.broker.actions import Action, Note, OrderWorker
+from swarm.broker.events import AssetArrived
+from swarm.broker.health import HealthSettings, Judgement, Pulse, Verdict, judge
+from swarm.broker.partition import DEVICES, is_supported
+from swarm.broker.planning import QUARANTINE_AFTER, Planner
+from swarm.broker.requests import Requests
+from swarm.broker.state import State, Worker, WorkerState
+from swarm.wire.messages import (
+    PROTOCOL_VERSION,
+    Activated,
+    Alive,
+    Beat,
+    Denied,
+    Dismiss,
+    Fence,
+    Hello,
+    Leaving,
+    LoadProgress,
+    Prepared,
+    Refused,
+    Rejoin,
+    Stats,
+    Trouble,
+    Welcome,
+    WorkerMessage,
+)
+
+REJOIN_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What workers are told when they join, and by which rules they are judged."""
+
+    beat_endpoint: str
+    data_endpoint: str
+    beat_interval_s: float
+    lease_s: float
+    health: HealthSettings
+
+
+class Members:
+    """Keeps ``state.workers``. Methods append what is to be done to ``out``."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: MemberSettings,
+        planner: Planner,
+        requests: Requests,
+        *,
+        out: list[Action],
+        now: float,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._planner = planner
+        self._requests = requests
+        self._out = out
+        self._pulses: dict[str, Pulse] = {}
+        self._leases_renewed_at = now
+
+    # --- what workers say --------------------------------------------------------------------------------------------
+
+    def said(self, peer: bytes, message: WorkerMessage, now: float) -> None:
+        if isinstance(message, Hello):
+            self._hello(peer, message, now)
+            return
+        worker = self._member(peer)
+        if worker is None:
+            self._state.count("strangers")
+            return
+        match message:
+            case Prepared():
+                self._planner.prepared(message, now)
+            case Refused():
+                self._planner.refused(worker, message, now)
+            case Activated():
+                self._planner.activated(message, now)
+                self._end_the_dangerous(now)
+            case LoadProgress():
+                worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
+            case Stats():
+                worker.stats = message.values
+            case Trouble():
+                self._trouble(worker, message, now)
+            case Leaving():
+                self.leave(worker, now, at_once=self._planner.shortage_without(worker) is not None)
+            case _:
+                self._state.count("unexpected_control")
+
+    def _trouble(self, worker: Worker, message: Trouble, now: float) -> None:
+        """The data path of the plan in force broke at this worker; what it says of an older one is settled already."""
+        current = self._state.book.current
+        if current is None or message.epoch != current.epoch:
+            self._state.count("stale_control")
+            return
+        self._note("trouble", "error", worker=worker.name, reason=message.reason)
+        self._state.count("troubles")
+        self._planner.trouble(now, blame=True)
+        self._end_the_dangerous(now)
+
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+        reason = self._why_not(hello)
+        if reason is not None:
+            self._note("worker_denied", "warning", worker=hello.name, reason=reason)
+            self._out.append(OrderWorker(peer, Denied(reason=reason)))
+            return
+        known = self._state.workers.get(hello.incarnation)
+        if known is not None and known.state is not WorkerState.OUT:
+            self._lose(known, "it said Hello again: what was under way with it is void", now)
+        for other in list(self._state.workers.values()):
+            if other.name == hello.name and other.incarnation != hello.incarnation:
+                self._lose(other, f"replaced by a new process (pid {hello.pid})", now)
+                del self._state.workers[other.incarnation]
+                self._pulses.pop(other.incarnation, None)
+        if self._state.manifest is None:
+            self._state.manifest = hello.manifest
+        self._state.book.heard_of(hello.epoch)
+        self._state.workers[hello.incarnation] = Worker(hello, peer, now)
+        self._pulses[hello.incarnation] = Pulse(now)
+        self._welcome(peer, hello)
+        self._planner.changed(now)
+        self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
+
+    def _why_not(self, hello: Hello) -> str | None:
+        if PROTOCOL_VERSION not in hello.wire_versions:
+            return (
+                f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
+            )
+        if not is_supported(hello.device):
+            return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
+        if self._state.manifest is not None:
+            difference = self._state.manifest.difference(hello.manifest)
+            if difference is not None:
+                return f"this swarm serves another model: {difference}"
+        return None
+
+    def _welcome(self, peer: bytes, hello: Hello) -> None:
+        wants = tuple(a.name for a in hello.manifest.assets if a.name not in self._state.assets)
+        welcome = Welcome(
+            epoch=self._state.book.written,
+            beat_endpoint=self._settings.beat_endpoint,
+            data_endpoint=self._settings.data_endpoint,
+            beat_interval_s=self._settings.beat_interval_s,
+            lease_s=self._settings.lease_s,
+            wants=wants,
+        )
+        self._out.append(OrderWorker(peer, welcome))
+        if self._state.book.current is not None:
+            # The plan in force was made without it: what it still holds of the sequences is of no use any more.
+            self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
+
+    def asset_arrived(self, event: AssetArrived) -> None:
+        """A file counts if it is the one that the manifest names."""
+        manifest = self._state.manifest
+        named = manifest is not None and any(a.name == event.name and a.digest == event.digest for a in manifest.assets)
+        if self._member(event.peer) is not None and named:
+            self._state.assets[event.name] = event.data
+        else:
+            self._state.count("wrong_assets")
+
+    def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
+        """In good order: the plan is made without it first, unless nobody else can take its layers."""
+        if at_once:
+            self._planner.release(worker, "it was asked to leave")
+            self._planner.lost(worker, now, blame=False)
+        elif worker.state is not WorkerState.OUT:
+            worker.state = WorkerState.LEAVING
+            self._planner.changed(now)
+
+    def disconnected(self, peer: bytes, now: float) -> None:
+        worker = self._member(peer)
+        if worker is not None:
+            self._lose(worker, "its connection closed", now, blame=True)
+
+    def _lose(self, worker: Worker, evidence: str, now: float, *, blame: bool = False) -> None:
+        if worker.state is WorkerState.OUT:
+            return
+        worker.state = WorkerState.OUT
+        worker.reason = evidence
+        self._state.count("workers_lost")
+        self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        self._planner.lost(worker, now, blame=blame)
+        self._end_the_dangerous(now)
+
+    def _end_the_dangerous(self, now: float) -> None:
+        """A request present at several deaths may be their cause; it must not take the swarm with it."""
+        for sequence in [
+            s for s in self._state.running + list(self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER
+        ]:
+            detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths"
+            self._requests.end(sequence, "failed", now, detail)
+
+    def _member(self, peer: bytes) -> Worker | None:
+        for worker in self._state.workers.values():
+            if worker.peer == peer and worker.state is not WorkerState.OUT:
+                return worker
+        return None
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, now: float) -> None:
+        worker = self._state.workers.get(beat.incarnation)
+        if worker is None:
+            self._state.count("strangers")
+            return
+        self._pulses[beat.incarnation].take(beat, now)
+        if worker.state is WorkerState.OUT:
+            self._call_back(worker, now)
+
+    def _call_back(self, worker: Worker, now: float) -> None:
+        """It was declared out and lives: it is fenced, and may say Hello and join anew."""
+        if worker.asked_to_rejoin_at is None or now - worker.asked_to_rejoin_at > REJOIN_AGAIN_S:
+            worker.asked_to_rejoin_at = now
+            epoch = self._state.book.written
+            self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+            self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=worker.reason)))
+
+    def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
+        """The verdict on every worker, with its evidence."""
+        found: dict[str, Judgement] = {}
+        for incarnation, worker in self._state.workers.items():
+            if worker.state is WorkerState.OUT:
+                found[incarnation] = Judgement(Verdict.DEAD, worker.reason)
+            else:
+                pulse = self._pulses[incarnation]
+                found[incarnation] = judge(pulse, self._settings.health, usual_step_s, now)
+        return found
+
+    def tick(self, usual_step_s: float, now: float) -> None:
+        """Verdicts are carried out, leases renewed."""
+        for incarnation, judgement in self.judgements(usual_step_s, now).items():
+            worker = self._state.workers[incarnation]
+            if judgement.verdict.is_out and worker.state is not WorkerState.OUT:
+                self._lose(worker, judgement.evidence, now, blame=judgement.verdict is Verdict.HUNG)
+        self._forget_the_long_gone()
+        self._renew_leases(now)
+
+    def forgive(self, pause_s: float) -> None:
+        """The broker itself stood still: that is nobody's lateness."""
+        for pulse in self._pulses.values():
+            pulse.forgive(pause_s)
+
+    def idle_s(self, incarnation: str) -> float:
+        """For how long this worker has had nothing to do, as far as its beats say."""
+        pulse = self._pulses.get(incarnation)
+        beat = pulse.beat if pulse is not None else None
+        return beat.since_s if beat is not None and beat.state == "idle" else 0.0
+
+    def _renew_leases(self, now: float) -> None:
+        if now - self._leases_renewed_at < self._settings.lease_s / 5:
+            return
+        self._leases_renewed_at = now
+        for worker in self._state.workers.values():
+            if worker.state is not WorkerState.OUT:
+                self._out.append(OrderWorker(worker.peer, Alive(epoch=self._state.book.written)))
+
+    def _forget_the_long_gone(self) -> None:
+        """Keep the last few that went, for ``swarmctl nodes``; a crash loop must not fill the memory."""
+        gone = [i for i, w in self._state.workers.items() if w.state is WorkerState.OUT]
+        for incarnation in gone[: max(0, len(gone) - 16)]:
+            del self._state.workers[incarnation]
+            self._pulses.pop(incarnation, None)
+
+    def _note(self, event: str, level: str = "info", **fields: object) -> None:
+        self._out.append(Note(event, level, fields))
