@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from pathlib import Path
 
 from swarm.errors import ModelError
-
-# What a model needs; repositories often hold the same weights in other formats too.
-_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(model: str | None) -> Path:
@@ -21,14 +17,14 @@ def resolve_model(model: str | None) -> Path:
         from swarm.demo import model_path
 
         return Path(model_path())
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _checked(path.resolve())
-    if path.exists():
-        raise ModelError(f"{model} is a file; --model takes the directory that holds config.json and the weights")
-    if _HUB_NAME.fullmatch(model) and not model.startswith("."):
-        return _checked(_fetch(model))
-    raise ModelError(f"there is no directory {model}; --model takes a directory or a hub name such as owner/model")
+    from swarm.cli.output import Progress
+    from swarm.stage.checkpoint import resolve
+
+    progress = Progress(sys.stdout)
+    try:
+        return _checked(resolve(model, progress.update))
+    finally:
+        progress.done()
 
 
 def _checked(path: Path) -> Path:
@@ -37,18 +33,3 @@ def _checked(path: Path) -> Path:
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"{path} has no *.safetensors file; weights in other formats can't be used")
     return path
-
-
-def _fetch(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError:
-        raise ModelError(
-            f"there is no directory {name}, and fetching it from the hub needs swarm[worker] installed"
-        ) from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"there is no directory {name}, and the hub can't provide it: {first_line}") from None

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,17 +45,30 @@ _WHOLE_HASH_BYTES = 64 << 20
 _NUM_PIECES = 256
 _PIECE_BYTES = 16 << 10
 
+_HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+_HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
+
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
-def resolve(model: str) -> Path:
-    """The folder that ``model`` names. Raises ModelError if it isn't one."""
+def resolve(model: str, report: Callable[[str], None] | None = None) -> Path:
+    """The folder that ``model`` names: a local one, or of a name such as owner/model, the one in the hub's cache.
+
+    What the cache lacks is fetched from the hub, and ``report`` told so, line by line. Raises ModelError.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise ModelError(f"{model} is not a folder; name the folder that holds config.json and the safetensors files")
-    raise ModelError(f"there is no folder {model}; name a local folder that holds a model in Hugging Face form")
+        raise ModelError(f"{model} is a file; name the directory that holds config.json and the safetensors files")
+    named = _HUB_NAME.fullmatch(model)
+    if named is None:
+        raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
+    try:
+        from swarm.hub import fetch  # noqa: PLC0415 (slow to load, and seldom needed)
+    except ImportError:
+        raise ModelError(f"there is no directory {model}; to fetch it from a hub, install swarm[worker]") from None
+    return fetch(named["repository"], named["revision"], report=report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +161,7 @@ class Checkpoint:
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=self.folder.name or "model",
+            name=_name_of(self.folder),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -215,6 +228,12 @@ class _PartSizes:
     layers: tuple[int, ...]
     embed: int
     head: int
+
+
+def _name_of(folder: Path) -> str:
+    """The folder's own name; in a hub's cache, where that is a number, the model's, as a copy elsewhere is called."""
+    cached = _HUB_CACHE_FOLDER.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
+    return (cached["name"] if cached else folder.name) or "model"
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:
