@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm.broker.blocks import BLOCK, num_blocks
 from swarm.errors import InvalidRequest
 from swarm.wire.messages import Manifest, Submit
 
@@ -48,3 +49,14 @@ def check_submit(submit: Submit, manifest: Manifest) -> Refusal | None:
 def limit_of(submit: Submit, manifest: Manifest) -> int:
     """The most positions a sequence of this request can come to hold."""
     return min(len(submit.prompt) + submit.params.max_tokens, manifest.context)
+
+
+def too_large(limit: int, kv_blocks: int) -> Refusal | None:
+    """Whether stages with so many blocks, even empty, have no room for so many positions; None means that they have."""
+    if num_blocks(limit) <= kv_blocks:
+        return None
+    reason = (
+        f"prompt and max_tokens make {limit} positions, the stages hold {kv_blocks * BLOCK}: "
+        f"ask for fewer tokens, or give the workers more memory"
+    )
+    return Refusal("too_large", reason)

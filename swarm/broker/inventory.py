@@ -20,6 +20,7 @@ def keep_what_fits(state: State) -> list[Sequence]:
             continue
         sequence.cut_to(0)
         sequence.truncate = False
+        sequence.unfit_s = 0.0
         sequence.state = SequenceState.WAITING
         evicted.append(sequence)
     state.waiting.extendleft(reversed(evicted))  # they came before whoever has not run yet

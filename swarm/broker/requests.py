@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, SayClient, WriteAcceptance, WriteEnd, WriteTokens
-from swarm.broker.admission import Refusal, check_submit, limit_of
+from swarm.broker.admission import Refusal, check_submit, limit_of, too_large
 from swarm.broker.answers import finished, summary
-from swarm.broker.blocks import BLOCK, num_blocks
-from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -41,6 +40,7 @@ class RequestSettings:
     max_queue: int = 1024
     client_grace_s: float = 10.0
     retain_s: float = 60.0
+    too_large_patience_s: float = 30.0  # a worker that was lost is back within seconds, and the room with it
 
 
 class Requests:
@@ -52,6 +52,7 @@ class Requests:
         self._out = out
         self._finish_interval_s = 1.0  # moving average of the time between two ends, for an honest retry-after
         self._last_end_at: float | None = None
+        self._ticked_at = 0.0
         self._num_unaccepted = 0  # requests that the journal has not confirmed yet
 
     # --- what clients say ------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ class Requests:
             self.end(sequence, reason, now, detail)
 
     def tick(self, now: float) -> None:
-        """Deadlines, clients that did not come back, and requests that nobody will ask for again."""
+        """Deadlines, clients that did not come back, what fits nowhere, and requests that nobody will ask for again."""
         for request in list(self._state.requests.values()):
             if not request.ended and request.deadline_at is not None and now >= request.deadline_at:
                 self.end_all(request, "failed", "the deadline passed before the request was finished", now)
@@ -224,9 +225,24 @@ class Requests:
                 self.end_all(request, "cancelled", "the client went away and did not come back", now)
             if request.ended and now - request.ended_at >= self._settings.retain_s:
                 self._forget(request)
+        self._end_the_too_large(now)
+
+    def _end_the_too_large(self, now: float) -> None:
+        """What was accepted under another plan may fit no longer. Only time in which a plan serves counts: between two
+        plans nobody knows what the next one will hold."""
+        passed_s, self._ticked_at = now - self._ticked_at, now
+        if self._state.book.phase is not PlanPhase.SERVING:
+            return
+        for sequence in list(self._state.waiting):
+            refusal = too_large(sequence.limit, self._state.book.kv_blocks)
+            sequence.unfit_s = sequence.unfit_s + passed_s if refusal is not None else 0.0
+            if refusal is not None and sequence.unfit_s > self._settings.too_large_patience_s:
+                self._state.count("sequences_too_large")
+                self.end(sequence, "failed", now, refusal.reason)
 
     def forgive(self, pause_s: float) -> None:
         """The broker itself stood still: that is nobody's lateness."""
+        self._ticked_at += pause_s
         for request in self._state.requests.values():
             if request.deadline_at is not None:
                 request.deadline_at += pause_s
@@ -251,14 +267,8 @@ class Requests:
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:
         """A plan is in force, and even empty it could not hold a sequence of this length."""
-        book, limit = self._state.book, limit_of(submit, manifest)
-        if not book.serving or num_blocks(limit) <= book.kv_blocks:
-            return None
-        reason = (
-            f"prompt and max_tokens make {limit} positions, the stages hold {book.kv_blocks * BLOCK}: "
-            f"ask for fewer tokens, or give the workers more memory"
-        )
-        return Refusal("too_large", reason)
+        book = self._state.book
+        return too_large(limit_of(submit, manifest), book.kv_blocks) if book.serving else None
 
     def _make_request(self, client: bytes, submit: Submit, now: float) -> Request:
         assert self._state.manifest is not None

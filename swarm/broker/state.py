@@ -56,6 +56,7 @@ class Sequence:
     detail: str = ""
     num_deaths: int = 0  # worker deaths at which it was in flight
     num_recomputed: int = 0
+    unfit_s: float = 0.0  # for how long it has waited while plans served that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from swarm.broker.admission import limit_of
 from swarm.broker.blocks import num_blocks
 from swarm.broker.requests import WINDOW, derive_seed
 from swarm.broker.state import SequenceState, State
@@ -46,9 +47,11 @@ class Audit:
     expected: dict[tuple[str, int], Expectation] = field(default_factory=dict)
     may_fail: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
+    submits: dict[str, Submit] = field(default_factory=dict)
     highest_epoch: int = 0
 
     def expect(self, submit: Submit, stops: dict[int, int]) -> None:
+        self.submits[submit.request_id] = submit
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
             tokens = fake_continuation(submit.prompt, submit.params, seed, self.manifest)
@@ -90,6 +93,13 @@ class Audit:
 
     def _allow_failure(self, request_id: str, what: str) -> None:
         _demand(request_id in self.may_fail | self.left, "I1", f"{request_id} failed though nothing allows it: {what}")
+
+    def refused_for_size(self, request_id: str, state: State) -> None:
+        """The one reason for which the broker may give a request up: the plan in force could not hold it even alone."""
+        limit = limit_of(self.submits[request_id], self.manifest)
+        fits = num_blocks(limit) <= state.book.kv_blocks
+        _demand(state.book.serving and not fits, "I1", f"{request_id} ({limit} positions) would fit into the stages")
+        self.may_fail.add(request_id)
 
     # --- at the broker and the stages --------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from swarm.wire.messages import (
     Fence,
     Hello,
     Order,
+    Rejected,
     ServerMessage,
     Step,
     WorkerMessage,
@@ -66,6 +67,7 @@ class BrokerNode:
     def _perform(self, action: broker_act.Action) -> None:
         if not isinstance(action, broker_act.Note):
             self._world.tell("broker ->", action)
+        self._audit(action)
         match action:
             case broker_act.SayClient(client, message, _):
                 self._cluster.to_client(client, message)
@@ -84,6 +86,17 @@ class BrokerNode:
                 written = self._journal.write(action)
                 if written is not None:
                     self._disk.carry(lambda: self.feed(written))
+
+    def _audit(self, action: broker_act.Action) -> None:
+        """Requests that the broker says are too large must be so, at this moment."""
+        audit, state = self._cluster.audit, self.core.state
+        match action:
+            case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
+                audit.refused_for_size(request_id, state)
+            case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
+                audit.refused_for_size(state.sequences[sequence].request.id, state)
+            case _:
+                pass
 
     def _dispatch(self, step: Step) -> None:
         endpoint = self._pipe_to

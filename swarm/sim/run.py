@@ -30,6 +30,7 @@ class Outcome:
     num_tokens: int
     num_plans: int
     num_lost_workers: int
+    num_too_large: int
     failure: str | None
     story: tuple[str, ...]
 
@@ -55,6 +56,7 @@ def run(seed: int, *, faults: bool = True) -> Outcome:
         num_tokens=int(counters.get("tokens", 0)),
         num_plans=int(counters.get("plans", 0)),
         num_lost_workers=int(counters.get("workers_lost", 0)),
+        num_too_large=int(counters.get("sequences_too_large", 0)),
         failure=failure,
         story=world.retell() if failure else (),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
@@ -16,6 +16,7 @@ from swarm.wire.messages import Submit
 
 MIB = 1 << 20
 FaultKind = Literal["crash", "freeze", "leave", "join", "client_drop"]
+SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -75,7 +76,7 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
         settings=_settings(random),
         pace=_pace(random),
         num_layers=num_layers,
-        workers=_workers(random, num_layers),
+        workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
         clients=clients,
         requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
         faults=_faults(random) if faults else (),
@@ -117,6 +118,14 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
         )
         for number in range(num)
     )
+
+
+def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+    """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
+    if random.random() >= SMALL:
+        return workers
+    small = random.randrange(len(workers))
+    return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
 
 
 def _request(random: Random, number: int, num_clients: int) -> RequestSpec:

@@ -9,7 +9,7 @@ from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
 from swarm.broker.inventory import held_position
 from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings
-from swarm.broker.state import PlanPhase, WorkerState
+from swarm.broker.state import PlanPhase, SequenceState, WorkerState
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     Activate,
@@ -36,7 +36,18 @@ from swarm.wire.messages import (
     Trouble,
     Welcome,
 )
-from tests.unit.broker.bench import MIB, Bench, orders, ranges, said, scheduling, settings, steps, submit
+from tests.unit.broker.bench import (
+    MIB,
+    Bench,
+    orders,
+    ranges,
+    request_settings,
+    said,
+    scheduling,
+    settings,
+    steps,
+    submit,
+)
 
 OVERHEAD = 64 * MIB
 
@@ -478,6 +489,46 @@ def test_sequences_that_no_longer_fit_wait_again_in_their_order(make_bench) -> N
     bench.run_dry()
     assert {r.id: r.sequences[0].reason for r in bench.state.requests.values()} == dict.fromkeys("abcde", "length")
     assert bench.sequence("c").num_recomputed == 1
+
+
+def test_what_fits_no_plan_ends_after_a_while(make_bench) -> None:
+    """A request taken while no plan was in force, and larger than what the next plan holds, is not left waiting for
+    ever: it fails, with the size of the stages, once plans have served for the patience without room for it."""
+    bench = make_bench(settings(requests=request_settings(too_large_patience_s=30.0)))
+    bench.mute = {"w0"}
+    bench.join("w0", kv_capacity=4 * 32)
+    bench.say(submit("large", max_tokens=200))
+    bench.say(submit("small"))
+    bench.tick(60.0)  # nobody knows yet what the plan will hold
+    assert bench.sequence("large").reason is None
+    bench.tell("w0", bench.workers["w0"].prepared(1))
+    bench.tell("w0", bench.workers["w0"].activated(Activate(epoch=1, first_step=1, live=())))
+    bench.run_dry()
+    assert bench.sequence("small").reason == "length"
+    bench.tick(29.0)
+    assert bench.sequence("large").reason is None
+    bench.take()
+    bench.tick(1.5)
+    (end,) = said(bench.take(), Finished)
+    assert isinstance(end, Finished)
+    assert (end.request_id, end.reason) == ("large", "failed")
+    assert end.detail.startswith("prompt and max_tokens make 203 positions, the stages hold 128: ask for fewer tokens")
+
+
+def test_a_plan_that_is_small_for_a_moment_ends_nothing(make_bench) -> None:
+    """A sequence that loses its room to a smaller plan waits for a larger one, and goes on where it was."""
+    bench = make_bench().serve(1)
+    bench.say(submit(max_tokens=200))
+    bench.finish()
+    for number in range(3):  # together longer than the patience
+        bench.join("small", incarnation=f"small.{number}", kv_capacity=4 * 32)
+        bench.tick(15.0)
+        assert bench.sequence().state is SequenceState.WAITING
+        bench.lose("small")
+        bench.tick()
+        assert bench.sequence().state is SequenceState.RUNNING
+    bench.run_dry()
+    assert bench.sequence().reason == "length"
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------

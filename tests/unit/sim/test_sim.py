@@ -14,7 +14,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from swarm.broker import scheduler
+from swarm.broker import admission, scheduler
 from swarm.broker.planning import Planner
 from swarm.broker.requests import Requests
 from swarm.broker.state import Sequence as BrokerSequence
@@ -57,6 +57,7 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_tokens for o in played) > 5000
     assert sum(o.num_plans for o in played) > 150
     assert sum(o.num_lost_workers for o in played) > 10
+    assert sum(o.num_too_large for o in played) > 0
     kinds = {fault.kind for seed in range(100) for fault in make_schedule(seed).faults}
     assert kinds == {"crash", "freeze", "leave", "join", "client_drop"}
 
@@ -182,6 +183,17 @@ def end_without_tokens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Requests, "committed", lambda self, committed: None)
 
 
+def never_give_up(patch: pytest.MonkeyPatch) -> None:
+    """The broker lets a request that fits nowhere wait for ever."""
+    patch.setattr(Requests, "_end_the_too_large", lambda self, now: None)
+
+
+def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
+    """The broker takes a request for too large that is not."""
+    real = admission.too_large
+    patch.setattr("swarm.broker.requests.too_large", lambda limit, blocks: real(limit, blocks - 12))
+
+
 @pytest.mark.parametrize(
     ("sabotage", "invariant", "faults"),
     [
@@ -197,6 +209,8 @@ def end_without_tokens(patch: pytest.MonkeyPatch) -> None:
         (same_seed_for_all, "I2", False),
         (forget_the_epoch, "I5", False),
         (end_without_tokens, "I1", False),
+        (never_give_up, "I1", True),
+        (give_up_what_fits, "I1", False),
     ],
 )
 def test_sabotage_is_noticed(
