@@ -116,15 +116,22 @@ class ComputeThread:
                 self._pull.wait(TICK_S, wake=self._wake, outgoing=self._blocked_edge())
                 self._turn()
         except BaseException as error:
-            self.failure = error
             log.exception("compute_thread_died")
-            raise
+            self._fail(error)
         finally:
             self._close_edge()
             self._pull.close()
 
+    def _fail(self, error: BaseException) -> None:
+        """A bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
+        self.failure = error
+        self._stopping = True
+        self._wake.set()
+        self._outward(act.Exit(1, f"{type(error).__name__}: {error}"))
+
     def _blocked_edge(self) -> tuple[PushChannel, ...]:
-        return (self._next,) if self._outbox and self._next is not None else ()
+        is_blocked = self._outbox and not self._core.parked
+        return (self._next,) if is_blocked and self._next is not None else ()
 
     def _turn(self) -> None:
         """Everything that can be done without waiting."""
@@ -141,6 +148,7 @@ class ComputeThread:
             self._ticked_at = now
             self._events.append(Tick())
             self._work()
+        self._flush()
         self._show_condition()
 
     def _take_inbox(self) -> None:
@@ -198,7 +206,7 @@ class ComputeThread:
                 self._next = PushChannel(self._context, edge.endpoint)
                 self._next_name = edge.to
             case act.Load():
-                self._loader = threading.Thread(target=self._load, args=(action,), name="loader", daemon=True)
+                self._loader = threading.Thread(target=self._run_loader, args=(action,), name="loader", daemon=True)
                 self._loader.start()
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
@@ -234,7 +242,8 @@ class ComputeThread:
         self._flush()
 
     def _flush(self) -> None:
-        while self._outbox and self._next is not None:
+        """Send what can be sent now. A worker that is parked keeps it."""
+        while self._outbox and self._next is not None and not self._core.parked:
             if not self._next.send(_frames(self._outbox[0], self._outbox_tensors[0])):
                 return
             self._outbox.popleft()
@@ -249,7 +258,15 @@ class ComputeThread:
 
     # --- loading, in a thread of its own -----------------------------------------------------------------------------
 
+    def _run_loader(self, action: act.Load) -> None:
+        try:
+            self._load(action)
+        except BaseException as error:
+            log.exception("loader_died", epoch=action.epoch)
+            self._fail(error)
+
     def _load(self, action: act.Load) -> None:
+        """What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
         self._vitals.set_loading(True)
         told_at = 0.0
 

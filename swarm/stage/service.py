@@ -183,7 +183,7 @@ class WorkerService:
             self._vitals.memory_bytes = process.memory_info().rss
             if not self._compute.alive:
                 self._stop.set()
-            if self._core.welcome is not None:
+            if self._core.welcome is not None and not self._core.parked:
                 self._send(Stats(incarnation=self._incarnation, values=self._stats()))
 
     def _stats(self) -> dict[str, float]:

@@ -1,0 +1,184 @@
+"""The worker's compute thread over real sockets: what it sends, what it keeps, and how it ends."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import zmq
+
+from swarm.clock import SystemClock
+from swarm.errors import IllegalMove
+from swarm.params import SamplingParams
+from swarm.stage import actions as act
+from swarm.stage.compute import ComputeThread
+from swarm.stage.core import StageCore, StageSettings
+from swarm.stage.events import OrderArrived
+from swarm.stage.executor import Capacity, Progress
+from swarm.stage.vitals import Vitals
+from swarm.testing import FakeExecutor, fake_manifest
+from swarm.wire.channel import PullChannel, PushChannel
+from swarm.wire.codec import DATA
+from swarm.wire.messages import (
+    Activate,
+    Alive,
+    Edge,
+    Fence,
+    LayerRange,
+    LoadProgress,
+    Open,
+    Order,
+    Park,
+    Prepare,
+    Prepared,
+    Refused,
+    Row,
+    Step,
+)
+
+PATIENCE_S = 10.0
+LAYERS = LayerRange(0, 3)
+
+
+@dataclass(slots=True)
+class BrittleExecutor(FakeExecutor):
+    """Fails to load as it is told."""
+
+    load_error: BaseException | None = None
+
+    def prepare(
+        self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
+    ) -> Capacity:
+        if self.load_error is not None:
+            raise self.load_error
+        return FakeExecutor.prepare(self, layers, standby, max_sequences, progress)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Look again and again; fail if it takes too long."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
+
+
+@dataclass
+class Stage:
+    """A compute thread, the edge that it receives from, and what it asks of the control loop."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    executor: BrittleExecutor = field(default_factory=lambda: BrittleExecutor(fake_manifest(6)))
+    outward: queue.Queue[act.Action] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        pull = PullChannel(self.context, "127.0.0.1", DATA.frame_limit_bytes)
+        self.core = StageCore(StageSettings("w0", "w0.1", 6))
+        clock = SystemClock()
+        self.vitals = Vitals(clock)
+        self.thread = ComputeThread(
+            self.context,
+            pull=pull,
+            core=self.core,
+            executor=self.executor,
+            vitals=self.vitals,
+            clock=clock,
+            outward=self.outward.put,
+        )
+        self.before = PushChannel(self.context, pull.endpoint)
+        self.thread.start()
+
+    def order(self, order: Order) -> None:
+        self.thread.post(OrderArrived(order))
+
+    def prepare(self, next_stage: str) -> None:
+        edge = Edge("w1.1", next_stage)
+        self.order(Prepare(epoch=1, layers=LAYERS, standby=(), edge=edge, max_sequences=4))
+
+    def says(self) -> act.Action:
+        """The next thing it asks for, progress of loading aside."""
+        while True:
+            action = self.outward.get(timeout=PATIENCE_S)
+            if not (isinstance(action, act.Tell) and isinstance(action.message, LoadProgress)):
+                return action
+
+    def close(self) -> None:
+        self.before.close()
+        assert self.thread.stop(PATIENCE_S)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def stage(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stage]:
+    stage = Stage(context)
+    yield stage
+    stage.close()
+
+
+def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], stage: Stage) -> None:
+    """A step that was computed but could not be sent stays here while the worker is parked, though the next stage
+    would take it; with the broker's next word it goes."""
+    taker = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes)
+    endpoint = taker.endpoint
+    taker.close()  # the next stage is away
+    stage.prepare(endpoint)
+    assert isinstance(stage.says(), act.Tell)
+    stage.order(Fence(epoch=1))
+    stage.order(Activate(epoch=1, first_step=1, live=()))
+    assert isinstance(stage.says(), act.Tell)
+    step = Step(
+        epoch=1,
+        step=1,
+        rows=(Row(7, 0, 1, False),),
+        tokens=(5,),
+        open=(Open(7, SamplingParams(), 0, 1, 8, (5,)),),
+    )
+    assert stage.before.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
+    assert stage.before.send(DATA.encode(step))
+    until(lambda: stage.vitals.condition == "blocked")
+    stage.order(Park())
+    until(lambda: stage.vitals.condition == "parked")
+    port = int(endpoint.rpartition(":")[2])
+    taker = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes, range(port, port + 1))
+    assert not taker.wait(0.5)  # several times what a connection takes
+    stage.order(Alive())
+    assert taker.wait(PATIENCE_S)
+    frames = taker.receive()
+    assert frames is not None
+    sent, _ = DATA.decode(frames)
+    assert isinstance(sent, Step)
+    assert sent.rows == step.rows
+    taker.close()
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), RuntimeError("no memory on the device")])
+def test_what_cannot_be_loaded_is_refused(stage: Stage, error: Exception) -> None:
+    """The broker is told why; the worker lives, and loads the next plan."""
+    stage.executor.load_error = error
+    stage.prepare("tcp://127.0.0.1:20000")
+    told = stage.says()
+    assert isinstance(told, act.Tell)
+    assert isinstance(told.message, Refused)
+    assert told.message.reason == str(error)
+    stage.executor.load_error = None
+    stage.prepare("tcp://127.0.0.1:20000")
+    told = stage.says()
+    assert isinstance(told, act.Tell)
+    assert isinstance(told.message, Prepared)
+
+
+@pytest.mark.parametrize("error", [KeyError("layers.3"), ValueError("shape"), TypeError("x"), IllegalMove("twice")])
+def test_a_bug_in_the_loader_ends_the_worker(stage: Stage, error: Exception) -> None:
+    """Anything unexpected ends the process with a code that a supervisor starts again; never a load without an end."""
+    stage.executor.load_error = error
+    stage.prepare("tcp://127.0.0.1:20000")
+    assert stage.says() == act.Exit(1, f"{type(error).__name__}: {error}")
+    assert stage.thread.failure is error
+    until(lambda: not stage.thread.alive)
