@@ -35,7 +35,7 @@ from swarm.broker.planning import Planner, PlanSettings
 from swarm.broker.prefix import PrefixCache
 from swarm.broker.requests import Requests, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
-from swarm.broker.state import SequenceState, State, WorkerState
+from swarm.broker.state import SequenceState, State
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     Ack,
@@ -225,9 +225,9 @@ class BrokerCore:
         self._out.append(SayClient(client, answer, part))
 
     def _stop_worker(self, client: bytes, message: StopWorker, now: float) -> None:
-        found = [w for w in self.state.workers.values() if w.name == message.worker and w.state is not WorkerState.OUT]
+        found = [w for w in self.state.workers.values() if w.name == message.worker and not w.is_gone]
         if not found:
-            known = ", ".join(sorted(w.name for w in self.state.workers.values() if w.state is not WorkerState.OUT))
+            known = ", ".join(sorted(w.name for w in self.state.workers.values() if not w.is_gone))
             body: dict[str, object] = {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"}
             self._out.append(SayClient(client, Report(what="stop", ok=False, body=body)))
             return

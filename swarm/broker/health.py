@@ -30,6 +30,7 @@ class Verdict(enum.Enum):
     SILENT = "silent"
     HUNG = "hung"
     DEAD = "dead"
+    LEFT = "left"
 
     @property
     def is_out(self) -> bool:

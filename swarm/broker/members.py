@@ -29,13 +29,14 @@ from swarm.wire.messages import (
     Prepared,
     Refused,
     Rejoin,
+    Release,
     Stats,
     Trouble,
     Welcome,
     WorkerMessage,
 )
 
-REJOIN_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
+CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,10 @@ class Members:
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
             return
         known = self._state.workers.get(hello.incarnation)
-        if known is not None and known.state is not WorkerState.OUT:
+        if known is not None and known.state is WorkerState.LEFT:
+            self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason=known.reason)))
+            return
+        if known is not None and not known.is_gone:
             self._lose(known, "it said Hello again: what was under way with it is void", now)
         for other in list(self._state.workers.values()):
             if other.name == hello.name and other.incarnation != hello.incarnation:
@@ -173,9 +177,9 @@ class Members:
     def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
         """In good order: the plan is made without it first, unless nobody else can take its layers."""
         if at_once:
-            self._planner.release(worker, "it was asked to leave")
+            self._planner.release(worker, "it was asked to leave", now)
             self._planner.lost(worker, now, blame=False)
-        elif worker.state is not WorkerState.OUT:
+        elif not worker.is_gone:
             worker.state = WorkerState.LEAVING
             self._planner.changed(now)
 
@@ -185,7 +189,7 @@ class Members:
             self._lose(worker, "its connection closed", now, blame=True)
 
     def _lose(self, worker: Worker, evidence: str, now: float, *, blame: bool = False) -> None:
-        if worker.state is WorkerState.OUT:
+        if worker.is_gone:
             return
         worker.state = WorkerState.OUT
         worker.reason = evidence
@@ -204,7 +208,7 @@ class Members:
 
     def _member(self, peer: bytes) -> Worker | None:
         for worker in self._state.workers.values():
-            if worker.peer == peer and worker.state is not WorkerState.OUT:
+            if worker.peer == peer and not worker.is_gone:
                 return worker
         return None
 
@@ -216,23 +220,27 @@ class Members:
             self._state.count("strangers")
             return
         self._pulses[beat.incarnation].take(beat, now)
-        if worker.state is WorkerState.OUT:
-            self._call_back(worker, now)
+        if worker.is_gone and (worker.called_at is None or now - worker.called_at > CALL_AGAIN_S):
+            worker.called_at = now
+            self._call(worker)
 
-    def _call_back(self, worker: Worker, now: float) -> None:
-        """It was declared out and lives: it is fenced, and may say Hello and join anew."""
-        if worker.asked_to_rejoin_at is None or now - worker.asked_to_rejoin_at > REJOIN_AGAIN_S:
-            worker.asked_to_rejoin_at = now
-            epoch = self._state.book.written
-            self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
-            self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=worker.reason)))
+    def _call(self, worker: Worker) -> None:
+        """It was declared out and lives: it is fenced, and may say Hello and join anew. If it was released, it has not
+        heard of it, and is told again."""
+        epoch, reason = self._state.book.written, worker.reason
+        if worker.state is WorkerState.LEFT:
+            self._out.append(OrderWorker(worker.peer, Release(epoch=epoch, reason=reason)))
+            return
+        self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+        self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=reason)))
 
     def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence."""
         found: dict[str, Judgement] = {}
         for incarnation, worker in self._state.workers.items():
-            if worker.state is WorkerState.OUT:
-                found[incarnation] = Judgement(Verdict.DEAD, worker.reason)
+            if worker.is_gone:
+                verdict = Verdict.LEFT if worker.state is WorkerState.LEFT else Verdict.DEAD
+                found[incarnation] = Judgement(verdict, worker.reason)
             else:
                 pulse = self._pulses[incarnation]
                 found[incarnation] = judge(pulse, self._settings.health, usual_step_s, now)
@@ -242,7 +250,7 @@ class Members:
         """Verdicts are carried out, leases renewed."""
         for incarnation, judgement in self.judgements(usual_step_s, now).items():
             worker = self._state.workers[incarnation]
-            if judgement.verdict.is_out and worker.state is not WorkerState.OUT:
+            if judgement.verdict.is_out and not worker.is_gone:
                 self._lose(worker, judgement.evidence, now, blame=judgement.verdict is Verdict.HUNG)
         self._forget_the_long_gone()
         self._renew_leases(now)
@@ -263,12 +271,12 @@ class Members:
             return
         self._leases_renewed_at = now
         for worker in self._state.workers.values():
-            if worker.state is not WorkerState.OUT:
+            if not worker.is_gone:
                 self._out.append(OrderWorker(worker.peer, Alive(epoch=self._state.book.written)))
 
     def _forget_the_long_gone(self) -> None:
         """Keep the last few that went, for ``swarmctl nodes``; a crash loop must not fill the memory."""
-        gone = [i for i, w in self._state.workers.items() if w.state is WorkerState.OUT]
+        gone = [i for i, w in self._state.workers.items() if w.is_gone]
         for incarnation in gone[: max(0, len(gone) - 16)]:
             del self._state.workers[incarnation]
             self._pulses.pop(incarnation, None)

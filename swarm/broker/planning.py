@@ -76,7 +76,7 @@ class Planner:
             self._blame_the_late(now)
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
-        self._release_the_leaving()
+        self._release_the_leaving(now)
         if book.phase is PlanPhase.SERVING and not self._wants_change():
             return
         if now - book.changed_at >= self._settings.settle_s:
@@ -293,25 +293,26 @@ class Planner:
         stages = [f"{s.name}{s.layers}" for s in book.current.stages]
         capacity = book.kv_blocks * 32
         for worker in self._state.workers.values():
-            if worker.state is not WorkerState.OUT and worker.incarnation not in book.current.members:
+            if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
         self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
-        self._release_the_leaving()
+        self._release_the_leaving(now)
 
     # --- undoing -----------------------------------------------------------------------------------------------------
 
-    def release(self, worker: Worker, reason: str) -> None:
+    def release(self, worker: Worker, reason: str, now: float) -> None:
         """Let a worker go in good order."""
         self._order(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
-        worker.state = WorkerState.OUT
+        worker.state = WorkerState.LEFT
+        worker.called_at = now
         worker.reason = reason
         self._note("worker_released", worker=worker.name, reason=reason)
 
-    def _release_the_leaving(self) -> None:
+    def _release_the_leaving(self, now: float) -> None:
         current = self._state.book.current
         for worker in self._state.workers.values():
             if worker.state is WorkerState.LEAVING and (current is None or worker.incarnation not in current.members):
-                self.release(worker, "it was asked to leave, and no plan needs it")
+                self.release(worker, "it was asked to leave, and no plan needs it", now)
 
     def _abandon(self) -> None:
         """The plan under way is void; the one in force, if whole, stays."""
@@ -359,7 +360,7 @@ class Planner:
 
     def _fence_all(self, epoch: int) -> None:
         for worker in self._state.workers.values():
-            if worker.state is not WorkerState.OUT:
+            if not worker.is_gone:
                 self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
 
     def _order(self, incarnation: str, message: Order) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm.broker.blocks import BLOCK, num_blocks
 from swarm.broker.health import Judgement
-from swarm.broker.state import Plan, PlanPhase, Request, SequenceState, State, WorkerState
+from swarm.broker.state import Plan, PlanPhase, Request, SequenceState, State
 from swarm.wire.messages import Json
 
 
@@ -31,7 +31,7 @@ def status(state: State, now: float) -> Json:
         "epoch": book.current.epoch if book.current else book.epoch,
         "model": state.manifest.name if state.manifest else None,
         "uptime_s": round(now - state.started_at, 1),
-        "num_workers": sum(w.state is not WorkerState.OUT for w in state.workers.values()),
+        "num_workers": sum(not w.is_gone for w in state.workers.values()),
         "num_stages": len(book.current.stages) if book.current else 0,
         "num_running": len(state.running),
         "num_queued": len(state.waiting),
@@ -129,7 +129,7 @@ def _stages(of: Plan, state: State) -> list[Json]:
 def stats(state: State) -> Json:
     stages: dict[str, dict[str, float]] = {}
     for worker in state.workers.values():
-        if worker.state is not WorkerState.OUT:
+        if not worker.is_gone:
             stages[worker.name] = worker.stats
     pipeline: dict[str, float] = dict(sorted(state.counters.items()))
     pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}

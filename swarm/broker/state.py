@@ -143,6 +143,7 @@ class WorkerState(enum.Enum):
     MEMBER = "member"  # may be planned with
     REFUSED = "refused"  # it said that it can't carry out a plan; its reason is kept
     LEAVING = "leaving"  # to be released as soon as the plan can do without it
+    LEFT = "left"  # released in good order
     OUT = "out"  # dead, frozen, hung or gone: fenced; it must say Hello again
 
 
@@ -154,7 +155,7 @@ class Worker:
     peer: bytes
     joined_at: float
     state: WorkerState = WorkerState.MEMBER
-    asked_to_rejoin_at: float | None = None
+    called_at: float | None = None  # when it was last told to say Hello again, or to go
     reason: str = ""
     loaded_bytes: int = 0
     total_bytes: int = 0
@@ -167,6 +168,11 @@ class Worker:
     @property
     def name(self) -> str:
         return self.hello.name
+
+    @property
+    def is_gone(self) -> bool:
+        """Nothing is planned with it, and nothing it says counts."""
+        return self.state in (WorkerState.LEFT, WorkerState.OUT)
 
 
 @dataclass(frozen=True, slots=True)

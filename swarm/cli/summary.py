@@ -25,7 +25,7 @@ def loading_line(status: Json, nodes: Json) -> str:
 
 def _workers(nodes: Json) -> str:
     workers: list[dict[str, Any]] = nodes.get("workers") or []  # type: ignore[assignment]
-    names = sorted((str(worker["name"]) for worker in workers if worker["state"] != "out"), key=_natural)
+    names = sorted((str(worker["name"]) for worker in workers if worker["state"] not in ("out", "left")), key=_natural)
     return f"workers: {', '.join(names)}" if names else "no worker has joined yet"
 
 

@@ -7,6 +7,7 @@ import pytest
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
+from swarm.broker.health import Verdict
 from swarm.broker.inventory import held_position
 from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
@@ -630,7 +631,7 @@ def test_stopping_an_indispensable_worker_needs_force(make_bench) -> None:
     assert "can't do without w0" in str(refused.body["error"])
     assert bench.state.book.serving
     (done,) = said(bench.say(StopWorker(worker="w0", force=True)))
-    assert done == Report(what="stop", ok=True, body={"worker": "w0", "state": "out"})
+    assert done == Report(what="stop", ok=True, body={"worker": "w0", "state": "left"})
     assert bench.state.book.current is None
 
 
@@ -638,6 +639,25 @@ def test_stopping_nobody(serving: Bench) -> None:
     """A name that nobody has is answered with those there are."""
     (report,) = said(serving.say(StopWorker(worker="w7")))
     assert report == Report(what="stop", ok=False, body={"error": "no worker 'w7': the workers are w0, w1"})
+
+
+def test_a_released_worker_is_not_called_back(serving: Bench) -> None:
+    """Beats that were on their way when it was released mean nothing; it has left, and is not dead. If it goes on
+    beating, or knocks again, it has not heard of its release and is told again."""
+    serving.say(StopWorker(worker="w0"))
+    serving.tick()
+    assert serving.state.workers["w0.1"].state is WorkerState.LEFT
+    assert serving.judgements_of("w0").verdict is Verdict.LEFT
+    serving.take()
+    assert serving.beat("w0") == []
+    serving.tick(1.5)
+    assert orders(serving.take(), Rejoin) == []
+    serving.tick(1.0)
+    again = [("w0.1", Release(epoch=2, reason="it was asked to leave, and no plan needs it"))]
+    assert [(peer, o) for peer, o in orders(serving.take()) if peer == "w0.1"] == again
+    assert orders(serving.tell("w0", serving.workers["w0"].hello())) == again
+    serving.tick(1.0)
+    assert set(ranges(serving)) == {"w1"}
 
 
 # --- coming back -----------------------------------------------------------------------------------------------------
