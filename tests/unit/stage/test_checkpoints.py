@@ -41,11 +41,11 @@ def test_reads_give_back_what_was_appended() -> None:
         np.testing.assert_array_equal(found, numbers(start, stop))
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 5), (9, 21), (25, 25), (30, 40), (12, 10)])
+@pytest.mark.parametrize(("start", "stop"), [(-1, 5), (9, 21), (15, 15), (20, 40), (12, 10)])
 def test_reads_of_what_is_not_all_there_are_none(start: int, stop: int) -> None:
     """Never a part of what was asked for."""
     some = log()
-    some.append(1, 3, 10, numbers(10, 30))
+    some.append(1, 3, 0, numbers(0, 20))
     assert some.read(1, 3, start, stop) is None
     assert some.read(2, 3, 10, 20) is None
     assert some.read(1, 4, 10, 20) is None
@@ -62,15 +62,16 @@ def test_appending_again_replaces_from_there() -> None:
     np.testing.assert_array_equal(found, np.vstack([numbers(19, 20), numbers(20, 25, salt=1)]))
 
 
-def test_a_gap_starts_afresh() -> None:
-    """Positions of an entry are contiguous: what can't be joined replaces what was there."""
+def test_an_entry_begins_at_the_beginning_or_not_at_all() -> None:
+    """What can't be joined to position 0 is of no use: it isn't kept, and after a gap neither is what was there."""
     some = log()
+    some.append(1, 3, 5, numbers(5, 10))
+    assert (ranges(some), some.num_bytes) == ([], 0)
     some.append(1, 3, 0, numbers(0, 10))
     some.append(1, 3, 12, numbers(12, 20))
-    assert ranges(some) == [LogRange(1, 3, 12, 20)]
-    some.append(1, 3, 4, numbers(4, 6))
-    assert ranges(some) == [LogRange(1, 3, 4, 6)]
-    assert some.num_bytes == SEGMENT_BYTES
+    assert (ranges(some), some.num_bytes) == ([], 0)
+    some.append(1, 3, 20, numbers(20, 21))
+    assert ranges(some) == []
 
 
 def test_what_is_logged_is_a_copy() -> None:
@@ -87,15 +88,17 @@ def test_truncate() -> None:
     """Positions from there on go, at every boundary of that sequence, and their memory with them."""
     some = log()
     some.append(1, 3, 0, numbers(0, 100))
-    some.append(1, 5, 60, numbers(60, 100))
+    some.append(1, 5, 0, numbers(0, 40))
     some.append(2, 3, 0, numbers(0, 100))
     some.truncate(1, 50)
-    assert ranges(some) == [LogRange(1, 3, 0, 50), LogRange(2, 3, 0, 100)]
-    assert some.num_bytes == (2 + 4) * SEGMENT_BYTES
+    assert ranges(some) == [LogRange(1, 3, 0, 50), LogRange(1, 5, 0, 40), LogRange(2, 3, 0, 100)]
+    some.truncate(1, 30)
+    assert ranges(some) == [LogRange(1, 3, 0, 30), LogRange(1, 5, 0, 30), LogRange(2, 3, 0, 100)]
+    assert some.num_bytes == (1 + 1 + 4) * SEGMENT_BYTES
     # Beyond the end, and of nobody: nothing happens.
     some.truncate(1, 80)
     some.truncate(9, 0)
-    assert ranges(some)[0] == LogRange(1, 3, 0, 50)
+    assert ranges(some)[0] == LogRange(1, 3, 0, 30)
     some.truncate(1, 0)
     assert ranges(some) == [LogRange(2, 3, 0, 100)]
 
@@ -123,16 +126,54 @@ def test_eviction_takes_whole_sequences_least_recently_extended_first() -> None:
     assert some.num_evicted == 1
 
 
-def test_one_that_is_too_large_alone_goes() -> None:
-    """It can't be kept whole, so it isn't kept; the bound holds."""
+def test_one_that_is_too_large_alone_goes_for_good() -> None:
+    """It can't be kept whole, so it isn't kept: not in the middle either, however it goes on. Begun anew, it is."""
     some = log(segments=2)
-    some.append(1, 3, 0, numbers(0, 3 * SEGMENT))
+    some.append(1, 3, 0, numbers(0, 60))
+    some.append(1, 3, 60, numbers(60, 70))
     assert (ranges(some), some.num_bytes, some.num_evicted) == ([], 0, 1)
+    some.append(1, 3, 70, numbers(70, 71))
+    some.truncate(1, 40)
+    some.append(1, 3, 40, numbers(40, 41))
+    assert (ranges(some), some.num_evicted) == ([], 1)
+    some.truncate(1, 0)
+    some.append(1, 3, 0, numbers(0, 10))
+    assert ranges(some) == [LogRange(1, 3, 0, 10)]
+
+
+@pytest.mark.parametrize("position", [32, 40, 64, 70])
+def test_a_fork_shares_what_it_begins_with(position: int) -> None:
+    """At no cost; then both go on, and neither sees what the other writes, nor loses anything with the other's end."""
+    some = log()
+    some.append(1, 3, 0, numbers(0, 70))
+    before = some.num_bytes
+    some.fork(2, 1, position)
+    assert some.num_bytes == before
+    assert ranges(some) == [LogRange(1, 3, 0, 70), LogRange(2, 3, 0, position)]
+    some.append(2, 3, position, numbers(position, 100, salt=2))
+    some.append(1, 3, 70, numbers(70, 90, salt=1))
+    some.release(1)
+    found = some.read(2, 3, 0, 100)
+    assert found is not None
+    np.testing.assert_array_equal(found, np.vstack([numbers(0, position), numbers(position, 100, salt=2)]))
+    some.release(2)
+    assert some.num_bytes == 0
+
+
+def test_a_fork_of_what_is_not_there_is_given_up() -> None:
+    """Its beginning is nowhere: what follows it is not kept."""
+    some = log()
+    some.append(1, 3, 0, numbers(0, 20))
+    some.fork(2, 1, 32)
+    some.fork(3, 9, 32)
+    some.append(2, 3, 32, numbers(32, 40))
+    some.append(3, 3, 32, numbers(32, 40))
+    assert ranges(some) == [LogRange(1, 3, 0, 20)]
 
 
 _OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["append", "append", "append", "truncate", "release"]),
+        st.sampled_from(["begin", "append", "append", "append", "truncate", "release"]),
         st.integers(1, 3),  # sequence
         st.sampled_from([3, 5]),  # boundary
         st.integers(0, 70),  # where
@@ -147,10 +188,11 @@ def test_any_use_keeps_the_bound_and_the_truth(operations: list[tuple[str, int, 
     """Never over its bytes, which are those of its segments; whatever it still has is the newest that was given."""
     some, truth = log(segments), {}
     for salt, (what, sequence, boundary, where, count) in enumerate(operations):
-        if what == "append":
-            rows = numbers(where, where + count, salt)
-            some.append(sequence, boundary, where, rows)
-            truth |= {(sequence, boundary, where + i): row for i, row in enumerate(rows)}
+        if what in ("begin", "append"):
+            start = 0 if what == "begin" else where
+            rows = numbers(start, start + count, salt)
+            some.append(sequence, boundary, start, rows)
+            truth |= {(sequence, boundary, start + i): row for i, row in enumerate(rows)}
         elif what == "truncate":
             some.truncate(sequence, where)
         else:
@@ -159,6 +201,7 @@ def test_any_use_keeps_the_bound_and_the_truth(operations: list[tuple[str, int, 
         held = ranges(some)
         assert some.num_bytes == sum(-(-(r.stop - r.start) // SEGMENT) for r in held) * SEGMENT_BYTES
         for r in held:
+            assert r.start == 0
             found = some.read(r.sequence, r.boundary, r.start, r.stop)
             assert found is not None
             for offset, row in enumerate(found):
