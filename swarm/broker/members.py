@@ -79,7 +79,7 @@ class Members:
             return
         worker = self._member(peer)
         if worker is None:
-            self._state.count("strangers")
+            self._stranger_said(peer, message)
             return
         match message:
             case Prepared():
@@ -96,9 +96,17 @@ class Members:
             case Trouble():
                 self._trouble(worker, message, now)
             case Leaving():
+                worker.wants_to_leave = True
+                self._note("worker_leaves", worker=worker.name, reason=message.reason)
                 self.leave(worker, now, at_once=self._planner.shortage_without(worker) is not None)
             case _:
                 self._state.count("unexpected_control")
+
+    def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
+        """Nobody counts on it: if it asks to leave, it need not wait."""
+        self._state.count("strangers")
+        if isinstance(message, Leaving):
+            self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason="no plan needs it")))
 
     def _trouble(self, worker: Worker, message: Trouble, now: float) -> None:
         """The data path of the plan in force broke at this worker; what it says of an older one is settled already."""
@@ -181,7 +189,7 @@ class Members:
             self._planner.lost(worker, now, blame=False)
         elif not worker.is_gone:
             worker.state = WorkerState.LEAVING
-            self._planner.changed(now)
+            self._planner.leaving(worker, now)
 
     def disconnected(self, peer: bytes, now: float) -> None:
         worker = self._member(peer)
@@ -191,10 +199,14 @@ class Members:
     def _lose(self, worker: Worker, evidence: str, now: float, *, blame: bool = False) -> None:
         if worker.is_gone:
             return
-        worker.state = WorkerState.OUT
         worker.reason = evidence
-        self._state.count("workers_lost")
-        self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        if worker.wants_to_leave:
+            worker.state, blame = WorkerState.LEFT, False
+            self._note("worker_left", worker=worker.name, evidence=evidence)
+        else:
+            worker.state = WorkerState.OUT
+            self._state.count("workers_lost")
+            self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
         self._planner.lost(worker, now, blame=blame)
         self._end_the_dangerous(now)
 

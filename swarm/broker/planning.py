@@ -99,6 +99,12 @@ class Planner:
         else:
             self.changed(now)
 
+    def leaving(self, worker: Worker, now: float) -> None:
+        """A worker wants to go. A plan under way that counts on it is not worth finishing."""
+        if self._state.book.coming is not None and worker.incarnation in self._state.book.coming.members:
+            self._abandon()
+        self.changed(now)
+
     def trouble(self, now: float, *, blame: bool) -> None:
         """The data path is broken though all live: the same workers, a new epoch."""
         if self._state.book.serving:

@@ -155,6 +155,7 @@ class Worker:
     peer: bytes
     joined_at: float
     state: WorkerState = WorkerState.MEMBER
+    wants_to_leave: bool = False  # it said so: when its connection closes, that is no loss
     called_at: float | None = None  # when it was last told to say Hello again, or to go
     reason: str = ""
     loaded_bytes: int = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerSettings
 from swarm.sim.audit import Audit
-from swarm.sim.nodes import BrokerNode, ClientNode, WorkerNode
+from swarm.sim.nodes import LEAVE_S, BrokerNode, ClientNode, WorkerNode
 from swarm.sim.world import Link, World
 from swarm.stage import events as stage_event
 from swarm.testing import FakeExecutor
@@ -54,6 +54,13 @@ class Cluster:
             memory_bytes, capacity = node.memory_bytes, node.executor.capacity
             delay = self.world.draw(RESTART_S)
             self.world.at(delay, lambda: self._restart(name, memory_bytes, capacity))
+
+    def terminate(self, name: str) -> None:
+        """Stop a worker as an operator would; its supervisor starts it again."""
+        node = self.workers[name]
+        node.terminate()
+        delay = LEAVE_S + self.world.draw(RESTART_S)
+        self.world.at(delay, lambda: self._restart(name, node.memory_bytes, node.executor.capacity))
 
     def _restart(self, name: str, memory_bytes: int, capacity: int) -> None:
         if name not in self.workers:

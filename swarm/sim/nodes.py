@@ -27,6 +27,7 @@ from swarm.wire.messages import (
     ClientMessage,
     Fence,
     Hello,
+    Leaving,
     Order,
     Rejected,
     ServerMessage,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 BEAT_S = 0.1
+LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
 
 
 class BrokerNode:
@@ -157,6 +159,11 @@ class WorkerNode:
         if self._beats is not None:
             self._beats.cut()
         self._cluster.worker_gone(self)
+
+    def terminate(self) -> None:
+        """As by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
+        self._say(Leaving(incarnation=self.incarnation, reason="SIGTERM"))
+        self._world.at(LEAVE_S, lambda: self._cluster.worker_exits(self) if self.alive else None)
 
     def freeze(self) -> None:
         self.frozen = True

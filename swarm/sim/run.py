@@ -108,6 +108,8 @@ def _strike(world: World, cluster: Cluster, clients: list[ClientNode], fault: Fa
         return
     elif fault.kind == "crash":
         cluster.crash(names[fault.who % len(names)], restart=True)
+    elif fault.kind == "terminate":
+        cluster.terminate(names[fault.who % len(names)])
     elif fault.kind == "leave":
         message = StopWorker(worker=names[fault.who % len(names)])
         cluster.to_broker_from_client(clients[0], message)

@@ -608,6 +608,41 @@ def test_a_worker_that_wants_to_leave(serving: Bench) -> None:
     assert [peer for peer, _ in orders(serving.log, Release)] == ["w0.1"]
 
 
+def test_a_worker_that_leaves_before_it_is_let_go_is_no_loss(serving: Bench) -> None:
+    """It said that it wants to go, and did not wait: nobody is blamed, nothing is counted, and it has left."""
+    serving.say(submit(max_tokens=100))
+    serving.mute = {"w0", "w1"}
+    serving.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM"))
+    serving.tick()
+    assert serving.state.book.phase is PlanPhase.PREPARING
+    serving.mute = set()
+    assert not [a for a in serving.lose("w0") if isinstance(a, Note) and a.level != "info"]
+    assert serving.state.counters.get("workers_lost", 0) == 0
+    assert serving.sequence().num_deaths == 0
+    assert serving.state.workers["w0.1"].state is WorkerState.LEFT
+    serving.run_dry()
+    assert serving.sequence().num_generated == 100
+
+
+def test_a_plan_under_way_is_dropped_when_one_of_it_wants_to_leave(serving: Bench) -> None:
+    """The newcomer of a plan that is being prepared asks to leave: the plan in force stays, and it is released."""
+    serving.mute = {"w2"}
+    serving.join("w2")
+    serving.tick()
+    assert serving.state.book.phase is PlanPhase.PREPARING
+    serving.tell("w2", Leaving(incarnation="w2.1", reason="SIGTERM"))
+    serving.tick()
+    assert serving.epoch == 1
+    assert [peer for peer, _ in orders(serving.log, Release)] == ["w2.1"]
+
+
+def test_a_stranger_may_leave_at_once(serving: Bench) -> None:
+    """Who is no member (any more) need not wait for a plan."""
+    serving.add("w9")
+    answer = orders(serving.tell("w9", Leaving(incarnation="w9.1", reason="SIGTERM")))
+    assert answer == [("w9.1", Release(epoch=1, reason="no plan needs it"))]
+
+
 def test_the_last_worker_may_leave(make_bench) -> None:
     """It is let go at once; the swarm waits for another, and says so."""
     bench = make_bench().serve(1)

@@ -59,7 +59,16 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_lost_workers for o in played) > 10
     assert sum(o.num_too_large for o in played) > 0
     kinds = {fault.kind for seed in range(100) for fault in make_schedule(seed).faults}
-    assert kinds == {"crash", "freeze", "leave", "join", "client_drop"}
+    assert kinds == {"crash", "freeze", "leave", "terminate", "join", "client_drop"}
+
+
+def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that ask to leave, are let go (or go by themselves after a while) and come back: no request minds, and
+    none of them is ever counted as lost."""
+    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("terminate",))
+    played = [run(seed) for seed in range(20)]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert sum(o.num_lost_workers for o in played) == 0
 
 
 def test_a_seed_gives_the_same_outcome_twice() -> None:
