@@ -36,6 +36,7 @@ from swarm.wire.messages import (
     WorkerMessage,
 )
 
+MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often
 CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
 
 
@@ -69,6 +70,7 @@ class Members:
         self._requests = requests
         self._out = out
         self._pulses: dict[str, Pulse] = {}
+        self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
         self._leases_renewed_at = now
 
     # --- what workers say --------------------------------------------------------------------------------------------
@@ -133,9 +135,7 @@ class Members:
             self._lose(known, "it said Hello again: what was under way with it is void", now)
         for other in list(self._state.workers.values()):
             if other.name == hello.name and other.incarnation != hello.incarnation:
-                self._lose(other, f"replaced by a new process (pid {hello.pid})", now)
-                del self._state.workers[other.incarnation]
-                self._pulses.pop(other.incarnation, None)
+                self._replace(other, hello, now)
         if self._state.manifest is None:
             self._state.manifest = hello.manifest
         self._state.book.heard_of(hello.epoch)
@@ -144,6 +144,18 @@ class Members:
         self._welcome(peer, hello)
         self._planner.changed(now)
         self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
+
+    def _replace(self, former: Worker, hello: Hello, now: float) -> None:
+        """The newest process of a name is the one that counts; the one before, should it live, must end."""
+        if not former.is_gone:
+            reason = (
+                f"another process (pid {hello.pid} on {hello.host}) joined under the name {hello.name}: "
+                f"give every worker a name of its own"
+            )
+            self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
+        self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
+        self._forget(former.incarnation)
+        self._remember_stranger(former.incarnation, now)
 
     def _why_not(self, hello: Hello) -> str | None:
         if PROTOCOL_VERSION not in hello.wire_versions:
@@ -230,6 +242,7 @@ class Members:
         worker = self._state.workers.get(beat.incarnation)
         if worker is None:
             self._state.count("strangers")
+            self._call_stranger(beat.incarnation, now)
             return
         self._pulses[beat.incarnation].take(beat, now)
         if worker.is_gone and (worker.called_at is None or now - worker.called_at > CALL_AGAIN_S):
@@ -245,6 +258,21 @@ class Members:
             return
         self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
         self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=reason)))
+
+    def _call_stranger(self, incarnation: str, now: float) -> None:
+        """Somebody beats whom the broker does not know (any more): it may say Hello."""
+        told_at = self._strangers.get(incarnation)
+        if told_at is not None and now - told_at <= CALL_AGAIN_S:
+            return
+        self._remember_stranger(incarnation, now)
+        reason = "the broker does not know this worker"
+        self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
+
+    def _remember_stranger(self, incarnation: str, now: float) -> None:
+        self._strangers.pop(incarnation, None)
+        self._strangers[incarnation] = now
+        if len(self._strangers) > MAX_STRANGERS:
+            del self._strangers[next(iter(self._strangers))]
 
     def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence."""
@@ -290,8 +318,11 @@ class Members:
         """Keep the last few that went, for ``swarmctl nodes``; a crash loop must not fill the memory."""
         gone = [i for i, w in self._state.workers.items() if w.is_gone]
         for incarnation in gone[: max(0, len(gone) - 16)]:
-            del self._state.workers[incarnation]
-            self._pulses.pop(incarnation, None)
+            self._forget(incarnation)
+
+    def _forget(self, incarnation: str) -> None:
+        del self._state.workers[incarnation]
+        self._pulses.pop(incarnation, None)
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))

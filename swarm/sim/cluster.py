@@ -28,7 +28,7 @@ class Cluster:
         self.world = world
         self.manifest = manifest
         self.audit = Audit(manifest)
-        self.workers: dict[str, WorkerNode] = {}  # by name: the living incarnation
+        self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}
         self._links: dict[bytes, Link] = {}
         self._num_started = 0
@@ -41,30 +41,33 @@ class Cluster:
     def start_worker(self, name: str, memory_bytes: int, capacity: int) -> None:
         self._num_started += 1
         executor = FakeExecutor(self.manifest, capacity)
-        self.workers[name] = WorkerNode(self, name, self._num_started, executor, memory_bytes)
+        node = WorkerNode(self, name, self._num_started, executor, memory_bytes)
+        self.workers[node.incarnation] = node
 
-    def crash(self, name: str, *, restart: bool) -> None:
-        """Kill a worker; a supervisor may start it again."""
-        node = self.workers.pop(name, None)
-        if node is None:
-            return
+    def crash(self, incarnation: str) -> None:
+        """Kill a worker; its supervisor starts it again."""
+        node = self.workers.pop(incarnation)
         self.world.tell("world", f"** {node.incarnation} is killed")
         node.kill()
-        if restart:
-            memory_bytes, capacity = node.memory_bytes, node.executor.capacity
-            delay = self.world.draw(RESTART_S)
-            self.world.at(delay, lambda: self._restart(name, memory_bytes, capacity))
+        self._restart_after(self.world.draw(RESTART_S), node)
 
-    def terminate(self, name: str) -> None:
+    def double(self, incarnation: str) -> None:
+        """Somebody starts a second process under the name of a living one."""
+        node = self.workers[incarnation]
+        self.start_worker(node.name, node.memory_bytes, node.executor.capacity)
+
+    def terminate(self, incarnation: str) -> None:
         """Stop a worker as an operator would; its supervisor starts it again."""
-        node = self.workers[name]
+        node = self.workers[incarnation]
         node.terminate()
-        delay = LEAVE_S + self.world.draw(RESTART_S)
-        self.world.at(delay, lambda: self._restart(name, node.memory_bytes, node.executor.capacity))
+        self._restart_after(LEAVE_S + self.world.draw(RESTART_S), node)
 
-    def _restart(self, name: str, memory_bytes: int, capacity: int) -> None:
-        if name not in self.workers:
-            self.start_worker(name, memory_bytes, capacity)
+    def _restart_after(self, delay: float, node: WorkerNode) -> None:
+        def restart() -> None:
+            if all(other.name != node.name for other in self.workers.values()):
+                self.start_worker(node.name, node.memory_bytes, node.executor.capacity)
+
+        self.world.at(delay, restart)
 
     def worker_gone(self, node: WorkerNode) -> None:
         self._cut(node.peer)
@@ -72,7 +75,7 @@ class Cluster:
 
     def worker_exits(self, node: WorkerNode) -> None:
         """In good order, as the core asked."""
-        self.workers.pop(node.name, None)
+        self.workers.pop(node.incarnation, None)
         node.kill()
 
     def client_gone(self, node: ClientNode) -> None:

@@ -98,25 +98,32 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
 
 
 def _strike(world: World, cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
-    names = sorted(cluster.workers)
+    living = sorted(cluster.workers)
     world.tell("world", f"** {fault}")
     if fault.kind == "client_drop":
         clients[fault.who % len(clients)].lose_connection(fault.for_s)
     elif fault.kind == "join":
         cluster.start_worker(f"x{fault.who}", 1 << 30, 1 << 14)
-    elif not names:
-        return
-    elif fault.kind == "crash":
-        cluster.crash(names[fault.who % len(names)], restart=True)
-    elif fault.kind == "terminate":
-        cluster.terminate(names[fault.who % len(names)])
-    elif fault.kind == "leave":
-        message = StopWorker(worker=names[fault.who % len(names)])
-        cluster.to_broker_from_client(clients[0], message)
-    else:
-        node = cluster.workers[names[fault.who % len(names)]]
-        node.freeze()
-        world.at(fault.for_s, node.thaw)
+    elif living:
+        _strike_worker(world, cluster, clients, fault, living[fault.who % len(living)])
+
+
+def _strike_worker(world: World, cluster: Cluster, clients: list[ClientNode], fault: Fault, incarnation: str) -> None:
+    node = cluster.workers[incarnation]
+    match fault.kind:
+        case "crash":
+            cluster.crash(incarnation)
+        case "terminate":
+            cluster.terminate(incarnation)
+        case "double":
+            cluster.double(incarnation)
+        case "leave":
+            cluster.to_broker_from_client(clients[0], StopWorker(worker=node.name))
+        case "freeze":
+            node.freeze()
+            world.at(fault.for_s, node.thaw)
+        case _:
+            raise AssertionError(f"{fault.kind} does not strike workers")
 
 
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:

@@ -15,7 +15,7 @@ from swarm.sim.world import Pace
 from swarm.wire.messages import Submit
 
 MIB = 1 << 20
-FaultKind = Literal["crash", "freeze", "leave", "terminate", "join", "client_drop"]
+FaultKind = Literal["crash", "freeze", "leave", "terminate", "double", "join", "client_drop"]
 SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)

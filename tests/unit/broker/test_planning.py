@@ -9,6 +9,7 @@ from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
 from swarm.broker.health import Verdict
 from swarm.broker.inventory import held_position
+from swarm.broker.members import MAX_STRANGERS
 from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
 from swarm.testing import fake_manifest
@@ -767,8 +768,41 @@ def test_a_restarted_worker_takes_its_formers_place(serving: Bench) -> None:
     assert {s.incarnation for s in serving.state.book.current.stages} == {"w0.1", "w1.2"}
     assert "w1.1" not in serving.state.workers
     # What the former still says is a stranger's.
-    serving.feed(BeatHeard(_beat("w1.1")))
+    assert serving.feed(BeatHeard(_beat("w1.1"))) == []
     assert serving.state.counters["strangers"] == 1
+
+
+def test_of_two_living_workers_with_one_name_the_former_must_end(serving: Bench) -> None:
+    """Both live: the newest joins, the one before is told why it must go, at once and only once."""
+    serving.join("w1", incarnation="w1.2")
+    ((peer, denied),) = orders(serving.log, Denied)
+    assert peer == "w1.1"
+    assert isinstance(denied, Denied)
+    assert denied.reason.startswith("another process (pid 1 on here) joined under the name w1: ")
+    # A third: the first is long gone, and is not told again.
+    serving.take()
+    serving.join("w1", incarnation="w1.3")
+    assert [peer for peer, _ in orders(serving.log, Denied)] == ["w1.2"]
+
+
+def test_a_former_that_was_out_already_is_not_denied(serving: Bench) -> None:
+    """Its connection has closed: there is nobody to tell."""
+    serving.lose("w1")
+    serving.join("w1", incarnation="w1.2")
+    assert orders(serving.log, Denied) == []
+
+
+def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
+    """A worker that the broker does not know (it was forgotten, or the broker is a new one) may say Hello; it is not
+    asked at every beat, and there is an end to how many are remembered."""
+    call = [OrderWorker(b"w9.1", Rejoin(epoch=1, reason="the broker does not know this worker"))]
+    assert serving.feed(BeatHeard(_beat("w9.1"))) == call
+    assert serving.feed(BeatHeard(_beat("w9.1"))) == []
+    serving.tick(2.5)
+    assert serving.feed(BeatHeard(_beat("w9.1"))) == call
+    for number in range(3 * MAX_STRANGERS):
+        serving.feed(BeatHeard(_beat(f"x.{number}")))
+    assert len(serving.core._members._strangers) == MAX_STRANGERS
 
 
 def _beat(incarnation: str) -> Beat:

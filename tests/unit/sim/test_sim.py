@@ -22,8 +22,10 @@ from swarm.sim.audit import Violation
 from swarm.sim.run import Outcome, run, run_many
 from swarm.sim.schedule import make_schedule
 from swarm.sim.world import Link, Pace, World
-from swarm.stage.core import HeldTokens, StageCore
+from swarm.stage.core import StageCore
 from swarm.stage.executor import Batch
+from swarm.stage.holdings import Holdings
+from swarm.stage.positions import HeldTokens
 from swarm.wire.messages import Step, Tokens
 
 PATIENCE = 40  # schedules in which a sabotage must be noticed
@@ -59,7 +61,7 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_lost_workers for o in played) > 10
     assert sum(o.num_too_large for o in played) > 0
     kinds = {fault.kind for seed in range(100) for fault in make_schedule(seed).faults}
-    assert kinds == {"crash", "freeze", "leave", "terminate", "join", "client_drop"}
+    assert kinds == {"crash", "freeze", "leave", "terminate", "double", "join", "client_drop"}
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,7 @@ def send_rows_again(patch: pytest.MonkeyPatch) -> None:
 
 def keep_what_was_released(patch: pytest.MonkeyPatch) -> None:
     """A stage forgets to give room back."""
-    patch.setattr(StageCore, "_release", lambda self, sequence: None)
+    patch.setattr(Holdings, "release", lambda self, sequence: None)
 
 
 def never_release(patch: pytest.MonkeyPatch) -> None:
@@ -168,7 +170,7 @@ def never_release(patch: pytest.MonkeyPatch) -> None:
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
     """The broker believes that everybody holds what it hopes for, and the stages don't mind."""
     patch.setattr("swarm.broker.planning.take_inventory", lambda state, message: None)
-    patch.setattr(StageCore, "_wrong_row", lambda self, rows: None)
+    patch.setattr("swarm.stage.core.wrong_row", lambda sequences, rows: None)
 
 
 def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
