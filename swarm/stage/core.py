@@ -7,18 +7,17 @@ Rules
 -----
 * *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
   ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
-* *Order.* Steps of an epoch are numbered without a gap. An earlier number is a duplicate, a later one waits in
-  ``early`` for those before it; if they don't come, the broker is told (``Trouble``).
+* *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
+  broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
   broke the protocol: Trouble, never a guess.
 * *One step at a time.* A step's releases, opens and truncations are done when its turn comes, then its rows are
   computed, then its output is logged and sent.
-* A sequence's positions are kept per range of layers: layers just taken over have none until they are rebuilt.
+* What is held of a sequence (``holdings``), and how far it has come (``positions``), changes in this order only.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,20 +27,14 @@ from swarm.stage.actions import (
     Action,
     Compute,
     Exit,
-    ForkSequence,
     Introduce,
-    Load,
     Note,
     OpenEdge,
-    OpenSequence,
-    ReleaseSequence,
     SendAssets,
     SendDone,
     SendStep,
-    ShrinkSequence,
     StartBeats,
     Tell,
-    TruncateSequence,
     UseLayers,
 )
 from swarm.stage.checkpoints import ActivationLog
@@ -57,7 +50,11 @@ from swarm.stage.events import (
     StepArrived,
     Tick,
 )
-from swarm.stage.executor import Batch, Capacity, Forwarded, SampleJob
+from swarm.stage.executor import Batch, Forwarded, SampleJob
+from swarm.stage.holdings import Holdings
+from swarm.stage.ordering import StepOrder
+from swarm.stage.positions import HeldTokens, wrong_row
+from swarm.stage.preparation import Preparation
 from swarm.wire.messages import (
     Activate,
     Activated,
@@ -68,18 +65,13 @@ from swarm.wire.messages import (
     HeldSequence,
     Hop,
     LayerRange,
-    Open,
     Order,
     Park,
     Prepare,
-    Prepared,
-    RangePosition,
-    Refused,
     Rejoin,
     Release,
     Replay,
     ReplayMissing,
-    Row,
     SequencePosition,
     Step,
     StepDone,
@@ -88,56 +80,7 @@ from swarm.wire.messages import (
 )
 
 EX_CONFIG = 78  # the exit code that means: starting again will not help
-MAX_EARLY = 64  # steps that may wait for an earlier one; more are never in flight
-GAP_PATIENCE_S = 1.0
 DEFAULT_LEASE_S = 10.0
-
-
-@dataclass(slots=True)
-class HeldTokens:
-    """One sequence in this stage."""
-
-    open: Open
-    history: list[int]
-    kv: list[RangePosition]  # in layer order; one entry when all layers are level
-
-    def position(self) -> int | None:
-        """How many positions every layer holds; None while they differ."""
-        first = self.kv[0].position
-        return first if all(r.position == first for r in self.kv) else None
-
-    def set_position(self, layers: LayerRange, position: int) -> None:
-        self.kv = [RangePosition(layers, position)]
-
-    def truncate(self, position: int) -> None:
-        cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
-        self.kv = _merge(cut)
-
-    def take_over(self, layers: LayerRange) -> None:
-        """The stage's range changes: layers that stay keep their positions, new ones have none."""
-        kept: list[RangePosition] = []
-        at = layers.first
-        for held in self.kv:
-            first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
-            if first >= stop:
-                continue
-            if first > at:
-                kept.append(RangePosition(LayerRange(at, first), 0))
-            kept.append(RangePosition(LayerRange(first, stop), held.position))
-            at = stop
-        if at < layers.stop:
-            kept.append(RangePosition(LayerRange(at, layers.stop), 0))
-        self.kv = _merge(kept)
-
-
-def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
-    merged: list[RangePosition] = []
-    for item in ranges:
-        if merged and merged[-1].position == item.position:
-            merged[-1] = RangePosition(LayerRange(merged[-1].layers.first, item.layers.stop), item.position)
-        else:
-            merged.append(item)
-    return merged
 
 
 @dataclass(slots=True)
@@ -163,28 +106,31 @@ class StageCore:
     """See the module's text."""
 
     settings: StageSettings
-    log: ActivationLog = field(init=False)
     fence: int = 0
     active: int | None = None
     layers: LayerRange | None = None
-    coming: Prepare | None = None
-    capacity: Capacity | None = None
-    sequences: dict[int, HeldTokens] = field(default_factory=dict)
-    next_step: int = 0
-    early: dict[int, tuple[StepArrived, float]] = field(default_factory=dict)
-    ready: deque[tuple[StepArrived, float]] = field(default_factory=deque)
+    preparation: Preparation = field(init=False)
+    holdings: Holdings = field(init=False)
+    steps: StepOrder = field(default_factory=StepOrder)
     work: Work | None = None
     welcome: Welcome | None = None
     parked: bool = False
     heard_at: float = 0.0
     idle_since: float = 0.0
-    gap_since: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
     _out: list[Action] = field(default_factory=list)
-    _loading: Prepare | None = None
 
     def __post_init__(self) -> None:
-        self.log = ActivationLog(self.settings.log_bytes)
+        self.preparation = Preparation(self.settings.incarnation)
+        self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
+
+    @property
+    def sequences(self) -> dict[int, HeldTokens]:
+        return self.holdings.sequences
+
+    @property
+    def log(self) -> ActivationLog:
+        return self.holdings.log
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one fact, return what is to be done, in order."""
@@ -202,9 +148,9 @@ class StageCore:
                 self.heard_at = now
                 self._take_order(order, now)
             case Loaded(epoch, capacity):
-                self._loaded(epoch, capacity)
+                self._out.extend(self.preparation.loaded(epoch, capacity))
             case LoadFailed(epoch, reason):
-                self._load_failed(epoch, reason)
+                self._out.extend(self.preparation.failed(epoch, reason))
             case BrokerConnected():
                 self.heard_at = now
                 self._out.append(Introduce())
@@ -261,47 +207,10 @@ class StageCore:
             self._out.append(SendAssets(order.wants))
 
     def _prepare(self, order: Prepare) -> None:
-        if order.epoch < self.fence or (self.coming is not None and order.epoch < self.coming.epoch):
+        if order.epoch < self.fence or self.preparation.is_newer_than(order.epoch):
             self._count("stale_orders")
-            return
-        self.coming = order
-        self.capacity = None
-        if self._loading is None:  # else the load under way ends first; its result is judged by what is wanted then
-            self._load(order)
-
-    def _load(self, order: Prepare) -> None:
-        self._loading = order
-        self._out.append(Load(order.epoch, order.layers, order.standby, order.max_sequences))
-
-    def _loaded(self, epoch: int, capacity: Capacity) -> None:
-        self._loading = None
-        if self.coming is None:
-            return
-        if self.coming.epoch != epoch:
-            self._load(self.coming)
-            return
-        self.capacity = capacity
-        message = Prepared(
-            epoch=epoch,
-            incarnation=self.settings.incarnation,
-            kv_capacity=capacity.kv_tokens,
-            max_sequences=capacity.max_sequences,
-            load_s=capacity.load_s,
-            warm_up_s=capacity.warm_up_s,
-            resident_bytes=capacity.resident_bytes,
-        )
-        self._out.append(Tell(message))
-
-    def _load_failed(self, epoch: int, reason: str) -> None:
-        self._loading = None
-        if self.coming is None:
-            return
-        if self.coming.epoch != epoch:
-            self._load(self.coming)
-            return
-        self.coming = None
-        self._note("load_failed", "error", epoch=epoch, reason=reason)
-        self._out.append(Tell(Refused(epoch=epoch, incarnation=self.settings.incarnation, reason=reason[:4000])))
+        else:
+            self._out.extend(self.preparation.want(order))
 
     def _raise_fence(self, epoch: int) -> None:
         if epoch < self.fence:
@@ -313,23 +222,20 @@ class StageCore:
 
     def _leave_epoch(self) -> None:
         self.active = None
-        self.ready.clear()
-        self.early.clear()
-        self.gap_since = None
+        self.steps.clear()
 
     def _activate(self, order: Activate, now: float) -> None:
-        prepared = self.coming
-        if order.epoch < self.fence or prepared is None or prepared.epoch != order.epoch or self.capacity is None:
+        prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch)
+        if prepared is None:
             self._count("stale_orders")
             return
         self._leave_epoch()
         self.fence = self.active = order.epoch
-        self.next_step = order.first_step
+        self.steps.begin(order.first_step)
         self.idle_since = now
-        self.coming = None
         self.layers = prepared.layers
         self._out.append(UseLayers(prepared.layers))
-        self._keep_only(order.live, prepared.layers)
+        self.holdings.keep_only(order.live, prepared.layers)
         self._out.append(OpenEdge(order.epoch, prepared.edge))
         activated = Activated(
             epoch=order.epoch,
@@ -345,17 +251,7 @@ class StageCore:
             return
         self.fence = epoch
         self._leave_epoch()
-        for sequence in list(self.sequences):
-            self._release(sequence)
-        self.log.clear()
-
-    def _keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
-        positions = {item.sequence: item.position for item in live}
-        for sequence in [s for s in self.sequences if s not in positions]:
-            self._release(sequence)
-        for sequence, held in self.sequences.items():
-            held.take_over(layers)
-            self._truncate(sequence, positions[sequence])
+        self.holdings.clear()
 
     def _replay(self, order: Replay) -> None:
         """Nobody asks for replays yet; the answer is honest: the next tier has to serve."""
@@ -373,7 +269,7 @@ class StageCore:
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """What is held, for Hello and Activated."""
-        return tuple(HeldSequence(sequence, tuple(held.kv)) for sequence, held in self.sequences.items())
+        return self.holdings.inventory()
 
     # --- steps in --------------------------------------------------------------------------------------------------
 
@@ -382,27 +278,18 @@ class StageCore:
         if step.epoch < self.fence or step.epoch != self.active:
             self._count("stale_steps")
             return
-        if step.step < self.next_step or step.step in self.early:
-            self._count("duplicate_steps")
-            return
-        if len(self.early) >= MAX_EARLY and step.step != self.next_step:
-            self._count("dropped_steps")
-            return
-        self.early[step.step] = (event, now)
-        while (found := self.early.pop(self.next_step, None)) is not None:
-            self.ready.append(found)
-            self.next_step += 1
-            self.gap_since = None  # if steps are still missing, these are others
-        if self.early and self.gap_since is None:
-            self.gap_since = now
+        dropped = self.steps.take(event, now)
+        if dropped is not None:
+            self._count(dropped)
 
     def _start_work(self, now: float) -> None:
         """Begin the next step if none is under way."""
-        while self.work is None and self.ready and not self.parked:
-            arrived, arrived_at = self.ready.popleft()
+        while self.work is None and self.steps.ready and not self.parked:
+            arrived, arrived_at = self.steps.ready.popleft()
             self.work = Work(arrived, arrived_at, now, max(0.0, arrived_at - self.idle_since))
             step = arrived.step
-            problem = self._apply_header(step) or self._wrong_row(step.rows)
+            assert self.layers is not None
+            problem = self.holdings.apply_header(step, self.layers) or wrong_row(self.sequences, step.rows)
             if problem is not None:
                 self._stop_work("refused", now)
                 self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}")
@@ -411,73 +298,6 @@ class StageCore:
                 self._out.append(Compute(step.epoch, step.step, self._batch(arrived)))
                 return
             self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
-
-    def _apply_header(self, step: Step) -> str | None:
-        """Retire, release, open, truncate, in this order."""
-        for cut in step.retire:
-            self._retire(cut)
-        for sequence in step.release:
-            self._release(sequence)
-        for item in step.open:
-            problem = self._open(item)
-            if problem is not None:
-                return problem
-        for cut in step.truncate:
-            held = self.sequences.get(cut.sequence)
-            if held is None:
-                return f"sequence {cut.sequence} is to be cut, but it is not open here"
-            self._truncate(cut.sequence, cut.position)
-        return None
-
-    def _open(self, item: Open) -> str | None:
-        assert self.layers is not None
-        held = self.sequences.get(item.sequence)
-        if held is not None:  # told again in a new epoch: what it holds stays
-            held.open = item
-            held.history = list(item.tokens)
-            return None
-        position = item.shared if item.source is not None else 0
-        if item.source is None:
-            self._out.append(OpenSequence(item.sequence, item.limit))
-        else:
-            source = self.sequences.get(item.source)
-            if source is None or (source.position() or 0) < position:
-                return (
-                    f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
-                )
-            self._out.append(ForkSequence(item.sequence, item.source, position, item.limit))
-            self.log.fork(item.sequence, item.source, position)
-        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(self.layers, position)])
-        return None
-
-    def _retire(self, cut: SequencePosition) -> None:
-        """It has ended, its beginning stays for others to copy."""
-        if cut.sequence in self.sequences:
-            self._truncate(cut.sequence, cut.position)
-            self._out.append(ShrinkSequence(cut.sequence, cut.position))
-
-    def _truncate(self, sequence: int, position: int) -> None:
-        held = self.sequences[sequence]
-        held.truncate(position)
-        del held.history[position:]
-        self.log.truncate(sequence, position)
-        self._out.append(TruncateSequence(sequence, position))
-
-    def _release(self, sequence: int) -> None:
-        if self.sequences.pop(sequence, None) is not None:
-            self._out.append(ReleaseSequence(sequence))
-        self.log.release(sequence)
-
-    def _wrong_row(self, rows: tuple[Row, ...]) -> str | None:
-        for row in rows:
-            held = self.sequences.get(row.sequence)
-            if held is None:
-                return f"sequence {row.sequence} is not open here"
-            if held.position() != row.start:
-                return f"sequence {row.sequence} stands at {held.kv}, the row begins at {row.start}"
-            if row.start + row.count > held.open.limit:
-                return f"sequence {row.sequence} would outgrow its limit of {held.open.limit}"
-        return None
 
     def _batch(self, arrived: StepArrived) -> Batch:
         step = arrived.step
@@ -565,9 +385,9 @@ class StageCore:
         lease_s = self.welcome.lease_s if self.welcome is not None else DEFAULT_LEASE_S
         if not self.parked and self.welcome is not None and now - self.heard_at > lease_s:
             self._park(f"nothing heard from the broker for {lease_s:.0f} s")
-        if self.gap_since is not None and now - self.gap_since > GAP_PATIENCE_S:
-            self.gap_since = None
-            self._trouble(f"step {self.next_step} is missing, later ones are here: {sorted(self.early)}")
+        missing = self.steps.missing(now)
+        if missing is not None:
+            self._trouble(missing)
 
     def _park(self, reason: str) -> None:
         self.parked = True

@@ -141,8 +141,8 @@ class StageBench:
         assert core.log.num_bytes <= self.log_bytes
         assert {r.sequence for r in core.log.ranges()} <= core.sequences.keys()
         if core.active is None:
-            assert not core.ready
-            assert not core.early
+            assert not core.steps.ready
+            assert not core.steps.early
 
 
 CAPACITY = Capacity(kv_tokens=1024, max_sequences=4, load_s=0.5, warm_up_s=0.1, resident_bytes=9)

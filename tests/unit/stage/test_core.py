@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from swarm.stage import actions as act
-from swarm.stage.core import EX_CONFIG, GAP_PATIENCE_S, MAX_EARLY
+from swarm.stage.core import EX_CONFIG
 from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, ComputeFenced, Loaded, LoadFailed, Tick
 from swarm.stage.executor import Forwarded
+from swarm.stage.ordering import GAP_PATIENCE_S, MAX_EARLY
 from swarm.wire.messages import (
     Activate,
     Activated,
