@@ -61,7 +61,7 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_lost_workers for o in played) > 10
     assert sum(o.num_too_large for o in played) > 0
     kinds = {fault.kind for seed in range(100) for fault in make_schedule(seed).faults}
-    assert kinds == {"crash", "freeze", "leave", "terminate", "join", "client_drop"}
+    assert kinds == {"crash", "freeze", "leave", "terminate", "double", "join", "client_drop"}
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
