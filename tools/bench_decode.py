@@ -1,0 +1,371 @@
+#!/usr/bin/env python3
+"""How fast a swarm generates, against ``transformers`` on the same machine, and what its parts cost or save.
+
+All contestants are loaded at once and take turns within one run (A B, B A, …), so that whatever else the machine does
+hits all alike; who is not on turn sleeps. The swarm is ``swarm up`` as anybody would start it. Ratios are medians over
+rounds of neighbouring turns. Weights are random: what is computed costs the same.
+
+    --what decode     tokens per second with 1 to 32 sequences, at a long context, and of prompts, against transformers
+    --what pipeline   stages: one that holds everything, against two and three
+    --what kv         the KV cache on and off
+    --what batching   ten requests of 50 tokens: one after the other, at the same time, as one batch
+    --what prefix     time to the first token of a prompt whose beginning is known, and of one whose is not
+    --what time       where the time of one token goes, with one sequence
+
+Without --model, the 1.1 B Llama shape of bench_model.py is written to --model-dir once. See bench_load.py for loading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from bench_lib import (
+    TOOLS,
+    BenchError,
+    Peer,
+    Row,
+    Swarm,
+    Turn,
+    in_turns,
+    note,
+    random_prompt,
+    run,
+    tell,
+    vocabulary_of,
+)
+
+from swarm import AsyncClient
+
+TIMEOUT_S = 3600.0
+OURS, THEIRS = "swarm", "transformers"
+SHORT = (8, 16)  # tokens of the prompts where decoding is measured
+TAIL = 8  # tokens after the shared beginning, at a long context
+CONTEXT = 1000
+PREFIX = 1000
+BLOCK = 32  # what the prefix cache counts in
+
+
+@dataclass(frozen=True)
+class Case:
+    """``kind``: decode (short prompts), context (long ones; only what follows them counts), prompt (first token)."""
+
+    name: str
+    kind: str
+    sequences: int
+    prompt: int = 0
+    target: float | None = None
+
+
+CASES = (
+    Case("decode-1", "decode", 1, target=2.0),
+    Case("decode-4", "decode", 4),
+    Case("decode-10", "decode", 10, target=1.7),
+    Case("decode-16", "decode", 16, target=1.7),
+    Case("decode-32", "decode", 32),
+    Case("context-16", "context", 16, CONTEXT, target=4.0),
+    Case("prompt-128", "prompt", 1, 128),
+    Case("prompt-512", "prompt", 1, 512),
+    Case("prompt-1024", "prompt", 1, 1024),
+)
+PIPELINE_CASES = ("decode-1", "decode-4", "decode-16", "prompt-512")
+KV_CASES = ("decode-1", "decode-4", "prompt-128")
+
+
+@dataclass
+class Bench:
+    """What every mode needs to know."""
+
+    model: Path
+    vocabulary: int
+    stages: int
+    threads: int
+    peer_threads: int
+    rounds: int
+    new: int
+    cases: tuple[str, ...]
+
+    def swarm(self, stages: int | None = None, settings: dict[str, str] | None = None) -> Swarm:
+        return Swarm(self.model, stages or self.stages, self.threads, settings)
+
+    def chosen(self, default: Sequence[str]) -> list[Case]:
+        names = self.cases or tuple(default)
+        unknown = set(names) - {case.name for case in CASES}
+        if unknown:
+            raise BenchError(f"there is no case {min(unknown)}; there are {', '.join(case.name for case in CASES)}")
+        return [case for case in CASES if case.name in names]
+
+    def prompts(self, case: Case) -> list[list[int]]:
+        short, long = SHORT
+        lengths = [case.prompt or short + number % (long - short + 1) for number in range(case.sequences)]
+        return [random_prompt(length, self.vocabulary) for length in lengths]
+
+
+# --- turns of a swarm: each gives tokens per second, or seconds -------------------------------------------------------
+
+
+async def generate(client: AsyncClient, prompts: list[list[int]], new: int) -> float:
+    """Seconds from the prompts to the last token of the last of them."""
+    began = perf_counter()
+    await client.generate_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S)
+    return perf_counter() - began
+
+
+async def steady_rate(client: AsyncClient, prompts: list[list[int]], new: int) -> float:
+    """Tokens per second while all sequences are generating: from the last first token to the first last one."""
+    times: dict[int, list[float]] = {place: [] for place in range(len(prompts))}
+    stream = client.stream_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S)
+    async for place, piece in stream:
+        if piece.token is not None:
+            times[place].append(perf_counter())
+    begin, end = max(seen[0] for seen in times.values()), min(seen[-1] for seen in times.values())
+    if end <= begin:
+        raise BenchError("sequences did not run side by side; measure with more --new-tokens")
+    return sum(begin < moment <= end for seen in times.values() for moment in seen) / (end - begin)
+
+
+def swarm_turn(bench: Bench, client: AsyncClient, case: Case) -> Turn:
+    async def turn() -> float:
+        prompts = bench.prompts(case)
+        if case.kind == "prompt":
+            return case.prompt / await generate(client, prompts, 1)
+        return case.sequences * bench.new / await generate(client, prompts, bench.new)
+
+    return turn
+
+
+def peer_turn(bench: Bench, peer: Peer, case: Case) -> Turn:
+    async def turn() -> float:
+        prompts = bench.prompts(case)
+        if case.kind == "prompt":
+            return case.prompt / await peer.ask("generate", prompts=prompts, new=1)
+        return case.sequences * bench.new / await peer.ask("generate", prompts=prompts, new=bench.new)
+
+    return turn
+
+
+async def context_turns(bench: Bench, client: AsyncClient, peer: Peer, case: Case) -> dict[str, Turn]:
+    """Both have the long prompts' keys and values before they are measured: the shared beginning computed once."""
+    shared = random_prompt(case.prompt - TAIL, bench.vocabulary)
+    tails = [random_prompt(TAIL, bench.vocabulary) for _ in range(case.sequences)]
+    await peer.ask("prepare", shared=shared, tails=tails)
+    await generate(client, [[*shared, *tails[0]]], 1)
+
+    async def ours() -> float:
+        return await steady_rate(client, [[*shared, *tail] for tail in tails], bench.new)
+
+    async def theirs() -> float:
+        return case.sequences * bench.new / await peer.ask("go on", new=bench.new)
+
+    return {THEIRS: theirs, OURS: ours}
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+async def decode(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    rows: list[Row] = []
+    async with Peer(bench.model, bench.peer_threads) as peer, bench.swarm() as swarm:
+        bandwidth = await peer.ask("bandwidth")
+        for case in bench.chosen([case.name for case in CASES]):
+            note(f"{case.name} …")
+            if case.kind == "context":
+                turns = await context_turns(bench, swarm.client, peer, case)
+            else:
+                turns = {
+                    THEIRS: peer_turn(bench, peer, case),
+                    OURS: swarm_turn(bench, swarm.client, case),
+                }
+            rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), THEIRS, case.target))
+        bandwidth = max(bandwidth, await peer.ask("bandwidth"))
+    return rows, floor(bench.model, bandwidth, rows)
+
+
+def floor(model: Path, bandwidth: float, rows: list[Row]) -> dict[str, object]:
+    """What memory alone would allow one sequence: every weight but the embedding is read once per token."""
+    config = json.loads((model / "config.json").read_text())
+    stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    tied = bool(config.get("tie_word_embeddings"))
+    embedding = 0 if tied else 2 * int(config["vocab_size"]) * int(config["hidden_size"])
+    read = stored - embedding
+    facts: dict[str, object] = {
+        "memory": f"{bandwidth / 1e9:.1f} GB/s read",
+        "floor": f"{read / 1e9:.2f} GB per token, {bandwidth / read:.1f} tok/s with one sequence",
+    }
+    for row in rows:
+        if row.case == "decode-1":
+            shares = {name: f"{100 * rate * read / bandwidth:.0f} %" for name, rate in row.medians.items()}
+            facts["share of the floor"] = ", ".join(f"{name} {share}" for name, share in shares.items())
+    return facts
+
+
+async def compared(bench: Bench, swarms: dict[str, Swarm], cases: Sequence[str]) -> list[Row]:
+    """The same work for several swarms; the first is the baseline."""
+    rows: list[Row] = []
+    async with AsyncExitStack() as stack:
+        for swarm in swarms.values():
+            await stack.enter_async_context(swarm)
+        for case in bench.chosen(cases):
+            note(f"{case.name} …")
+            turns = {name: swarm_turn(bench, swarm.client, case) for name, swarm in swarms.items()}
+            rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), next(iter(swarms))))
+    return rows
+
+
+async def pipeline(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    swarms = {f"{count} stage{'s' if count > 1 else ''}": bench.swarm(count) for count in (1, 2, 3)}
+    return await compared(bench, swarms, PIPELINE_CASES), {}
+
+
+async def kv(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    swarms = {"without": bench.swarm(settings={"SWARM_BROKER__KV_CACHE": "false"}), "with KV cache": bench.swarm()}
+    return await compared(bench, swarms, KV_CASES), {}
+
+
+async def batching(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    count, new = 10, max(2, min(50, bench.new * 2))
+    case = Case("", "decode", count)
+
+    async with bench.swarm() as swarm:
+        client = swarm.client
+
+        async def one(prompt: list[int]) -> None:
+            await client.generate(prompt, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S)
+
+        async def sequential() -> float:
+            began = perf_counter()
+            for prompt in bench.prompts(case):
+                await one(prompt)
+            return perf_counter() - began
+
+        async def concurrent() -> float:
+            began = perf_counter()
+            async with asyncio.TaskGroup() as group:
+                for prompt in bench.prompts(case):
+                    group.create_task(one(prompt))
+            return perf_counter() - began
+
+        async def batched() -> float:
+            return await generate(client, bench.prompts(case), new)
+
+        turns: dict[str, Turn] = {"sequential": sequential, "concurrent": concurrent, "batched": batched}
+        seconds = await in_turns(turns, bench.rounds)
+    rates = {name: [count * new / taken for taken in values] for name, values in seconds.items()}
+    return [
+        Row(f"{count} × {new} tokens", "s", seconds, "sequential"),
+        Row(f"{count} × {new} tokens", "tok/s", rates, "sequential"),
+    ], {}
+
+
+async def prefix(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    async with bench.swarm() as swarm:
+        known = random_prompt(PREFIX, bench.vocabulary)
+
+        async def first_token(beginning: list[int]) -> float:
+            return 1000 * await generate(swarm.client, [[*beginning, *random_prompt(TAIL, bench.vocabulary)]], 1)
+
+        async def miss() -> float:
+            return await first_token(random_prompt(PREFIX, bench.vocabulary))
+
+        async def hit() -> float:
+            return await first_token(known)
+
+        await hit()
+        before = await counters(swarm.client)
+        samples = await in_turns({"unknown": miss, "known": hit}, bench.rounds)
+        after = await counters(swarm.client)
+    hits = after.get("prefix_hits", 0) - before.get("prefix_hits", 0)
+    positions = after.get("prefix_positions", 0) - before.get("prefix_positions", 0)
+    if hits != bench.rounds + 1 or positions != hits * (PREFIX // BLOCK * BLOCK):
+        raise BenchError(f"the cache was hit {hits} times with {positions} positions, not in every second turn")
+    facts: dict[str, object] = {"positions taken from the cache": f"{PREFIX // BLOCK * BLOCK} of {PREFIX + TAIL}"}
+    return [Row(f"first token, {PREFIX} known", "ms", samples, "unknown", 5.0)], facts
+
+
+async def counters(client: AsyncClient) -> dict[str, float]:
+    found = (await client.query("stats"))["pipeline"]
+    assert isinstance(found, dict)
+    return {name: float(value) for name, value in found.items()}
+
+
+async def time(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    """Per token of one sequence, in milliseconds: each stage's computing and sampling; the rest is wire and broker."""
+    shares: dict[str, list[float]] = {}
+
+    def add(what: str, seconds: float) -> None:
+        shares.setdefault(what, []).append(1000 * seconds)
+
+    async with bench.swarm() as swarm:
+        await generate(swarm.client, bench.prompts(CASES[0]), 2)
+        for _ in range(bench.rounds):
+            last: float | None = None
+            stream = swarm.client.stream(
+                bench.prompts(CASES[0])[0], max_tokens=bench.new, ignore_eos=True, hops=True, timeout=TIMEOUT_S
+            )
+            async for piece in stream:
+                now = perf_counter()
+                if last is not None and piece.hops:
+                    add("a token", now - last)
+                    known = 0.0
+                    for number, hop in enumerate(piece.hops):
+                        add(f"stage {number}: waiting", hop.wait_s)
+                        add(f"stage {number}: computing", hop.compute_s)
+                        add(f"stage {number}: sampling", hop.sample_s)
+                        known += hop.wait_s + hop.compute_s + hop.sample_s
+                    add("wire, broker, client", now - last - known)
+                last = now
+    return [Row(what, "ms", {"per token": values}, "per token") for what, values in shares.items()], {}
+
+
+MODES = {"decode": decode, "pipeline": pipeline, "kv": kv, "batching": batching, "prefix": prefix, "time": time}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=MODES, default="decode")
+    parser.add_argument("--model", type=Path, help="a model's folder")
+    parser.add_argument("--model-dir", type=Path, default=Path("/tmp/swarm-bench"), help="where the 1.1 B model lies")
+    parser.add_argument("--cases", default="", metavar="A,B", help=f"some of {', '.join(case.name for case in CASES)}")
+    parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
+    parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=0, help="of each stage; 0: as swarm up chooses")
+    parser.add_argument("--peer-threads", type=int, default=0, help="of the peer; 0: as torch chooses")
+    parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
+    arguments = parser.parse_args()
+    model = arguments.model or written(arguments.model_dir / "llama-1.1b")
+    bench = Bench(
+        model,
+        vocabulary_of(model),
+        arguments.stages,
+        arguments.threads,
+        arguments.peer_threads,
+        1 if arguments.quick else arguments.rounds,
+        8 if arguments.quick else arguments.new_tokens,
+        tuple(filter(None, arguments.cases.split(","))),
+    )
+    rows, facts = run(MODES[arguments.what](bench))
+    facts = {"model": str(model), "stages": bench.stages, **facts}
+    tell(rows, arguments.what, facts, as_json=arguments.json)
+
+
+def written(folder: Path) -> Path:
+    """The benchmark's model, written if it isn't there yet. In a process of its own, which needs its memory no more."""
+    if not (folder / "model.safetensors").is_file():
+        note(f"writing the model to {folder} …")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, str(TOOLS / "bench_model.py"), str(folder)], check=True)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

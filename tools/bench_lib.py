@@ -1,0 +1,279 @@
+"""What the benchmarks share: a swarm and a peer as processes, turns, medians, tables, facts about the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402 (the checkout's own swarm must be found first)
+from rich.table import Table  # noqa: E402
+
+from swarm import AsyncClient  # noqa: E402
+from swarm.errors import SwarmError, Unavailable  # noqa: E402
+
+START_S = 600.0  # a cold disk and a busy machine
+STOP_S = 15.0
+ANSWER_S = 3600.0  # no measurement takes an hour; a peer that hangs must not hang us for ever
+
+Turn = Callable[[], Awaitable[float]]
+
+
+class BenchError(Exception):
+    """A measurement that can't be made. The text says why."""
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Swarm:
+    """``swarm up`` in a process of its own, and a client for it. Use it with ``async with``: it is ready then."""
+
+    def __init__(
+        self, model: Path, num_stages: int, threads: int = 0, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.num_stages = num_stages
+        self._directory = Path(tempfile.mkdtemp(prefix="swarm-bench-"))
+        port = free_port()
+        self._command = [sys.executable, "-P", "-m", "swarm", "up", "--model", str(model), "--port", str(port)]
+        self._command += ["--workers", str(num_stages), "--state-dir", str(self._directory / "state")]
+        self._command += ["--threads", str(threads)] if threads else []
+        self._settings = dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client = AsyncClient(f"tcp://127.0.0.1:{port}", connect_timeout_s=START_S)
+
+    async def __aenter__(self) -> Self:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | self._settings
+        self._process = self._start(environment)
+        try:
+            await self._until_serving(self._process)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with (self._directory / "up.log").open("wb") as log:
+            return subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+
+    async def _until_serving(self, process: subprocess.Popen[bytes]) -> None:
+        give_up_at = time.monotonic() + START_S
+        while time.monotonic() < give_up_at and process.poll() is None:
+            with suppress(Unavailable, TimeoutError):
+                status = await asyncio.wait_for(self.client.query("status"), 2.0)
+                if status["state"] == "serving" and status["num_stages"] == self.num_stages:
+                    return
+            await asyncio.sleep(0.02)
+        said = (self._directory / "up.log").read_text(errors="replace")[-2000:]
+        raise BenchError(f"the swarm did not start; {' '.join(self._command)} said:\n{said}")
+
+    async def _stop(self) -> None:
+        await self.client.aclose()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                await asyncio.to_thread(self._process.wait, STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Peer:
+    """transformers with the whole model, in a process that sleeps at its pipe between two questions."""
+
+    def __init__(self, model: Path, threads: int = 0) -> None:
+        command = [sys.executable, str(TOOLS / "bench_peer.py"), str(model), str(threads)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()  # it has nothing to tidy up
+        self._process.wait()
+
+    async def ask(self, do: str, **arguments: object) -> float:
+        """Seconds, or whatever the question is about."""
+        return await asyncio.wait_for(asyncio.to_thread(self._ask, {"do": do, **arguments}), ANSWER_S)
+
+    def _ask(self, question: dict[str, object]) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            return float(json.loads(self._process.stdout.readline())["answer"])
+        except (BrokenPipeError, ValueError):
+            raise BenchError("the peer's process ended; what it said stands above") from None
+
+
+def free_port() -> int:
+    """The first of two free ports, below those that systems lend to clients."""
+    for _ in range(200):
+        port = random.randrange(10000, 19000)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
+    raise BenchError("there are no two free ports in a row")
+
+
+def random_prompt(count: int, vocabulary: int) -> list[int]:
+    """Tokens that no earlier prompt began with, so that no cache helps."""
+    return [random.randrange(3, vocabulary) for _ in range(count)]
+
+
+def vocabulary_of(model: Path) -> int:
+    return int(json.loads((model / "config.json").read_text())["vocab_size"])
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    """One case: what each contestant showed in each round, and each one's ratio to the baseline.
+
+    ``ratios`` are medians over rounds of neighbouring turns, above 1 where the contestant is better than the baseline.
+    """
+
+    case: str
+    unit: str
+    samples: dict[str, list[float]]
+    baseline: str
+    target: float | None = None
+    medians: dict[str, float] = field(init=False)
+    ratios: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.medians = {name: median(values) for name, values in self.samples.items()}
+        base = self.samples[self.baseline]
+        self.ratios = {
+            name: median(self._better(mine, theirs) for mine, theirs in zip(values, base, strict=True))
+            for name, values in self.samples.items()
+            if name != self.baseline
+        }
+
+    def _better(self, mine: float, theirs: float) -> float:
+        return theirs / mine if self.unit in ("s", "ms") else mine / theirs
+
+
+async def in_turns(contestants: Mapping[str, Turn], rounds: int) -> dict[str, list[float]]:
+    """A B, B A, A B …: whatever else the machine does hits all alike. A first round warms up and doesn't count."""
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for round_ in range(rounds + 1):
+        order = list(contestants) if round_ % 2 else list(contestants)[::-1]
+        for name in order:
+            figure = await contestants[name]()
+            if round_ > 0:
+                samples[name].append(figure)
+    return samples
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, object]:
+    """Where and with what: a figure without these says nothing."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = f"{len(names)} × {names[0]}" if names else name
+    packages = ("torch", "transformers", "pyzmq", "swarm")
+    found = [f"{package} {_version(package)}" for package in packages]
+    return {
+        "machine": name,
+        "system": platform.platform(),
+        "versions": f"Python {platform.python_version()}, {', '.join(found)}",
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return "from its sources" if package == "swarm" else "is not installed"
+
+
+def table(rows: list[Row], title: str) -> Table:
+    drawn = Table(title=title, title_justify="left")
+    drawn.add_column("case")
+    for name in rows[0].samples:
+        drawn.add_column(name, justify="right")
+    for name in rows[0].ratios:
+        drawn.add_column(f"{name} ÷ {rows[0].baseline}" if len(rows[0].ratios) > 1 else "ratio", justify="right")
+    has_targets = any(row.target for row in rows)
+    if has_targets:
+        drawn.add_column("target", justify="right")
+    for row in rows:
+        figures = [f"{_short(figure)} {row.unit}" for figure in row.medians.values()]
+        ratios = [f"{ratio:.2f}×" for ratio in row.ratios.values()]
+        drawn.add_row(row.case, *figures, *ratios, *([f"{row.target:g}×" if row.target else ""] if has_targets else []))
+    return drawn
+
+
+def _short(figure: float) -> str:
+    """Three digits are more than such figures deserve."""
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def tell(rows: list[Row], title: str, facts: Mapping[str, object], *, as_json: bool) -> None:
+    """Print the outcome: a table, or one JSON object with every sample."""
+    about = {**facts, **machine()}
+    if as_json:
+        print(json.dumps({"what": title, **about, "results": [asdict(row) for row in rows]}, indent=2))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if rows:
+        console.print(table(rows, title))
+    for name, value in about.items():
+        console.print(f"{name}: {value}", highlight=False, markup=False)
+
+
+def note(text: str) -> None:
+    """Progress, on stderr: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(measured: Awaitable[tuple[list[Row], dict[str, object]]]) -> tuple[list[Row], dict[str, object]]:
+    """The outcome of a mode; a measurement that can't be made ends the program with one line."""
+
+    async def wait() -> tuple[list[Row], dict[str, object]]:
+        return await measured
+
+    try:
+        return asyncio.run(wait())
+    except (BenchError, SwarmError) as error:
+        raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from None

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""The peer of bench_decode.py: ``transformers`` with a whole model, as anybody would use it. One question per line.
+
+    bench_peer.py MODEL THREADS        answers {"do": "generate", "prompts": [[…]], "new": 32} with {"answer": seconds}
+
+Same dtype as the files, attention as transformers chooses it, greedy, prompts padded on the left, its own KV cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from time import perf_counter
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.utils import logging
+
+GIB = 1 << 30
+
+
+class Contestant:
+    """The model, and the keys and values of prompts that were prepared."""
+
+    def __init__(self, path: str) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
+        self.prepared: tuple[torch.Tensor, DynamicCache] | None = None
+
+    def answer(self, question: dict[str, object]) -> float:
+        match question:
+            case {"do": "generate", "prompts": list(prompts), "new": int(new)}:
+                return self.generate(prompts, new)
+            case {"do": "prepare", "shared": list(shared), "tails": list(tails)}:
+                return self.prepare(shared, tails)
+            case {"do": "go on", "new": int(new)}:
+                return self.go_on(new)
+            case {"do": "bandwidth"}:
+                return bandwidth()
+        raise ValueError(f"unknown question {question}")
+
+    def generate(self, prompts: list[list[int]], new: int) -> float:
+        """Seconds from the prompts to the last token."""
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        began = perf_counter()
+        self._generate(ids, mask, new)
+        return perf_counter() - began
+
+    def prepare(self, shared: list[int], tails: list[list[int]]) -> float:
+        """Compute the prompts ``shared + tail`` up to their last token, the shared part once."""
+        began = perf_counter()
+        cache = DynamicCache(config=self.model.config)
+        self.model(torch.tensor([shared]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache.batch_repeat_interleave(len(tails))
+        ids = torch.tensor(tails)
+        self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        self.prepared = torch.cat((torch.tensor([shared] * len(tails)), ids), dim=1), cache
+        return perf_counter() - began
+
+    def go_on(self, new: int) -> float:
+        """Seconds for ``new`` further tokens of each prepared prompt; afterwards all is as before."""
+        assert self.prepared is not None
+        ids, cache = self.prepared
+        surplus = cache.get_seq_length() - (ids.shape[1] - 1)  # the last token is computed again, for its logits
+        cache.crop(-surplus)
+        began = perf_counter()
+        self._generate(ids, torch.ones_like(ids), new, past_key_values=cache)
+        return perf_counter() - began
+
+    def _generate(self, ids: torch.Tensor, mask: torch.Tensor, new: int, **more: object) -> None:
+        done = self.model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            pad_token_id=0,
+            use_cache=True,
+            **more,
+        )
+        assert done.shape[1] == ids.shape[1] + new
+
+
+def bandwidth() -> float:
+    """Bytes per second that all threads together read from memory: the best of several kernels and rounds."""
+    block = torch.ones(GIB // 4, dtype=torch.float32)
+    vector = torch.ones(4096)
+    matrix = block.view(-1, 4096)
+    kernels = (block.sum, block.max, lambda: torch.mv(matrix, vector), block.view(torch.int32).max)
+    best = 0.0
+    for _ in range(5):
+        for kernel in kernels:
+            began = perf_counter()
+            kernel()
+            best = max(best, GIB / (perf_counter() - began))
+    return best
+
+
+def main() -> None:
+    path, threads = sys.argv[1], int(sys.argv[2])
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if threads:
+        torch.set_num_threads(threads)
+    with torch.inference_mode():
+        contestant = Contestant(path)
+        for line in sys.stdin:
+            print(json.dumps({"answer": contestant.answer(json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
