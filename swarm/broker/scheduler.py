@@ -1,8 +1,9 @@
 """Who joins the next step.
 
-First come, first served, with continuous joining and leaving. A step takes the decodes that are due first (one row
-each), then fills its token budget with prefill chunks in order of arrival. A sequence enters when the stages have room
-for the most positions that it can come to hold, so a running sequence never runs out of room.
+First come, first served, with continuous joining and leaving; small sequences may overtake one that has no room yet,
+but not for long. A step takes the decodes that are due first (one row each), then fills its token budget with prefill
+chunks in order of arrival. A sequence enters when the stages have room for the most positions that it can come to hold,
+so a running sequence never runs out of room.
 
 Several micro-batches are in flight at once (see ``depth``). Nothing here must know which: a sequence's tokens that no
 step carries yet are its ``pending`` ones, and a decode has none while its step is under way.
@@ -22,6 +23,10 @@ Mode = Literal["batch", "overlapped", "auto"]
 # Below this, cutting the decodes into micro-batches costs more (each pays for reading the weights) than it hides.
 SPLIT_FROM = 16
 
+# How often, and for how long, others may pass the first one that waits for room. After that it is kept free for it.
+MAX_PASSED = 16
+MAX_PASSED_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -38,20 +43,34 @@ def depth(mode: Mode, num_stages: int) -> int:
 
 
 def admit(state: State, settings: SchedulerSettings, now: float) -> None:
-    """Let waiting sequences in while there is room. One that doesn't fit doesn't hold up a smaller one behind it."""
+    """Let waiting sequences in while there is room. One that doesn't fit yet doesn't hold up smaller ones behind it,
+    until they have passed it too often or for too long; then nobody does, so that there will be room."""
     if not state.waiting:
         return
     room = _Room.of(state, settings)
     kept: list[Sequence] = []
-    while state.waiting and room.places + len(state.prefix.retired) > 0:
+    first: Sequence | None = None  # the first that waits for room which others have now
+    while state.waiting and room.places + len(state.prefix.retired) > 0 and not _may_not_be_passed(first, now):
         sequence = state.waiting.popleft()
         if not _enter(state, sequence, room):
             kept.append(sequence)
+            if first is None and num_blocks(sequence.limit) <= state.book.kv_blocks:
+                first = sequence
+                first.passed_since = now if first.passed_since is None else first.passed_since
             continue
+        if first is not None:
+            first.num_passed += 1
+        sequence.num_passed, sequence.passed_since = 0, None
         sequence.state = SequenceState.RUNNING
         sequence.started_at = now if sequence.started_at is None else sequence.started_at
         state.running.append(sequence)
     state.waiting.extendleft(reversed(kept))
+
+
+def _may_not_be_passed(first: Sequence | None, now: float) -> bool:
+    if first is None or first.passed_since is None:
+        return False
+    return first.num_passed >= MAX_PASSED or now - first.passed_since >= MAX_PASSED_S
 
 
 @dataclass(slots=True)

@@ -56,6 +56,8 @@ class Sequence:
     detail: str = ""
     num_deaths: int = 0  # worker deaths at which it was in flight
     num_recomputed: int = 0
+    num_passed: int = 0  # how many came later and were let in while it was the first to wait for room
+    passed_since: float | None = None
     unfit_s: float = 0.0  # for how long it has waited while plans served that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None

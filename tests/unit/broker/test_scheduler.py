@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarm.broker.actions import WriteTokens
 from swarm.broker.events import ClientUnreachable
-from swarm.broker.scheduler import SPLIT_FROM, Mode, depth
+from swarm.broker.scheduler import MAX_PASSED, MAX_PASSED_S, SPLIT_FROM, Mode, depth
 from swarm.broker.state import SequenceState
 from swarm.wire.messages import Ack, Attach, Cancel, SequencePosition, Stop
 from tests.unit.broker.bench import (
@@ -211,6 +211,54 @@ def test_a_big_one_does_not_block_a_small_one(make_bench) -> None:
     assert [s.request.id for s in bench.state.waiting] == ["big"]
     bench.run_dry()
     assert bench.sequence("big").reason == "length"
+
+
+def _full_but_for_one(make_bench) -> Bench:
+    """Of four blocks one runs without end in sight; a request for all four waits."""
+    bench = make_bench().serve(1, kv_capacity=4 * 32)
+    bench.say(submit("long", num_prompt=3, max_tokens=29, ignore_eos=True))
+    bench.say(submit("big", num_prompt=60, max_tokens=60))
+    bench.finish()
+    return bench
+
+
+def test_a_big_one_is_passed_only_so_often(make_bench) -> None:
+    """Small ones that keep coming do not keep a big one out: after so many the room is kept free for it, and whoever
+    came later comes after it."""
+    bench = _full_but_for_one(make_bench)
+    for number in range(MAX_PASSED + 5):
+        bench.say(submit(f"small{number}", num_prompt=1, max_tokens=1))
+        bench.finish()
+    assert bench.sequence("big").num_passed == MAX_PASSED
+    ended = [r.id for r in bench.state.requests.values() if r.id.startswith("small") and r.ended]
+    assert 0 < len(ended) <= MAX_PASSED
+    while bench.sequence("long").reason is None:
+        bench.finish()
+    assert [s.request.id for s in bench.state.running] == ["big"]
+    bench.run_dry()
+    assert all(r.ended for r in bench.state.requests.values())
+
+
+def test_a_big_one_is_passed_only_for_so_long(make_bench) -> None:
+    """A few small ones, far apart, do not keep it out either."""
+    bench = _full_but_for_one(make_bench)
+    bench.tick(MAX_PASSED_S + 0.1)
+    bench.say(submit("late", num_prompt=1, max_tokens=1))
+    bench.finish()
+    assert [s.request.id for s in bench.state.waiting] == ["big", "late"]
+
+
+def test_what_fits_nowhere_holds_up_nobody(make_bench) -> None:
+    """A request that the plan in force could not hold even alone is no reason to keep room free."""
+    bench = make_bench().serve(1)
+    bench.say(submit("huge", num_prompt=300))
+    bench.join("w1", kv_capacity=4 * 32)
+    bench.tick()
+    bench.tick(MAX_PASSED_S + 0.1)
+    bench.say(submit("small"))
+    bench.run_dry()
+    assert bench.sequence("small").reason == "length"
+    assert bench.sequence("huge").reason is None
 
 
 def test_admission_by_places(make_bench) -> None:
