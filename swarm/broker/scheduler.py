@@ -190,6 +190,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
         release=tuple(state.to_release),
         open=tuple(opens),
         truncate=tuple(truncates),
+        alone=not state.flights,
     )
     state.next_step += 1
     state.to_release.clear()

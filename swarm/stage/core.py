@@ -311,7 +311,7 @@ class StageCore:
             if is_last and row.sample:
                 samples.append(SampleJob(index, held.open.params, held.open.seed, held.history, held.open.num_prompt))
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        return Batch(step.rows, tokens, arrived.hidden, tuple(samples))
+        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
 
     # --- steps out -------------------------------------------------------------------------------------------------
 

@@ -39,12 +39,16 @@ class SampleJob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows, one after the other. ``hidden`` [tokens, hidden] float32, or None on the stage that embeds ``tokens``."""
+    """Rows, one after the other. ``hidden`` [tokens, hidden] float32, or None on the stage that embeds ``tokens``.
+
+    ``alone``: no other stage computes meanwhile, so all cores of the host may be used.
+    """
 
     rows: tuple[Row, ...]
     tokens: NDArray[np.int64]
     hidden: NDArray[np.float32] | None
     samples: tuple[SampleJob, ...]
+    alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)

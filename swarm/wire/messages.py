@@ -671,6 +671,7 @@ class Step(Message, frozen=True):
     A stage applies ``retire`` (cut to this position and reserve no more than that), ``release``, ``open`` and
     ``truncate`` in this order, then computes ``rows``. ``tokens``: ids of all
     rows' positions, one after the other. ``tensor``: the rows' hidden states, [tokens, hidden]; None at stage 0.
+    ``alone``: no other step was in flight when this one was sent, so every stage may use all cores of its host.
     """
 
     step: StepNumber
@@ -681,6 +682,7 @@ class Step(Message, frozen=True):
     open: Annotated[tuple[Open, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     truncate: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
     replay: bool = False
+    alone: bool = False
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
     tensor: TensorSpec | None = None
 

@@ -139,6 +139,16 @@ def test_overlapped_mode_spreads_the_decodes(make_bench) -> None:
     assert len({r.sequence for s in bench.pipe for r in s.rows}) == 6
 
 
+def test_a_step_says_whether_it_is_alone(make_bench) -> None:
+    """Only the one that finds the pipe empty is: whoever computes it has the cores for itself."""
+    bench = _decoding(make_bench, "batch", 4)
+    assert [s.alone for s in bench.pipe] == [True]
+    bench = make_bench(scheduling(mode="overlapped")).serve(2)
+    bench.say(submit("a"))
+    bench.say(submit("b"))
+    assert [s.alone for s in bench.pipe] == [True, False]
+
+
 def test_an_odd_share_reaches_everybody(make_bench) -> None:
     """Five sequences over two micro-batches: after a while all are served alike."""
     bench = _decoding(make_bench, "overlapped", 5)

@@ -307,6 +307,14 @@ def test_the_draw_sees_the_whole_history(last: StageBench) -> None:
     assert (job.row, job.seed, list(job.history), job.num_prompt) == (0, 5, [1, 2, 3], 3)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_device_is_told_whether_a_step_is_alone(last: StageBench, alone: bool) -> None:
+    """The broker knows whether other steps are in flight; how many cores to use is the device's business."""
+    last.step(step_of(1, Row(1, 0, 1, False), open=(opened(1),), alone=alone))
+    assert last.computing is not None
+    assert last.computing.batch.alone is alone
+
+
 def test_early_steps_wait(stage: StageBench) -> None:
     """Steps 3 and 2 before 1: nothing is computed until 1 is there, then all in order."""
     rows = [Row(1, start, 1, True) for start in range(3)]
