@@ -89,13 +89,16 @@ class Planner:
     def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
         """A worker is out. If a plan relies on it, that plan is void. ``blame``: what it computed may be the cause."""
         book = self._state.book
-        if book.coming is not None and worker.incarnation in book.coming.members:
+        was_under_way = book.coming is not None and worker.incarnation in book.coming.members
+        if was_under_way:
             self._abandon()
         if book.current is not None and worker.incarnation in book.current.members:
             if blame:
                 self._blame_sequences()
             self._stop_serving()
             self._start(now)
+        elif was_under_way and book.current is None:
+            self._start(now)  # nobody is served until there is a plan
         else:
             self.changed(now)
 

@@ -334,6 +334,18 @@ def test_death_while_preparing_the_first_plan(bench: Bench) -> None:
     assert bench.epoch == 2
 
 
+def test_death_while_nobody_is_served_is_answered_at_once(make_bench) -> None:
+    """Without a plan in force there is nothing to wait for: the next plan does not settle first."""
+    bench = make_bench(planning(settle_s=5.0))
+    bench.mute = {"w0", "w1"}
+    bench.join("w0", "w1")
+    bench.tick(5.1)
+    assert bench.state.book.phase is PlanPhase.PREPARING
+    bench.take()
+    bench.lose("w1")
+    assert [peer for peer, _ in orders(bench.log, Prepare)] == ["w0.1"]
+
+
 def test_death_while_activating(bench: Bench) -> None:
     """A member that dies behind the fence: one more epoch, nothing is dispatched in between."""
     bench.serve(1)
