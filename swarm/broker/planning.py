@@ -72,6 +72,9 @@ class Planner:
     def tick(self, now: float) -> None:
         """Make a plan if one is wanted, and give up on whoever is late."""
         book = self._state.book
+        for worker in self._state.workers.values():
+            if worker.refusals and now >= worker.retry_at:
+                worker.forget_refusals()
         if book.awaited and now >= book.deadline:
             self._blame_the_late(now)
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
@@ -140,21 +143,25 @@ class Planner:
         if book.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
             self._state.count("stale_control")
             return
+        self._state.workers[message.incarnation].comply()
         book.prepared[message.incarnation] = message
         book.awaited.discard(message.incarnation)
         if not book.awaited:
             self._activate(now)
 
     def refused(self, worker: Worker, message: Refused, now: float) -> None:
-        book = self._state.book
-        if book.coming is None or message.epoch != book.coming.epoch:
+        coming = self._state.book.coming
+        stage = coming.stage_of(worker.incarnation) if coming is not None and message.epoch == coming.epoch else None
+        if stage is None:
             self._state.count("stale_control")
             return
-        worker.state = WorkerState.REFUSED
-        worker.reason = message.reason
+        worker.refuse(stage.layers, message.reason[:500], now)
         self._note("plan_refused", "error", worker=worker.name, reason=message.reason)
         self._abandon()
-        self.changed(now)
+        if self._state.book.current is None:
+            self._start(now)
+        else:
+            self.changed(now)
 
     def activated(self, message: Activated, now: float) -> None:
         book = self._state.book
@@ -194,26 +201,27 @@ class Planner:
         """Members in pipeline order: those of the present plan first, where they are, then by arrival."""
         current = self._state.book.current
         place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
-        members = [w for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
+        members = [w for w in self._state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
         return sorted(
             members, key=lambda w: (place.get(w.incarnation, len(place)), _held_first(w), w.joined_at, w.name)
         )
 
     def _partition(self) -> list[tuple[str, LayerRange]] | Shortage:
-        manifest = self._state.manifest
-        workers = self._candidates()
-        if manifest is None or not workers:
-            return Shortage(self._why_nobody(), 0)
-        shares = partition(manifest, [Candidate(w.name, w.hello.memory_bytes, w.hello.device) for w in workers])
-        if isinstance(shares, Shortage):
-            return shares
-        return [(workers[s.candidate].incarnation, s.layers) for s in shares]
-
-    def _why_nobody(self) -> str:
-        refused = [w for w in self._state.workers.values() if w.state is WorkerState.REFUSED]
-        if refused:
-            return "a worker that can load the model: " + "; ".join(f"{w.name} refused: {w.reason}" for w in refused)
-        return "a worker: none has joined yet"
+        """Shares in pipeline order. Nobody gets what it has refused; with fewer workers the others' ranges change, so
+        they are looked at again."""
+        manifest, workers = self._state.manifest, self._candidates()
+        refusing: list[Worker] = []
+        while manifest is not None and workers:
+            shares = partition(manifest, [Candidate(w.name, w.hello.memory_bytes, w.hello.device) for w in workers])
+            if isinstance(shares, Shortage):
+                return Shortage(shares.text + _refusals(refusing, " ({})"), shares.missing_bytes)
+            refused = next((s.candidate for s in shares if workers[s.candidate].refuses(s.layers)), None)
+            if refused is None:
+                return [(workers[s.candidate].incarnation, s.layers) for s in shares]
+            refusing.append(workers.pop(refused))
+        return Shortage(
+            _refusals(refusing, "a worker that can load the model: {}") or "a worker: none has joined yet", 0
+        )
 
     def _start(self, now: float) -> None:
         book = self._state.book
@@ -377,6 +385,11 @@ class Planner:
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))
+
+
+def _refusals(workers: list[Worker], text: str) -> str:
+    """The text with everybody's reason; empty if nobody refuses."""
+    return text.format("; ".join(f"{w.name} refused: {w.reason}" for w in workers))[:3000] if workers else ""
 
 
 def _held_first(worker: Worker) -> int:

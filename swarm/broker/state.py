@@ -26,6 +26,11 @@ from swarm.wire.messages import (
     TokenLogprob,
 )
 
+# When a worker that refused layers is asked for them again: a full disk or memory may be free by then, and if the cause
+# lasts, asking costs the others a plan that comes to nothing.
+RETRY_MIN_S = 30.0
+RETRY_MAX_S = 600.0
+
 
 class SequenceState(enum.Enum):
     WAITING = "waiting"  # no room in the stages yet, or none any more
@@ -143,7 +148,7 @@ class Request:
 
 class WorkerState(enum.Enum):
     MEMBER = "member"  # may be planned with
-    REFUSED = "refused"  # it said that it can't carry out a plan; its reason is kept
+    REFUSED = "refused"  # it said that it can't carry out the last plan it was asked to; its reason is kept
     LEAVING = "leaving"  # to be released as soon as the plan can do without it
     LEFT = "left"  # released in good order
     OUT = "out"  # dead, frozen, hung or gone: fenced; it must say Hello again
@@ -157,6 +162,9 @@ class Worker:
     peer: bytes
     joined_at: float
     state: WorkerState = WorkerState.MEMBER
+    refusals: list[LayerRange] = field(default_factory=list)  # what it is not asked to load until ``retry_at``
+    retry_at: float = 0.0
+    num_retries: int = 0
     wants_to_leave: bool = False  # it said so: when its connection closes, that is no loss
     called_at: float | None = None  # when it was last told to say Hello again, or to go
     reason: str = ""
@@ -176,6 +184,31 @@ class Worker:
     def is_gone(self) -> bool:
         """Nothing is planned with it, and nothing it says counts."""
         return self.state in (WorkerState.LEFT, WorkerState.OUT)
+
+    def refuse(self, layers: LayerRange, reason: str, now: float) -> None:
+        """It can't load these layers; it will be asked again, the later the more often that was in vain."""
+        if not self.refusals:
+            self.num_retries += 1
+        self.retry_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (self.num_retries - 1))
+        self.refusals.append(layers)
+        self.state = WorkerState.REFUSED
+        self.reason = reason
+
+    def refuses(self, layers: LayerRange) -> bool:
+        """It said that it can't load these layers, or some of them."""
+        return any(layers.first <= r.first and r.stop <= layers.stop for r in self.refusals)
+
+    def forget_refusals(self) -> None:
+        self.refusals.clear()
+        if self.state is WorkerState.REFUSED:
+            self.state = WorkerState.MEMBER
+
+    def comply(self) -> None:
+        """It can load what it was asked to."""
+        if not self.refusals:
+            self.num_retries = 0
+        if self.state is WorkerState.REFUSED:
+            self.state = WorkerState.MEMBER
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, WriteEpoch
@@ -266,6 +268,55 @@ def test_if_everybody_refuses_the_reason_is_told(bench: Bench) -> None:
     bench.tick()
     assert bench.state.book.waits_for == "a worker that can load the model: w0 refused: a shard is corrupt"
     assert bench.state.book.phase is PlanPhase.NONE
+
+
+def test_who_refused_is_asked_again_later(bench: Bench) -> None:
+    """What it refused is asked of it again after half a minute, in the background, then after twice as long, at last
+    every ten minutes; the swarm serves meanwhile. When it can load, it is a member like any other."""
+    bench.mute = {"w1"}
+    bench.join("w0", "w1")
+    asked_at = []
+    while len(asked_at) < 8:
+        bench.tick(1.0)
+        for _, prepare in [o for o in orders(bench.log, Prepare) if o[0] == "w1.1"]:
+            asked_at.append(bench.now)
+            bench.tell("w1", Refused(epoch=prepare.epoch, incarnation="w1.1", reason="no room on the disk"))
+        bench.log.clear()
+        assert bench.state.book.serving or not asked_at
+    waits = [round(b - a) for a, b in itertools.pairwise(asked_at)]
+    assert waits == pytest.approx([30, 60, 120, 240, 480, 600, 600], abs=2)
+    bench.mute = set()
+    bench.tick(700.0)
+    assert set(ranges(bench)) == {"w0", "w1"}
+    worker = bench.state.workers["w1.1"]
+    assert (worker.state, worker.num_retries) == (WorkerState.MEMBER, 0)
+
+
+def test_who_refused_is_asked_for_other_layers_when_the_members_change(bench: Bench) -> None:
+    """It refused three layers; with a third worker its share is two others, and it may well have room for those."""
+    bench.mute = {"w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+    bench.tell("w1", Refused(epoch=1, incarnation="w1.1", reason="no room for three"))
+    bench.tick()
+    bench.mute = set()
+    bench.join("w2")
+    bench.tick()
+    assert ranges(bench) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 4), "w2": LayerRange(4, 6)}
+    assert bench.state.workers["w1.1"].state is WorkerState.MEMBER
+
+
+def test_a_worker_that_refuses_everything_makes_no_loop(bench: Bench) -> None:
+    """Whatever the plan asks of it, it refuses: within one patience nobody is asked twice for the same."""
+    bench.mute = {"w1"}
+    bench.join("w0", "w1", "w2", memory_bytes=OVERHEAD + 6 * MIB)
+    for _ in range(200):
+        bench.tick()
+        for _, prepare in [o for o in orders(bench.log, Prepare) if o[0] == "w1.1"]:
+            bench.tell("w1", Refused(epoch=prepare.epoch, incarnation="w1.1", reason="I don't want to"))
+        bench.log.clear()
+    assert bench.epoch <= 3
+    assert set(ranges(bench)) == {"w0", "w2"}
 
 
 def test_refusal_of_an_old_plan_is_counted(serving: Bench) -> None:
