@@ -176,6 +176,7 @@ class BrokerCore:
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def _client_said(self, client: bytes, message: ClientMessage, now: float) -> None:
+        self._planner.look_again(now)
         match message:
             case Submit():
                 self._requests.submit(client, message, now)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
 from swarm.broker.inventory import keep_what_fits, take_inventory
-from swarm.broker.partition import Candidate, Shortage, check_stages, partition, planned_stage, weight_bytes
+from swarm.broker.partition import Shortage, check_stages, planned_stage, weight_bytes
 from swarm.broker.state import (
     Plan,
     PlanPhase,
@@ -29,6 +29,7 @@ from swarm.broker.state import (
     Worker,
     WorkerState,
 )
+from swarm.broker.wanted import wanted_shares
 from swarm.wire.messages import (
     Activate,
     Activated,
@@ -175,11 +176,18 @@ class Planner:
 
     def shortage_without(self, worker: Worker) -> str | None:
         """What the swarm would wait for without this worker; None if it could do without."""
-        state = worker.state
-        worker.state = WorkerState.LEAVING
-        shares = self._partition()
-        worker.state = state
+        shares = wanted_shares(self._state, without=worker)
         return shares.text if isinstance(shares, Shortage) else None
+
+    def look_again(self, now: float) -> None:
+        """Somebody asks what the swarm waits for: the answer is that of this moment."""
+        if self._state.book.phase is not PlanPhase.NONE or self._still_gathers(now):
+            return
+        shares = wanted_shares(self._state)
+        if isinstance(shares, Shortage):
+            self._wait_for(shares)
+        else:
+            self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
 
     def forgive(self, pause_s: float) -> None:
         self._state.book.deadline += pause_s
@@ -192,42 +200,16 @@ class Planner:
         book = self._state.book
         if book.current is None:
             return False
-        shares = self._partition()
+        shares = wanted_shares(self._state)
         if isinstance(shares, Shortage):
             return False
         return [(i, r) for i, r in shares] != [(s.incarnation, s.layers) for s in book.current.stages]
-
-    def _candidates(self) -> list[Worker]:
-        """Members in pipeline order: those of the present plan first, where they are, then by arrival."""
-        current = self._state.book.current
-        place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
-        members = [w for w in self._state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
-        return sorted(
-            members, key=lambda w: (place.get(w.incarnation, len(place)), _held_first(w), w.joined_at, w.name)
-        )
-
-    def _partition(self) -> list[tuple[str, LayerRange]] | Shortage:
-        """Shares in pipeline order. Nobody gets what it has refused; with fewer workers the others' ranges change, so
-        they are looked at again."""
-        manifest, workers = self._state.manifest, self._candidates()
-        refusing: list[Worker] = []
-        while manifest is not None and workers:
-            shares = partition(manifest, [Candidate(w.name, w.hello.memory_bytes, w.hello.device) for w in workers])
-            if isinstance(shares, Shortage):
-                return Shortage(shares.text + _refusals(refusing, " ({})"), shares.missing_bytes)
-            refused = next((s.candidate for s in shares if workers[s.candidate].refuses(s.layers)), None)
-            if refused is None:
-                return [(workers[s.candidate].incarnation, s.layers) for s in shares]
-            refusing.append(workers.pop(refused))
-        return Shortage(
-            _refusals(refusing, "a worker that can load the model: {}") or "a worker: none has joined yet", 0
-        )
 
     def _start(self, now: float) -> None:
         book = self._state.book
         if self._still_gathers(now):
             return
-        shares = self._partition()
+        shares = wanted_shares(self._state)
         if isinstance(shares, Shortage):
             self._wait_for(shares)
             return
@@ -385,14 +367,3 @@ class Planner:
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))
-
-
-def _refusals(workers: list[Worker], text: str) -> str:
-    """The text with everybody's reason; empty if nobody refuses."""
-    return text.format("; ".join(f"{w.name} refused: {w.reason}" for w in workers))[:3000] if workers else ""
-
-
-def _held_first(worker: Worker) -> int:
-    """Workers that hold layers already (they outlived the broker) keep their order."""
-    held = worker.hello.held_layers
-    return held.first if held is not None else 1 << 30

@@ -204,7 +204,7 @@ def test_the_planner_checks_every_plan(serving: Bench, monkeypatch: pytest.Monke
     hole = [Share(0, LayerRange(0, 3), 0), Share(1, LayerRange(4, 6), 0)]
     serving.join("w2")
     serving.take()
-    monkeypatch.setattr("swarm.broker.planning.partition", lambda *_: hole)
+    monkeypatch.setattr("swarm.broker.wanted.partition", lambda *_: hole)
     with pytest.raises(StageSetError, match="gap"):
         serving.tick()
     assert serving.take() == []

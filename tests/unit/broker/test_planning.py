@@ -21,6 +21,8 @@ from swarm.wire.messages import (
     Alive,
     Beat,
     Denied,
+    Describe,
+    Description,
     Dismiss,
     Edge,
     Fence,
@@ -151,6 +153,27 @@ def test_gathering(make_bench) -> None:
     assert bench.state.book.current is None
     bench.tick(0.3)
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
+
+
+def test_what_is_waited_for_is_told_as_of_now(make_bench) -> None:
+    """Each worker that joins is counted in the very next answer, before any tick; when all are there, what remains to
+    be waited for is the moment of quiet."""
+    bench = make_bench(planning(min_workers=3, settle_s=1.0))
+
+    def waits_for() -> str:
+        (answer,) = said(bench.say(Describe()))
+        assert isinstance(answer, Description)
+        return answer.waits_for
+
+    assert waits_for() == "3 more of 3 workers"
+    for number, rest in enumerate(("2 more of 3 workers", "1 more of 3 workers", "a moment of quiet")):
+        bench.join(f"w{number}")
+        assert waits_for().startswith(rest)
+    bench.tick(1.1)
+    assert waits_for() == ""
+    for number in range(3):
+        bench.lose(f"w{number}")
+    assert waits_for() == "a worker: none has joined yet"
 
 
 def test_settling(make_bench) -> None:
