@@ -9,7 +9,9 @@ beats, computing, counter still for longer      hung: out
 than ``hang_factor`` x the step's usual time,
 at least ``hang_min_s``
 beats, blocked on X                             judged by X
-beats, loading                                  loading: waited for
+beats, loading, the counter moves               loading: waited for
+beats, loading, counter still for longer than   hung: out
+``LOADING_FACTOR`` x ``hang_min_s``
 ==============================================  =========================================
 
 The broker's own pauses are not the workers' fault: ``forgive`` moves every deadline by the length of the pause.
@@ -21,6 +23,10 @@ import enum
 from dataclasses import dataclass
 
 from swarm.wire.messages import Beat
+
+# A load shows progress with every tensor and at its end warms up: half a minute (of the default two seconds) is enough
+# for the largest tensor from a slow disk, and for the warm-up of a slow machine.
+LOADING_FACTOR = 15
 
 
 class Verdict(enum.Enum):
@@ -56,10 +62,13 @@ class Pulse:
 
     heard_at: float
     beat: Beat | None = None
-    moved_at: float = 0.0  # when the progress counter last changed (or the worker was last not computing)
+    moved_at: float = 0.0  # when it last showed progress, began with what it does, or had nothing to do
 
     def take(self, beat: Beat, now: float) -> None:
-        if self.beat is None or beat.progress != self.beat.progress or beat.state != "computing":
+        before = self.beat
+        if before is None or (beat.progress, beat.state) != (before.progress, before.state):
+            self.moved_at = now
+        if beat.state not in ("computing", "loading"):
             self.moved_at = now
         self.beat = beat
         self.heard_at = now
@@ -77,13 +86,21 @@ def judge(pulse: Pulse, settings: HealthSettings, usual_step_s: float, now: floa
         return Judgement(Verdict.SILENT, f"no beat for {silent_s * 1000:.0f} ms")
     if beat is None:
         return Judgement(Verdict.WELL, "just joined")
-    if beat.state == "loading":
-        return Judgement(Verdict.LOADING, f"loading for {beat.since_s:.1f} s")
     if beat.state == "blocked":
         return Judgement(Verdict.BLOCKED, f"blocked on {beat.blocked_on} for {beat.since_s:.1f} s")
-    if beat.state == "computing":
+    if beat.state in ("computing", "loading"):
         still_s = now - pulse.moved_at
-        allowed_s = max(settings.hang_min_s, settings.hang_factor * usual_step_s)
+        allowed_s = _allowed_s(beat, settings, usual_step_s)
         if still_s > allowed_s:
-            return Judgement(Verdict.HUNG, f"computing, no progress for {still_s:.1f} s (allowed {allowed_s:.1f} s)")
+            text = f"{beat.state}, no progress for {still_s:.1f} s (allowed {allowed_s:.1f} s)"
+            return Judgement(Verdict.HUNG, text)
+    if beat.state == "loading":
+        return Judgement(Verdict.LOADING, f"loading for {beat.since_s:.1f} s")
     return Judgement(Verdict.WELL, f"{beat.state}, last beat {silent_s * 1000:.0f} ms ago")
+
+
+def _allowed_s(beat: Beat, settings: HealthSettings, usual_step_s: float) -> float:
+    """How long the progress counter may stand still."""
+    if beat.state == "loading":
+        return LOADING_FACTOR * settings.hang_min_s
+    return max(settings.hang_min_s, settings.hang_factor * usual_step_s)

@@ -45,8 +45,31 @@ def after(*beats: tuple[float, Beat]) -> Pulse:
         # It beats, and does nothing.
         (after((1.0, beat())), 0.0, 1.6, Verdict.WELL, "idle, last beat 600 ms ago"),
         (after((1.0, beat())), 0.0, 1.8, Verdict.SILENT, "no beat for 800 ms"),
-        # It loads, however long.
-        (after((60.0, beat("loading", since_s=59.0))), 0.0, 60.0, Verdict.LOADING, "loading for 59.0 s"),
+        # It loads, however long, if the counter moves every now and then.
+        (
+            after(*((float(t), beat("loading", progress=t // 25, since_s=t)) for t in range(200))),
+            0.0,
+            199.5,
+            Verdict.LOADING,
+            "loading for 199.0 s",
+        ),
+        # It loads, and the counter stands still.
+        (after((5.0, beat("loading")), (34.9, beat("loading"))), 0.0, 35.0, Verdict.LOADING, "loading"),
+        (
+            after((5.0, beat("loading")), (35.1, beat("loading"))),
+            0.0,
+            35.1,
+            Verdict.HUNG,
+            "loading, no progress for 30.1 s (allowed 30.0 s)",
+        ),
+        # What it did not do while it loaded is not held against it when it computes.
+        (
+            after((5.0, beat("loading")), (20.0, beat("loading")), (21.0, beat("computing"))),
+            0.0,
+            21.5,
+            Verdict.WELL,
+            "computing",
+        ),
         # It waits for another.
         (
             after((60.0, beat("blocked", blocked_on="w2", since_s=9.0))),
