@@ -53,7 +53,7 @@ class Requests:
         self._finish_interval_s = 1.0  # moving average of the time between two ends, for an honest retry-after
         self._last_end_at: float | None = None
         self._ticked_at = 0.0
-        self._num_unaccepted = 0  # requests that the journal has not confirmed yet
+        self._num_unaccepted = 0  # sequences that the journal has not confirmed yet
 
     # --- what clients say ------------------------------------------------------------------------------------------
 
@@ -67,13 +67,13 @@ class Requests:
             self._reject(client, submit.request_id, refusal)
             return
         request = self._make_request(client, submit, now)
-        self._num_unaccepted += 1
+        self._num_unaccepted += len(request.sequences)
         self._out.append(WriteAcceptance(submit, tuple(s.id for s in request.sequences)))
 
     def accepted(self, request_id: str) -> None:
         """The journal has it: it may be announced and served."""
-        self._num_unaccepted = max(0, self._num_unaccepted - 1)
         request = self._state.requests.get(request_id)
+        self._num_unaccepted = max(0, self._num_unaccepted - (len(request.sequences) if request else 1))
         if request is None:
             return  # cancelled meanwhile
         request.accepted = True
@@ -259,10 +259,14 @@ class Requests:
         if manifest is None:
             waits_for = self._state.book.waits_for
             return Refusal("unavailable", f"the swarm has no model yet, it waits for {waits_for}", 1.0)
+        if submit.params.n > self._settings.max_queue:
+            reason = f"n is {submit.params.n}, but at most {self._settings.max_queue} sequences may wait: ask for fewer"
+            return Refusal("invalid", reason)
         num_waiting = len(self._state.waiting) + self._num_unaccepted
-        if num_waiting >= self._settings.max_queue:
+        if num_waiting + submit.params.n > self._settings.max_queue:
             retry_after_s = round(max(0.1, self._finish_interval_s * (num_waiting / 8 + 1)), 1)
-            return Refusal("overloaded", f"{num_waiting} sequences are waiting already", retry_after_s)
+            reason = f"{num_waiting} sequences are waiting already, at most {self._settings.max_queue} may"
+            return Refusal("overloaded", reason, retry_after_s)
         return check_submit(submit, manifest) or self._too_large(submit, manifest)
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:

@@ -156,6 +156,27 @@ def test_requests_that_the_journal_holds_up_count_against_the_queue(make_bench) 
     assert bench.say(submit("c")) == [WriteAcceptance(submit("c"), (3,))]
 
 
+def test_every_continuation_counts_against_the_queue(make_bench) -> None:
+    """``n`` continuations take ``n`` places; more than the queue has can never be served, and no waiting helps."""
+    bench = make_bench(settings(requests=request_settings(max_queue=4)))
+    bench.mute = {"w0"}
+    bench.join("w0")
+    (answer,) = said(bench.say(submit("a", n=5)))
+    assert isinstance(answer, Rejected)
+    assert (answer.code, answer.retry_after_s) == ("invalid", None)
+    assert "at most 4 sequences may wait" in answer.reason
+    bench.held = {WriteAcceptance}
+    bench.say(submit("b", n=3))
+    (answer,) = said(bench.say(submit("c", n=2)))
+    assert isinstance(answer, Rejected)
+    assert answer.code == "overloaded"
+    bench.write_out()
+    bench.say(submit("d"))
+    assert [s.request.id for s in bench.state.waiting] == ["b", "b", "b"]
+    bench.write_out()
+    assert len(bench.state.waiting) == 4
+
+
 def test_retry_after_follows_the_pace_of_ends(make_bench) -> None:
     """The time to come back is longer in a swarm that finishes rarely."""
 
