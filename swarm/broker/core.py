@@ -120,8 +120,8 @@ class BrokerCore:
                 self._client_said(client, message, now)
             case WorkerSaid(peer, message):
                 self._members.said(peer, message, now)
-            case AcceptanceWritten(request_id):
-                self._requests.accepted(request_id)
+            case AcceptanceWritten(request_id, sequences):
+                self._requests.accepted(request_id, sequences)
             case EpochWritten(epoch):
                 self._planner.epoch_written(epoch, now)
             case WorkerDisconnected(peer):

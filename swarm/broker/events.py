@@ -68,9 +68,11 @@ class EpochWritten:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceWritten:
-    """The journal holds this request; its client may be told."""
+    """The journal holds this request; its client may be told. ``sequences`` are those of the acceptance written: the
+    same request id may have been cancelled and used again since."""
 
     request_id: str
+    sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

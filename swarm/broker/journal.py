@@ -29,8 +29,8 @@ class MemoryJournal:
         match write:
             case WriteEpoch(epoch):
                 return EpochWritten(epoch)
-            case WriteAcceptance(submit):
-                return AcceptanceWritten(submit.request_id)
+            case WriteAcceptance(submit, sequences):
+                return AcceptanceWritten(submit.request_id, sequences)
             case WriteTokens(tokens):
                 return TokensWritten(tuple((sequence, position + len(ids)) for sequence, position, ids in tokens))
             case WriteEnd():

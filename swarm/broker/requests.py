@@ -70,12 +70,12 @@ class Requests:
         self._num_unaccepted += len(request.sequences)
         self._out.append(WriteAcceptance(submit, tuple(s.id for s in request.sequences)))
 
-    def accepted(self, request_id: str) -> None:
+    def accepted(self, request_id: str, sequences: tuple[int, ...]) -> None:
         """The journal has it: it may be announced and served."""
+        self._num_unaccepted -= len(sequences)
         request = self._state.requests.get(request_id)
-        self._num_unaccepted = max(0, self._num_unaccepted - (len(request.sequences) if request else 1))
-        if request is None:
-            return  # cancelled meanwhile
+        if request is None or tuple(s.id for s in request.sequences) != sequences:
+            return  # cancelled meanwhile, and perhaps asked for anew: then that one is not in the journal yet
         request.accepted = True
         for sequence in request.sequences:
             if sequence.state is SequenceState.WAITING:

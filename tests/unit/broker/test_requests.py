@@ -112,6 +112,24 @@ def test_resubmission_before_acceptance_moves_the_answer(serving: Bench) -> None
     assert [a for a in serving.write_out() if isinstance(a, SayClient)] == [SayClient(OTHER, Accepted(request_id="r"))]
 
 
+def test_an_acceptance_is_that_of_its_own_request(serving: Bench) -> None:
+    """Submitted, cancelled and submitted again before the journal answers: the first answer does not accept the second
+    request, which is not in the journal yet."""
+    serving.held = {WriteAcceptance}
+    serving.say(submit())
+    serving.say(Cancel(request_id="r"))
+    serving.say(submit())
+    serving.take()
+    first, second = serving.pending
+    serving.pending.clear()
+    assert serving.feed(first) == []
+    assert not serving.state.requests["r"].accepted
+    serving.feed(second)
+    assert said(serving.take()) == [Accepted(request_id="r")]
+    serving.run_dry()
+    assert serving.sequence().reason == "length"
+
+
 def test_conflict(serving: Bench) -> None:
     """An id that is in use for another body is refused, and the first request goes on untouched."""
     serving.say(submit())
