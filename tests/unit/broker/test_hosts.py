@@ -64,6 +64,34 @@ def test_a_host_that_is_gone_is_not_asked(serving: Bench) -> None:
     assert action.client == ASKER
 
 
+def test_a_host_that_dies_while_it_is_asked_leaves_nobody_waiting() -> None:
+    """Whoever waits for its answer is told that none will come; a late answer is nobody's."""
+    some, out = hosts()
+    some.hello(b"host", HostHello(host="here", pid=7))
+    some.join(ASKER, Join(count=1))
+    taken(out)
+    some.unreachable(b"somebody")
+    assert taken(out) == []
+    some.unreachable(b"host")
+    error = "the `swarm up` on here (pid 7) went away before it answered: ask again"
+    assert taken(out) == [SayClient(ASKER, Report(what="join", ok=False, body={"error": error}))]
+    some.done(HostDone(ticket=1, started=("w3",)))
+    assert taken(out) == []
+
+
+def test_a_host_on_a_new_connection_may_still_answer() -> None:
+    """The old connection's end is not the process's: the ticket goes with the process."""
+    some, out = hosts()
+    some.hello(b"old", HostHello(host="here", pid=1))
+    some.join(ASKER, Join(count=1))
+    some.hello(b"new", HostHello(host="here", pid=1))
+    taken(out)
+    some.unreachable(b"old")
+    assert taken(out) == []
+    some.done(HostDone(ticket=1, started=("w3",)))
+    assert taken(out) == [SayClient(ASKER, Report(what="join", ok=True, body={"started": ["w3"]}))]
+
+
 def test_a_host_that_reconnects_takes_its_own_place() -> None:
     """The same process on a new connection is one host, reached there; the newest host is asked."""
     some, out = hosts()
@@ -82,8 +110,9 @@ def test_tickets_are_bounded() -> None:
     some.hello(b"host", HostHello(host="here", pid=1))
     for number in range(MAX_TICKETS + 1):
         some.join(b"%d" % number, Join(count=1))
-    taken(out)
+    refused = [a for a in taken(out) if isinstance(a, SayClient) and isinstance(a.message, Report)]
+    assert [(a.client, a.message.ok) for a in refused] == [(b"0", False)]  # the oldest is told before it is forgotten
     some.done(HostDone(ticket=1, started=()))
-    assert taken(out) == []  # the oldest is forgotten
+    assert taken(out) == []
     some.done(HostDone(ticket=2, started=()))
     assert [a.client for a in taken(out) if isinstance(a, SayClient)] == [b"1"]
