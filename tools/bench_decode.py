@@ -20,8 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,13 +27,14 @@ from pathlib import Path
 from time import perf_counter
 
 from bench_lib import (
-    TOOLS,
     BenchError,
     Peer,
     Row,
     Swarm,
     Turn,
+    add_model_options,
     in_turns,
+    model_of,
     note,
     random_prompt,
     run,
@@ -76,8 +75,14 @@ CASES = (
     Case("prompt-512", "prompt", 1, 512),
     Case("prompt-1024", "prompt", 1, 1024),
 )
-PIPELINE_CASES = ("decode-1", "decode-4", "decode-16", "prompt-512")
-KV_CASES = ("decode-1", "decode-4", "prompt-128")
+PIPELINE_CASES = tuple(case for case in CASES if case.name in ("decode-1", "decode-4", "decode-16", "prompt-512"))
+KV_CASES = (
+    Case("decode-1", "decode", 1),
+    Case("decode-4", "decode", 4),
+    Case("decode-1-after-256", "decode", 1, 256),
+    Case("prompt-128", "prompt", 1, 128),
+)
+BATCH = (10, 50)  # requests, tokens of each
 
 
 @dataclass
@@ -92,16 +97,16 @@ class Bench:
     rounds: int
     new: int
     cases: tuple[str, ...]
+    quick: bool
 
     def swarm(self, stages: int | None = None, settings: dict[str, str] | None = None) -> Swarm:
         return Swarm(self.model, stages or self.stages, self.threads, settings)
 
-    def chosen(self, default: Sequence[str]) -> list[Case]:
-        names = self.cases or tuple(default)
-        unknown = set(names) - {case.name for case in CASES}
+    def chosen(self, cases: Sequence[Case]) -> list[Case]:
+        unknown = set(self.cases) - {case.name for case in cases}
         if unknown:
-            raise BenchError(f"there is no case {min(unknown)}; there are {', '.join(case.name for case in CASES)}")
-        return [case for case in CASES if case.name in names]
+            raise BenchError(f"there is no case {min(unknown)}; there are {', '.join(case.name for case in cases)}")
+        return [case for case in cases if case.name in self.cases or not self.cases]
 
     def prompts(self, case: Case) -> list[list[int]]:
         short, long = SHORT
@@ -175,7 +180,7 @@ async def decode(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     rows: list[Row] = []
     async with Peer(bench.model, bench.peer_threads) as peer, bench.swarm() as swarm:
         bandwidth = await peer.ask("bandwidth")
-        for case in bench.chosen([case.name for case in CASES]):
+        for case in bench.chosen(CASES):
             note(f"{case.name} …")
             if case.kind == "context":
                 turns = await context_turns(bench, swarm.client, peer, case)
@@ -207,7 +212,7 @@ def floor(model: Path, bandwidth: float, rows: list[Row]) -> dict[str, object]:
     return facts
 
 
-async def compared(bench: Bench, swarms: dict[str, Swarm], cases: Sequence[str]) -> list[Row]:
+async def compared(bench: Bench, swarms: dict[str, Swarm], cases: Sequence[Case]) -> list[Row]:
     """The same work for several swarms; the first is the baseline."""
     rows: list[Row] = []
     async with AsyncExitStack() as stack:
@@ -222,7 +227,7 @@ async def compared(bench: Bench, swarms: dict[str, Swarm], cases: Sequence[str])
 
 async def pipeline(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     swarms = {f"{count} stage{'s' if count > 1 else ''}": bench.swarm(count) for count in (1, 2, 3)}
-    return await compared(bench, swarms, PIPELINE_CASES), {}
+    return await compared(bench, swarms, PIPELINE_CASES), {"stages": "as stated"}
 
 
 async def kv(bench: Bench) -> tuple[list[Row], dict[str, object]]:
@@ -231,7 +236,7 @@ async def kv(bench: Bench) -> tuple[list[Row], dict[str, object]]:
 
 
 async def batching(bench: Bench) -> tuple[list[Row], dict[str, object]]:
-    count, new = 10, max(2, min(50, bench.new * 2))
+    count, new = BATCH[0], bench.new if bench.quick else BATCH[1]
     case = Case("", "decode", count)
 
     async with bench.swarm() as swarm:
@@ -322,7 +327,7 @@ async def time(bench: Bench) -> tuple[list[Row], dict[str, object]]:
                         known += hop.wait_s + hop.compute_s + hop.sample_s
                     add("wire, broker, client", now - last - known)
                 last = now
-    return [Row(what, "ms", {"per token": values}, "per token") for what, values in shares.items()], {}
+    return [Row(what, "ms", {"per token": values}) for what, values in shares.items()], {}
 
 
 MODES = {"decode": decode, "pipeline": pipeline, "kv": kv, "batching": batching, "prefix": prefix, "time": time}
@@ -331,8 +336,7 @@ MODES = {"decode": decode, "pipeline": pipeline, "kv": kv, "batching": batching,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=MODES, default="decode")
-    parser.add_argument("--model", type=Path, help="a model's folder")
-    parser.add_argument("--model-dir", type=Path, default=Path("/tmp/swarm-bench"), help="where the 1.1 B model lies")
+    add_model_options(parser)
     parser.add_argument("--cases", default="", metavar="A,B", help=f"some of {', '.join(case.name for case in CASES)}")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
@@ -342,7 +346,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    model = arguments.model or written(arguments.model_dir / "llama-1.1b")
+    model = model_of(arguments)
     bench = Bench(
         model,
         vocabulary_of(model),
@@ -352,19 +356,11 @@ def main() -> None:
         1 if arguments.quick else arguments.rounds,
         8 if arguments.quick else arguments.new_tokens,
         tuple(filter(None, arguments.cases.split(","))),
+        arguments.quick,
     )
     rows, facts = run(MODES[arguments.what](bench))
     facts = {"model": str(model), "stages": bench.stages, **facts}
     tell(rows, arguments.what, facts, as_json=arguments.json)
-
-
-def written(folder: Path) -> Path:
-    """The benchmark's model, written if it isn't there yet. In a process of its own, which needs its memory no more."""
-    if not (folder / "model.safetensors").is_file():
-        note(f"writing the model to {folder} …")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, str(TOOLS / "bench_model.py"), str(folder)], check=True)
-    return folder
 
 
 if __name__ == "__main__":

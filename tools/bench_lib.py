@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -36,6 +37,8 @@ from swarm.errors import SwarmError, Unavailable  # noqa: E402
 START_S = 600.0  # a cold disk and a busy machine
 STOP_S = 15.0
 ANSWER_S = 3600.0  # no measurement takes an hour; a peer that hangs must not hang us for ever
+
+LESS_IS_BETTER = ("s", "ms", "MiB")
 
 Turn = Callable[[], Awaitable[float]]
 
@@ -156,12 +159,30 @@ def vocabulary_of(model: Path) -> int:
     return int(json.loads((model / "config.json").read_text())["vocab_size"])
 
 
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, help="a model's folder")
+    parser.add_argument("--model-dir", type=Path, default=Path("/tmp/swarm-bench"), help="where the 1.1 B model lies")
+
+
+def model_of(arguments: argparse.Namespace) -> Path:
+    """The folder that was named, or that of the benchmark's model, which is written if it isn't there yet."""
+    if arguments.model is not None:
+        return Path(arguments.model)
+    folder: Path = arguments.model_dir / "llama-1.1b"
+    if not (folder / "model.safetensors").is_file():
+        note(f"writing the model to {folder} …")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # In a process of its own: this one shall not keep the memory.
+        subprocess.run([sys.executable, str(TOOLS / "bench_model.py"), str(folder)], check=True)
+    return folder
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Row:
-    """One case: what each contestant showed in each round, and each one's ratio to the baseline.
+    """One case: what each contestant showed in each round, and each one's ratio to the baseline, if there is one.
 
     ``ratios`` are medians over rounds of neighbouring turns, above 1 where the contestant is better than the baseline.
     """
@@ -169,22 +190,22 @@ class Row:
     case: str
     unit: str
     samples: dict[str, list[float]]
-    baseline: str
+    baseline: str | None = None
     target: float | None = None
     medians: dict[str, float] = field(init=False)
     ratios: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.medians = {name: median(values) for name, values in self.samples.items()}
-        base = self.samples[self.baseline]
+        base = self.samples[self.baseline] if self.baseline else []
         self.ratios = {
             name: median(self._better(mine, theirs) for mine, theirs in zip(values, base, strict=True))
             for name, values in self.samples.items()
-            if name != self.baseline
+            if self.baseline and name != self.baseline
         }
 
     def _better(self, mine: float, theirs: float) -> float:
-        return theirs / mine if self.unit in ("s", "ms") else mine / theirs
+        return theirs / mine if self.unit in LESS_IS_BETTER else mine / theirs
 
 
 async def in_turns(contestants: Mapping[str, Turn], rounds: int) -> dict[str, list[float]]:
