@@ -217,4 +217,8 @@ def _rotate(state: State, chosen: list[tuple[Sequence, int]]) -> None:
     """Decodes that were served go behind those that were not, so that a small share reaches everybody in turn."""
     if len(chosen) < len(state.running):
         served = {s.id for s, _ in chosen if s.scheduled == s.sampled}
-        state.running.sort(key=lambda s: s.id in served)
+        rest: list[Sequence] = []
+        behind: list[Sequence] = []
+        for sequence in state.running:
+            (behind if sequence.id in served else rest).append(sequence)
+        state.running[:] = rest + behind
