@@ -16,12 +16,13 @@ from swarm.broker import reports, scheduler
 from swarm.broker.actions import Action, Dispatch, Note, SayClient
 from swarm.broker.events import (
     AcceptanceWritten,
-    AssetArrived,
+    AssetPartArrived,
     BeatHeard,
     ClientSaid,
     ClientUnreachable,
     EpochWritten,
     Event,
+    MessageRefused,
     StepFinished,
     Tick,
     TokensWritten,
@@ -129,8 +130,10 @@ class BrokerCore:
             case ClientUnreachable(client):
                 self._requests.unreachable(client, now)
                 self._hosts.unreachable(client)
-            case AssetArrived():
-                self._members.asset_arrived(event)
+            case AssetPartArrived():
+                self._members.asset_part_arrived(event, now)
+            case MessageRefused(door):
+                self.state.count(f"malformed_{door}")
             case Tick():
                 self._tick(now)
 

@@ -31,13 +31,21 @@ class WorkerSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class AssetArrived:
-    """A file of the model that clients need came from a worker, whole. ``digest`` is what its bytes give."""
+class AssetPartArrived:
+    """A part of a file that clients need came from a worker: the bytes from ``offset`` on, of ``total``."""
 
     peer: bytes
     name: str
+    offset: int
+    total: int
     data: bytes
-    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRefused:
+    """Bytes that can't be understood came through a door: "client", "control", "beat" or "data"."""
+
+    door: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,8 @@ Event = (
     ClientSaid
     | ClientUnreachable
     | WorkerSaid
-    | AssetArrived
+    | AssetPartArrived
+    | MessageRefused
     | WorkerDisconnected
     | BeatHeard
     | StepFinished

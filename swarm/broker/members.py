@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, Note, OrderWorker
-from swarm.broker.events import AssetArrived
+from swarm.broker.events import AssetPartArrived
 from swarm.broker.health import HealthSettings, Judgement, Pulse, Verdict, judge
 from swarm.broker.partition import DEVICES, is_supported
 from swarm.broker.planning import QUARANTINE_AFTER, Planner
 from swarm.broker.requests import Requests
 from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.uploads import Uploads
 from swarm.wire.messages import (
     PROTOCOL_VERSION,
     Activated,
@@ -69,6 +70,7 @@ class Members:
         self._planner = planner
         self._requests = requests
         self._out = out
+        self._uploads = Uploads(state)
         self._pulses: dict[str, Pulse] = {}
         self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
         self._leases_renewed_at = now
@@ -139,9 +141,12 @@ class Members:
         if self._state.manifest is None:
             self._state.manifest = hello.manifest
         self._state.book.heard_of(hello.epoch)
-        self._state.workers[hello.incarnation] = Worker(hello, peer, now)
+        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now)
         self._pulses[hello.incarnation] = Pulse(now)
-        self._welcome(peer, hello)
+        self._welcome(worker, self._uploads.ask(worker, now))
+        if self._state.book.current is not None:
+            # The plan in force was made without it: what it still holds of the sequences is of no use any more.
+            self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
         self._planner.changed(now)
         self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 
@@ -170,8 +175,8 @@ class Members:
                 return f"this swarm serves another model: {difference}"
         return None
 
-    def _welcome(self, peer: bytes, hello: Hello) -> None:
-        wants = tuple(a.name for a in hello.manifest.assets if a.name not in self._state.assets)
+    def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
+        """Tell a worker that it is a member (again: it is how a member is asked for files)."""
         welcome = Welcome(
             epoch=self._state.book.written,
             beat_endpoint=self._settings.beat_endpoint,
@@ -180,19 +185,10 @@ class Members:
             lease_s=self._settings.lease_s,
             wants=wants,
         )
-        self._out.append(OrderWorker(peer, welcome))
-        if self._state.book.current is not None:
-            # The plan in force was made without it: what it still holds of the sequences is of no use any more.
-            self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
+        self._out.append(OrderWorker(worker.peer, welcome))
 
-    def asset_arrived(self, event: AssetArrived) -> None:
-        """A file counts if it is the one that the manifest names."""
-        manifest = self._state.manifest
-        named = manifest is not None and any(a.name == event.name and a.digest == event.digest for a in manifest.assets)
-        if self._member(event.peer) is not None and named:
-            self._state.assets[event.name] = event.data
-        else:
-            self._state.count("wrong_assets")
+    def asset_part_arrived(self, event: AssetPartArrived, now: float) -> None:
+        self._uploads.take(self._member(event.peer), event, now)
 
     def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
         """In good order: the plan is made without it first, unless nobody else can take its layers."""
@@ -212,6 +208,7 @@ class Members:
         if worker.is_gone:
             return
         worker.reason = evidence
+        self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
             worker.state, blame = WorkerState.LEFT, False
             self._note("worker_left", worker=worker.name, evidence=evidence)
@@ -292,6 +289,8 @@ class Members:
             worker = self._state.workers[incarnation]
             if judgement.verdict.is_out and not worker.is_gone:
                 self._lose(worker, judgement.evidence, now, blame=judgement.verdict is Verdict.HUNG)
+        for worker, names in self._uploads.ask_others(now):
+            self._welcome(worker, names)
         self._forget_the_long_gone()
         self._renew_leases(now)
 

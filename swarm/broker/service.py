@@ -13,18 +13,18 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import uvloop
-import xxhash
 import zmq
 
 from swarm import __version__
 from swarm.broker import actions as act
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.events import (
-    AssetArrived,
+    AssetPartArrived,
     BeatHeard,
     ClientSaid,
     ClientUnreachable,
     Event,
+    MessageRefused,
     StepFinished,
     Tick,
     WorkerDisconnected,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 RETRY_S = 0.002  # how soon a step that could not be sent is tried again: a fresh edge takes a moment to connect
 STEP_QUEUE = 64
-MAX_ASSET_BYTES = 64 << 20
 
 log = get_logger(__name__)
 
@@ -81,7 +80,6 @@ class BrokerService:
         self._pipe: PushChannel | None = None
         self._unsent: deque[act.Dispatch] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
-        self._assets: dict[tuple[bytes, str], bytearray] = {}
         self._stop = asyncio.Event()
         host, port = settings.broker.host, settings.broker.port
         self._front = RouterChannel(context, host, port, CLIENT.frame_limit_bytes)
@@ -127,6 +125,7 @@ class BrokerService:
             except WireError as error:
                 log.warning("client_message_refused", client=event.peer.hex(), reason=str(error))
                 self._front.send(event.peer, SERVER.encode(Malformed(reason=str(error)[:4000])))
+                self._feed(MessageRefused("client"))
                 continue
             self._feed(ClientSaid(event.peer, message))
 
@@ -139,6 +138,7 @@ class BrokerService:
                 message, payload = WORKER.decode(event.frames)
             except WireError as error:
                 log.warning("worker_message_refused", worker=event.peer.decode(errors="replace"), reason=str(error))
+                self._feed(MessageRefused("control"))
                 continue
             self._worker_said(event.peer, message, payload)
 
@@ -146,16 +146,8 @@ class BrokerService:
         if not isinstance(message, AssetPart):
             self._feed(WorkerSaid(peer, message))
             return
-        key = (peer, message.name)
-        data = self._assets.setdefault(key, bytearray())
-        if message.total > MAX_ASSET_BYTES or message.offset != len(data) or payload is None:
-            log.warning("asset_refused", name=message.name, offset=message.offset, total=message.total)
-            del self._assets[key]
-            return
-        data += payload
-        if len(data) >= message.total:
-            del self._assets[key]
-            self._feed(AssetArrived(peer, message.name, bytes(data), xxhash.xxh3_128_hexdigest(data)))
+        data = b"" if payload is None else bytes(payload)
+        self._feed(AssetPartArrived(peer, message.name, message.offset, message.total, data))
 
     async def _hear_beats(self) -> None:
         async for frames in self._beats:
@@ -163,6 +155,7 @@ class BrokerService:
                 beat, _ = BEAT.decode(frames)
             except WireError as error:
                 log.warning("beat_refused", reason=str(error))
+                self._feed(MessageRefused("beat"))
                 continue
             self._feed(BeatHeard(beat))
 
@@ -172,6 +165,7 @@ class BrokerService:
                 message, _ = DATA.decode(frames)
             except WireError as error:
                 log.warning("step_refused", reason=str(error))
+                self._feed(MessageRefused("data"))
                 continue
             if isinstance(message, StepDone):
                 self._feed(StepFinished(message))

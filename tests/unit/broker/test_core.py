@@ -5,26 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm.broker.actions import Action, SayClient
-from swarm.broker.events import AssetArrived, ClientUnreachable, StepFinished
+from swarm.broker.actions import Action
+from swarm.broker.events import ClientUnreachable, MessageRefused, StepFinished
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
-    ASSET_PART_BYTES,
-    Asset,
-    AssetPart,
     CopyDone,
     Describe,
     Description,
     Failure,
     GetAsset,
     LayerRange,
+    Query,
     Report,
-    Welcome,
 )
-from tests.unit.broker.bench import TOKEN, Bench, done_of, orders, said, submit
-
-FILE = Asset("tokenizer.json", 3, "right")
-WITH_FILES = msgspec.structs.replace(fake_manifest(), assets=(FILE, Asset("chat.jinja", 1, "other")))
+from tests.unit.broker.bench import TOKEN, Bench, done_of, said, submit
 
 
 def describe(bench: Bench) -> Description:
@@ -54,46 +48,18 @@ def test_description_follows_the_swarm(bench: Bench) -> None:
     assert describe(bench).state == "serving"
 
 
-def test_files_of_the_model_are_asked_for_kept_and_served(bench: Bench) -> None:
-    """A worker is asked for what is missing; a file counts if it is the one that the manifest names."""
-    bench.join("w0", manifest=WITH_FILES)
-    (welcome,) = [o for _, o in orders(bench.log, Welcome)]
-    assert isinstance(welcome, Welcome)
-    assert welcome.wants == ("tokenizer.json", "chat.jinja")
-    # One that is damaged, one that nobody named, one from a stranger: counted, not kept.
-    for event in (
-        AssetArrived(b"w0.1", "tokenizer.json", b"bad", "wrong"),
-        AssetArrived(b"w0.1", "passwords", b"abc", "right"),
-        AssetArrived(b"who", "tokenizer.json", b"abc", "right"),
-    ):
-        assert bench.feed(event) == []
-    assert bench.state.counters["wrong_assets"] == 3
-    assert not bench.state.assets
-    bench.feed(AssetArrived(b"w0.1", "tokenizer.json", b"abc", "right"))
-    # The next worker is asked only for the other.
-    bench.take()
-    bench.join("w1", manifest=WITH_FILES)
-    (welcome,) = [o for _, o in orders(bench.log, Welcome)]
-    assert isinstance(welcome, Welcome)
-    assert welcome.wants == ("chat.jinja",)
-    # A client fetches it.
-    (action,) = bench.say(GetAsset(name="tokenizer.json", offset=1))
-    assert isinstance(action, SayClient)
-    assert isinstance(action.message, AssetPart)
-    assert (action.message.total, action.message.offset, action.payload) == (3, 1, b"bc")
-
-
-def test_a_large_file_comes_in_parts(bench: Bench) -> None:
-    """No part is larger than the wire allows."""
-    bench.join("w0", manifest=WITH_FILES)
-    bench.feed(AssetArrived(b"w0.1", "tokenizer.json", bytes(ASSET_PART_BYTES + 5), "right"))
-    sizes = []
-    for offset in (0, ASSET_PART_BYTES):
-        (action,) = bench.say(GetAsset(name="tokenizer.json", offset=offset))
-        assert isinstance(action, SayClient)
-        assert action.payload is not None
-        sizes.append(len(action.payload))
-    assert sizes == [ASSET_PART_BYTES, 5]
+def test_what_nobody_can_understand_is_counted(serving: Bench) -> None:
+    """Each door's share stands in the stats."""
+    for door in ("client", "control", "control", "beat", "data"):
+        assert serving.feed(MessageRefused(door)) == []
+    (report,) = said(serving.say(Query(what="stats")))
+    assert isinstance(report, Report)
+    assert {name: n for name, n in report.body["pipeline"].items() if name.startswith("malformed")} == {
+        "malformed_beat": 1,
+        "malformed_client": 1,
+        "malformed_control": 2,
+        "malformed_data": 1,
+    }
 
 
 def test_an_unknown_file_is_an_answer(serving: Bench) -> None:

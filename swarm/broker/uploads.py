@@ -1,0 +1,105 @@
+"""The model's files that clients need (tokenizer, chat template), on their way from workers to the broker.
+
+One worker at a time is asked for each missing file. If it goes, or nothing of the file comes for a while, or what came
+is not what the manifest names, another one is asked. Parts count only from the one that was asked and in order, from 0
+on; nothing else is ever kept, so what uploads can take of the memory is the size of the files that the manifest names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import xxhash
+
+from swarm.broker.events import AssetPartArrived
+from swarm.broker.state import State, Worker
+from swarm.wire.messages import Asset
+
+MAX_ASSET_BYTES = 64 << 20
+ASK_AGAIN_S = 10.0  # without a part of it; a tokenizer of some MB takes less than a second on any network
+
+
+@dataclass(slots=True)
+class _Upload:
+    """A file that ``incarnation`` was asked for."""
+
+    asset: Asset
+    incarnation: str
+    heard_at: float
+    data: bytearray = field(default_factory=bytearray)
+
+
+class Uploads:
+    """Keeps ``state.assets``."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._under_way: dict[str, _Upload] = {}
+
+    def ask(self, worker: Worker, now: float) -> tuple[str, ...]:
+        """The files that this worker shall be asked for: those that nobody is being asked for."""
+        names: list[str] = []
+        for asset in self._missing():
+            if asset.name not in self._under_way:
+                self._under_way[asset.name] = _Upload(asset, worker.incarnation, now)
+                names.append(asset.name)
+        return tuple(names)
+
+    def ask_others(self, now: float) -> list[tuple[Worker, tuple[str, ...]]]:
+        """Who is to be asked in place of those that went or don't send, and for what."""
+        members = [w for w in self._state.workers.values() if not w.is_gone]
+        orders: dict[str, list[str]] = {}
+        for name, upload in list(self._under_way.items()):
+            if members and self._is_overdue(upload, now):
+                after = _next(members, upload.incarnation)
+                self._under_way[name] = _Upload(upload.asset, after.incarnation, now)
+                orders.setdefault(after.incarnation, []).append(name)
+        return [(self._state.workers[incarnation], tuple(names)) for incarnation, names in orders.items()]
+
+    def take(self, worker: Worker | None, part: AssetPartArrived, now: float) -> None:
+        """A part came. The last one makes the file, if it is the one that the manifest names."""
+        upload = self._under_way.get(part.name)
+        if worker is None or upload is None or upload.incarnation != worker.incarnation:
+            self._state.count("unasked_asset_parts")
+            return
+        if part.offset == 0:
+            upload.data.clear()
+        is_next = part.offset == len(upload.data) and part.offset + len(part.data) <= upload.asset.num_bytes
+        if part.total != upload.asset.num_bytes or not is_next:
+            self._state.count("wrong_asset_parts")
+            upload.data.clear()
+            return
+        upload.heard_at = now
+        upload.data += part.data
+        if len(upload.data) == upload.asset.num_bytes:
+            self._finish(upload)
+
+    def forget(self, incarnation: str) -> None:
+        """This worker is gone: what has come of it is of no use."""
+        for upload in self._under_way.values():
+            if upload.incarnation == incarnation:
+                upload.data.clear()
+
+    def _finish(self, upload: _Upload) -> None:
+        data = bytes(upload.data)
+        upload.data.clear()
+        if xxhash.xxh3_128_hexdigest(data) != upload.asset.digest:
+            self._state.count("wrong_assets")
+            return
+        del self._under_way[upload.asset.name]
+        self._state.assets[upload.asset.name] = data
+
+    def _missing(self) -> list[Asset]:
+        manifest = self._state.manifest
+        assets = manifest.assets if manifest is not None else ()
+        return [a for a in assets if a.name not in self._state.assets and a.num_bytes <= MAX_ASSET_BYTES]
+
+    def _is_overdue(self, upload: _Upload, now: float) -> bool:
+        worker = self._state.workers.get(upload.incarnation)
+        return worker is None or worker.is_gone or now - upload.heard_at >= ASK_AGAIN_S
+
+
+def _next(members: list[Worker], incarnation: str) -> Worker:
+    """The member after this one, in turn."""
+    places = [index for index, worker in enumerate(members) if worker.incarnation == incarnation]
+    return members[(places[0] + 1) % len(members) if places else 0]
