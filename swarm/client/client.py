@@ -142,16 +142,27 @@ class AsyncClient:
 
         The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
         """
-        errors: dict[int, ClientError] = {}
         wish = check_wish(params, options)
-        on_error = errors.__setitem__ if return_errors else None
-        sources = [as_source(prompt) for prompt in prompts]
-        stream = self._stream(sources, wish, on_error)
-        pieces = await _collect(stream, len(prompts))
-        return [
-            errors[place] if place in errors else stream.finished[place].completion(pieces[place])
-            for place in range(len(prompts))
-        ]
+        results: dict[int, Completion | ClientError] = {}
+        sources: dict[int, Source] = {}
+        for place, prompt in enumerate(prompts):
+            try:
+                sources[place] = as_source(prompt)
+            except InvalidRequest as error:
+                if not return_errors:
+                    raise
+                results[place] = error
+        places = list(sources)
+
+        def note(index: int, error: ClientError) -> None:
+            results[places[index]] = error
+
+        stream = self._stream(list(sources.values()), wish, note if return_errors else None)
+        pieces = await _collect(stream, len(places))
+        for index, place in enumerate(places):
+            if place not in results:
+                results[place] = stream.finished[index].completion(pieces[index])
+        return [results[place] for place in range(len(prompts))]
 
     def stream_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]

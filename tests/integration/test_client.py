@@ -15,6 +15,7 @@ import pytest
 from swarm import (
     AsyncClient,
     Client,
+    Completion,
     InvalidRequest,
     Overloaded,
     RequestFailed,
@@ -150,6 +151,29 @@ async def test_errors_in_a_batch() -> None:
     assert not isinstance(good, Exception)
     assert good.text == "long #0"
     assert isinstance(bad, Overloaded)
+
+
+async def test_prompts_that_are_wrong_in_a_batch() -> None:
+    """Whatever is wrong with a prompt, with return_errors it is an error in its place and the others are answered; by
+    default nothing is submitted."""
+    prompts: list[str | list[int]] = ["", "one", [-1], [], "two", [1 << 40]]
+    async with FakeBroker(echo) as broker, AsyncClient(broker.url) as client:
+        with pytest.raises(InvalidRequest, match="empty"):
+            await client.generate_batch(prompts, max_tokens=9)
+        assert broker.heard_of(Submit) == []
+        answers = await client.generate_batch(prompts, return_errors=True, max_tokens=9)
+        assert [type(answer) for answer in answers] == [
+            InvalidRequest,
+            Completion,
+            InvalidRequest,
+            InvalidRequest,
+            Completion,
+            InvalidRequest,
+        ]
+        texts = [answer.text for answer in answers if isinstance(answer, Completion)]
+        assert [text.split()[0] for text in texts] == ["one", "two"]
+        (only,) = await client.generate_batch([""], return_errors=True)
+        assert isinstance(only, InvalidRequest)
 
 
 async def test_chat_uses_the_models_template() -> None:
