@@ -91,8 +91,9 @@ def worker(
 ) -> None:
     """Run a worker: it brings one device and the model's files to a broker, and computes the layers it is given.
 
-    SIGTERM and Ctrl-C make it leave in good order. Exit code 78 means that it can't work (the model or a setting is
-    wrong, or the broker refuses it), and that starting it again won't help.
+    SIGTERM and Ctrl-C make it leave in good order, within 3 seconds; a second one ends it at once. Exit codes: 0, the
+    broker let it go (swarmctl stop), and it shall stay away; 143 or 130, it left because of SIGTERM or Ctrl-C; 78, it
+    can't work (the model or a setting is wrong, or the broker refuses it), and starting it again won't help.
     """
     die_with_parent()
     overrides = {

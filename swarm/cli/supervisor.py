@@ -4,8 +4,9 @@ Rules:
 
 * The broker and every worker are *children*. A child that dies is started again after a delay that doubles from
   ``FIRST_DELAY_S`` to ``MAX_DELAY_S``; a life of ``HEALTHY_S`` makes it as good as new.
-* A worker that ends with 0 left in good order (``swarmctl stop``): it stays away. The broker has no such right, the
-  swarm can't be without it.
+* A worker that ends with 0 was let go by the broker, because somebody asked the broker for that (``swarmctl stop``): it
+  stays away. One that a signal ended is started again, however orderly it went. The broker has no such right to stay
+  away, the swarm can't be without it.
 * A child that ends with ``EX_CONFIG`` can't ever work (a wrong setting, a model that is refused). A worker is given up;
   a broker ends the whole. So does the last worker of a swarm that never served: nobody is left to wait for.
 * Stopping: everybody is asked at once, whoever is still there after ``GRACE_S`` is killed, and ``REAP_S`` later the
@@ -26,6 +27,7 @@ GRACE_S = 5.0
 REAP_S = 2.0
 
 EX_CONFIG = 78  # sysexits.h: "something was found in an unconfigured or misconfigured state"
+SIGNAL_BASE = 128  # as shells count: a process that ended in order because of signal n ends with 128 + n
 MAX_WORKERS = 64  # on one machine; far above sense, far below what makes a machine unusable
 
 BROKER = "broker"
@@ -327,9 +329,13 @@ class Supervisor:
 
 def describe_exit(code: int) -> str:
     """An exit code in words."""
-    if code >= 0:
-        return f"ended with code {code}"
+    if code > SIGNAL_BASE:
+        return f"ended after {_signal_name(code - SIGNAL_BASE)}"
+    return f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
+
+
+def _signal_name(number: int) -> str:
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"signal {number}"

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -29,6 +30,7 @@ from swarm.stage import actions as act
 from swarm.stage.compute import ComputeThread, Outward
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
+from swarm.stage.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.stage.vitals import Vitals
 from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
@@ -42,7 +44,9 @@ from swarm.wire.messages import (
     Fence,
     Hello,
     LayerCost,
+    Leaving,
     Order,
+    Release,
     Stats,
     WorkerMessage,
 )
@@ -67,7 +71,9 @@ def run(settings: Settings) -> int:
         memory_limit=None if limit is None else int(limit),
         threads=settings.worker.threads or None,
     )
-    return uvloop.run(_main(settings, executor))
+    code = uvloop.run(_main(settings, executor))
+    gc.freeze()  # else the interpreter's last collection walks through all of torch, which takes a second
+    return code
 
 
 async def _main(settings: Settings, executor: TorchExecutor) -> int:
@@ -112,13 +118,15 @@ class WorkerService:
             context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes
         )
         self._beats: BeatThread | None = None
+        self._connected = False
+        self._departure = Departure()
         self._stop = asyncio.Event()
         self._exit_code = 0
 
     async def run(self) -> int:
         """Serve until something ends it; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._stop.set)
+            self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.set_exception_handler(self._fail)
         self._compute.start()
         log.info(
@@ -151,13 +159,32 @@ class WorkerService:
         self._exit_code = 1
         self._stop.set()
 
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: signal.Signals) -> None:
+        is_member = self._connected and self._core.welcome is not None
+        farewell = self._departure.signalled(number, is_member=is_member)
+        log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
+        if farewell is Farewell.TELL:
+            self._send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
+            self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
+        self._say_goodbye(farewell)
+
+    def _say_goodbye(self, farewell: Farewell | None) -> None:
+        if farewell is Farewell.END and self._departure.exit_code is not None:
+            self._exit_code = self._departure.exit_code
+            self._stop.set()
+
     # --- control -----------------------------------------------------------------------------------------------------
 
     async def _hear_orders(self) -> None:
         async for event in self._control:
             if event is Link.UP:
+                self._connected = True
                 self._compute.post(BrokerConnected())
             elif event is Link.DOWN:
+                self._connected = False
+                self._say_goodbye(self._departure.disconnected())
                 log.warning("broker_gone", note="knocking until it is back")
             elif not isinstance(event, Link):
                 self._take_order(event)
@@ -168,6 +195,8 @@ class WorkerService:
         except WireError as error:
             log.warning("order_refused", reason=str(error))
             return
+        if isinstance(order, Release):
+            self._say_goodbye(self._departure.released())
         self._raise_fence_flag(order)
         self._compute.post(OrderArrived(order))
 
@@ -224,8 +253,8 @@ class WorkerService:
             case act.SendAssets(names):
                 self._send_assets(names)
             case act.Exit(code, reason):
-                (log.info if code == 0 else log.error)("worker_ends", reason=reason, code=code)
-                self._exit_code = code
+                self._exit_code = self._departure.exit_code or code
+                (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
                 self._stop.set()
 
     def _hello(self) -> Hello:

@@ -146,7 +146,7 @@ def up(tmp_path: Path) -> Iterator[StartUp]:
 
 
 def test_one_command_is_a_swarm(up: StartUp) -> None:
-    """It serves, survives a worker's death with a new process, takes one more worker, and leaves nothing behind."""
+    """It serves, replaces a worker that died or was ended by hand, takes one more worker, and leaves nothing behind."""
     swarm = up("--workers", "2")
     swarm.wait_for("serving")
     assert swarm.wait_for("w").split()[0] == "worker"
@@ -160,6 +160,11 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
     swarm.wait_for("serving with a new plan")
     swarm.wait_for("  w1 ")  # its row in the plan's table
     assert swarm.run("generate", "Once", "--max-tokens", "3").returncode == 0
+
+    swarm.children()["w1"].terminate()  # by hand: nobody told the swarm to do without it
+    swarm.wait_for("w1 ended after SIGTERM; starting it again in 0.5 s")
+    swarm.wait_for("serving with a new plan")
+    swarm.wait_for("  w1 ")
 
     joined = swarm.run("--json", "join", "--count", "1", program="ctl")
     assert joined.returncode == 0, joined.stderr

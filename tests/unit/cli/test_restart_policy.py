@@ -98,6 +98,16 @@ def test_a_worker_may_leave_and_the_broker_may_not() -> None:
     assert supervisor.workers() == ("w0",)
 
 
+@pytest.mark.parametrize(("code", "words"), [(143, "ended after SIGTERM"), (130, "ended after SIGINT")])
+def test_a_worker_that_a_signal_ended_comes_back(code: int, words: str) -> None:
+    """Somebody ended it by hand, however orderly it went: nobody told the swarm to do without it. Unless all stops."""
+    supervisor = begun(1)
+    assert supervisor.handle(Exited("w0", code), 1.0) == [SayRestart("w0", words, 0.25)]
+    assert supervisor.handle(Tick(), 1.25) == [Start("w0")]
+    supervisor.handle(StopAsked(), 2.0)
+    assert supervisor.handle(Exited("w0", code), 2.1) == []
+
+
 def test_a_worker_that_cannot_work_is_given_up() -> None:
     """EX_CONFIG: the reason is told, the worker is not started again, the others go on."""
     supervisor = begun(2)
@@ -217,7 +227,13 @@ def test_more_workers_have_a_limit_and_an_end() -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(3, "ended with code 3"), (-9, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (-99, "signal 99")],
+    [
+        (3, "ended with code 3"),
+        (-9, "was ended by SIGKILL"),
+        (-11, "was ended by SIGSEGV"),
+        (-99, "signal 99"),
+        (228, "signal 100"),
+    ],
 )
 def test_exit_codes_in_words(code: int, words: str) -> None:
     """Signals have names, where they have one."""
