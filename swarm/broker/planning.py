@@ -289,7 +289,7 @@ class Planner:
         book.phase = PlanPhase.SERVING
         book.waits_for = ""
         self._state.count("plans")
-        stages = [f"{s.name}{s.layers}" for s in book.current.stages]
+        stages = [f"{s.name} {s.layers}" for s in book.current.stages]
         capacity = book.kv_blocks * 32
         for worker in self._state.workers.values():
             if not worker.is_gone and worker.incarnation not in book.current.members:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from swarm.client.blocking import BlockingStream, Client
     from swarm.client.request import Prompt, RequestOptions
-    from swarm.client.results import Choice, Completion
+    from swarm.client.results import Choice, Completion, Piece
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
 
@@ -91,8 +91,8 @@ def generate(
     with Client(url) as client:
         tell_if_waiting(client)
         stream = _stream(client, source, chat, options)
-        completion = _follow(stream, silent=as_json or n > 1)
-    _print_rest(completion, as_json=as_json)
+        completion = _follow(stream, client, silent=as_json or n > 1)
+        _print_rest(completion, client, as_json=as_json)
     if hops and not as_json:
         print_hops(completion.choices)
 
@@ -132,13 +132,16 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _follow(stream: BlockingStream, *, silent: bool) -> Completion:
-    """Show a stream to its end."""
+def _follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
+    """Show a stream to its end; from a model without a tokenizer, as the ids that --tokens takes."""
     shown = False
+    has_text = True
     try:
         for piece in stream:
             if not silent:
-                show(piece.text)
+                if not shown:
+                    has_text = client.text_model() is not None
+                show(piece.text if has_text else _as_id(piece, is_first=not shown))
                 shown = True
     finally:
         if shown:
@@ -148,14 +151,22 @@ def _follow(stream: BlockingStream, *, silent: bool) -> Completion:
     return completion
 
 
-def _print_rest(completion: Completion, *, as_json: bool) -> None:
+def _as_id(piece: Piece, *, is_first: bool) -> str:
+    if piece.token is None:
+        return ""
+    return str(piece.token) if is_first else f",{piece.token}"
+
+
+def _print_rest(completion: Completion, client: Client, *, as_json: bool) -> None:
     from swarm.cli.output import print_json
 
     if as_json:
         print_json(as_data(completion))
     elif len(completion.choices) > 1:
+        has_text = client.text_model() is not None
         for choice in completion.choices:
-            show(f"[{choice.index}] {choice.text}\n")
+            answer = choice.text if has_text else ",".join(map(str, choice.tokens))
+            show(f"[{choice.index}] {answer}\n")
 
 
 def as_data(completion: Completion) -> dict[str, object]:
@@ -215,7 +226,7 @@ def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
     for choice in choices:
         for index, hops in enumerate(choice.hops):
             for hop in hops:
-                stage = (hop.worker, f"{hop.layers.first}-{hop.layers.stop - 1}")
+                stage = (hop.worker, str(hop.layers))
                 firsts.setdefault(stage, [])
                 laters.setdefault(stage, [])
                 if index == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.cli.output import in_bytes
-from swarm.wire.messages import Json
+from swarm.wire.messages import Json, LayerRange
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
 
@@ -55,7 +55,7 @@ def plan_lines(plan: Json) -> list[str]:
     rows += [
         (
             str(stage["worker"]),
-            f"{stage['layers'][0]}–{stage['layers'][1] - 1}",
+            str(LayerRange(*stage["layers"])),
             in_bytes(stage["weight_bytes"]),
             in_bytes(stage["resident_bytes"]) if "resident_bytes" in stage else "?",
             f"{stage['kv_capacity']} tokens" if "kv_capacity" in stage else "?",

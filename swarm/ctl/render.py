@@ -170,7 +170,7 @@ def _value(key: str, value: object) -> str:
 
 def _listed(key: str, values: Sequence[object]) -> str:
     if key == "layers" and len(values) == 2 and isinstance(values[1], int):
-        return f"{values[0]}-{values[1] - 1}"
+        return f"{values[0]}–{values[1] - 1}"
     separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "
     return separator.join(_value("", item) for item in values)
 

@@ -85,7 +85,8 @@ class LayerRange(Record, frozen=True):
         return self.stop - self.first
 
     def __str__(self) -> str:
-        return f"[{self.first}, {self.stop})"
+        """For people: the first and the last layer. One that is empty, which is a mistake, shows its bounds."""
+        return f"{self.first}–{self.stop - 1}" if self.first < self.stop else f"[{self.first}, {self.stop})"
 
 
 class TensorSpec(Record, frozen=True):

@@ -19,7 +19,7 @@ from swarm.cli.generate import generate
 from swarm.cli.output import run_app
 from swarm.ctl.main import run as swarmctl
 from swarm.wire.messages import Cancel, Join, Rejected, Report, StopWorker, Submit
-from tests.integration.fake_broker import EOS, FakeBroker, say, tiny_tokenizer
+from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
 SCRIPT = """
 import sys, typer
@@ -79,6 +79,18 @@ def test_generate_from_token_ids(broker: FakeBroker, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "ab\n"
 
 
+@pytest.mark.parametrize(("more", "out"), [((), "5,6,7\n"), (("--n", "2"), "[0] 5,6,7\n[1] 5,6,7\n")])
+def test_generate_without_a_tokenizer(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], out: str
+) -> None:
+    """Token ids in, token ids out, as --tokens takes them."""
+    broker.files.clear()
+    broker.manifest = manifest_of({})
+    broker.answer = lambda submit, index: [5, 6, 7]
+    assert swarm("generate", "--tokens", "1,2,3", "--max-tokens", "3", *more) == 0
+    assert capsys.readouterr().out == out
+
+
 def test_generate_in_json(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """One object with everything, hops and all choices included."""
     assert swarm("generate", "hello", "--json", "--hops", "--n", "2") == 0
@@ -103,7 +115,7 @@ def test_generate_shows_the_hops(broker: FakeBroker, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr()
     assert shown.out == "hello#0\n"
     [line] = [line for line in shown.err.splitlines() if "w0" in line]
-    assert line.split() == ["w0", "0-1", "2.00", "2.00", "1.00", "0.00"]
+    assert line.split() == ["w0", "0–1", "2.00", "2.00", "1.00", "0.00"]
 
 
 def test_generate_through_the_chat_template(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,13 +307,13 @@ REPORTS: dict[str, dict[str, object]] = {
 }
 EXPECTED = {
     "status": ["serving", "epoch 3", "uptime 2.0 h", "running 2", "colour red"],
-    "nodes": ["w0 active 0-3 cpu float32 healthy 50.0 ms 32 / 4096 8.0 GiB box 7 up", "w1 loading", "quorum yes"],
+    "nodes": ["w0 active 0–3 cpu float32 healthy 50.0 ms 32 / 4096 8.0 GiB box 7 up", "w1 loading", "quorum yes"],
     "plan": [
         "objective throughput",
-        "w0 0-3 2.0 KiB 2.1 ms 5",
+        "w0 0–3 2.0 KiB 2.1 ms 5",
         "the head weighs as much as two layers",
         "coming: epoch 4",
-        "w1 0-3",
+        "w1 0–3",
     ],
     "stats": ["steps 12 11", "late 1 –", "tokens 3"],
     "requests": ["r1 running 3 5 500.0 ms"],

@@ -942,8 +942,8 @@ def test_strangers_are_counted(serving: Bench) -> None:
 def test_the_plan_explains_itself(serving: Bench) -> None:
     """One sentence per stage: who, which layers, how much memory."""
     assert serving.state.book.current.why == (
-        "w0 holds layers [0, 3): 3 of 6, 4.0 MiB of its 200 MiB",
-        "w1 holds layers [3, 6): 3 of 6, 4.0 MiB of its 200 MiB",
+        "w0 holds layers 0–2: 3 of 6, 4.0 MiB of its 200 MiB",
+        "w1 holds layers 3–5: 3 of 6, 4.0 MiB of its 200 MiB",
     )
 
 

@@ -82,7 +82,7 @@ def test_plan_shows_the_one_in_force_and_the_one_under_way(serving: Bench) -> No
     plan = ask(serving, "plan")
     assert (plan["epoch"], plan["coming"]["epoch"]) == (1, 2)
     assert [s["layers"] for s in plan["coming"]["stages"]] == [[0, 2], [2, 4], [4, 6]]
-    assert plan["why"][0].startswith("w0 holds layers [0, 3)")
+    assert plan["why"][0].startswith("w0 holds layers 0–2")
 
 
 def test_stats(serving: Bench) -> None:

@@ -89,6 +89,31 @@ def test_an_interrupt_during_imports_is_quiet(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("module", ["swarm.cli.main", "swarm.ctl.main"])
+def test_an_interrupt_in_the_last_instants_is_quiet(module: str) -> None:
+    """Behind the command's end it is 130 like any other interrupt; once the exit code stands, nothing changes it."""
+    late = (
+        f"import os, signal, sys, {module} as m;"
+        "m.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT) or sys.stdin.read();"
+        "m.main()"
+    )
+    later = (
+        f"import atexit, os, signal, {module} as m; atexit.register(os.kill, os.getpid(), signal.SIGINT);"
+        "m.run = lambda arguments: 5; m.main()"
+    )
+    for program, code in ((late, 130), (later, 5)):
+        process = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert (process.returncode, process.stderr) == (code, "")
+
+
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     """``swarm config check --json | head -0``: quiet, and not a success."""
     read_fd, write_fd = os.pipe()
