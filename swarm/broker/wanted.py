@@ -22,7 +22,8 @@ def wanted_shares(state: State, *, without: Worker | None = None) -> list[tuple[
             return [(workers[s.candidate].incarnation, s.layers) for s in shares]
         refusing.append(workers.pop(refused))
     text = _refusals(refusing, "a worker that can load the model: {}")
-    return Shortage(text or "a worker: none has joined yet", 0)
+    nobody = "a worker: none has joined yet" if without is None else "another worker, since this is the only one"
+    return Shortage(text or nobody, 0)
 
 
 def _candidates(state: State) -> list[Worker]:

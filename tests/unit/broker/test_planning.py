@@ -757,6 +757,16 @@ def test_stopping_an_indispensable_worker_needs_force(make_bench) -> None:
     assert bench.state.book.current is None
 
 
+def test_stopping_the_only_worker(make_bench) -> None:
+    """The answer does not deny that it has joined."""
+    (refused,) = said(make_bench().serve(1).say(StopWorker(worker="w0")))
+    assert isinstance(refused, Report)
+    assert refused.body["error"] == (
+        "the swarm can't do without w0, it would wait for another worker, since this is the only one "
+        "(--force stops it anyway)"
+    )
+
+
 def test_stopping_nobody(serving: Bench) -> None:
     """A name that nobody has is answered with those there are."""
     (report,) = said(serving.say(StopWorker(worker="w7")))
