@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,9 @@ from swarm.cli.output import complain, print_json
 from swarm.cli.processes import die_with_parent
 from swarm.cli.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
 
 config_app = typer.Typer(help="Look at the settings.")
 
@@ -63,7 +66,9 @@ def broker(
         from swarm.broker.service import run
 
         log.configure(settings.log)
-        _exit(run(settings))
+        with _state_held(settings):
+            code = run(settings)
+    _exit(code)
 
 
 def worker(
@@ -135,6 +140,18 @@ def check(
 def _exit(code: int) -> None:
     if code != 0:
         raise typer.Exit(code)
+
+
+@contextmanager
+def _state_held(settings: Settings) -> Iterator[None]:
+    """One broker at a time uses a state directory. Without one that was named, nothing is kept."""
+    if "state_dir" not in settings.model_fields_set:
+        yield
+        return
+    from swarm.cli.statedir import BROKER_LOCK, held
+
+    with held(settings.state_dir, BROKER_LOCK, "swarm broker"):
+        yield
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Where ``swarm up`` keeps its state: a directory that was named, or a private one that goes when it ends.
 
-A supervisor that was killed can't tidy up. So a private directory carries a lock that the kernel drops with its holder,
-and the next ``swarm up`` of the same user removes those that nobody holds.
+Who uses a state directory holds a lock in it, which the kernel drops with its holder: a second supervisor or broker on
+the same directory is refused. A supervisor that was killed can't tidy up its private directory; the next ``swarm up``
+of the same user removes those that nobody holds.
 """
 
 from __future__ import annotations
@@ -18,16 +19,44 @@ from swarm.errors import ConfigError
 
 PREFIX = "swarm-up-"
 LOCK = "supervisor.lock"
+BROKER_LOCK = "broker.lock"  # of its own: a supervisor's broker works in its supervisor's directory
 
 
 @contextmanager
 def state_directory(given: Path | None) -> Iterator[Path]:
-    """The directory, with a ``logs`` directory in it. Raises ConfigError if it can't be written."""
+    """The directory, with a ``logs`` directory in it, held until the end. Raises ConfigError if it can't be written or
+    another ``swarm up`` holds it."""
     if given is None:
         with _private_directory() as private:
             yield _with_logs(private)
     else:
-        yield _with_logs(given.expanduser().absolute())
+        directory = _with_logs(given.expanduser().absolute())
+        with held(directory, LOCK, "swarm up"):
+            yield directory
+
+
+@contextmanager
+def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
+    """Hold a lock of this name in the directory, which is made if need be. Raises ConfigError if somebody else does;
+    ``holder`` is what both are, for people."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = (directory / lock).open("a+")
+    except OSError as error:
+        raise _not_writable(directory, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            pid = file.read().strip() or "?"
+            raise ConfigError(
+                f"the state directory {directory} is in use by another {holder} (process {pid}): stop that one first, or name another with --state-dir"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def _with_logs(directory: Path) -> Path:
@@ -35,10 +64,14 @@ def _with_logs(directory: Path) -> Path:
         (directory / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=directory / "logs").close()
     except OSError as error:
-        raise ConfigError(
-            f"the state directory {directory} can't be written ({error.strerror}); name another with --state-dir"
-        ) from None
+        raise _not_writable(directory, error) from None
     return directory
+
+
+def _not_writable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the state directory {directory} can't be written ({error.strerror}); name another with --state-dir"
+    )
 
 
 @contextmanager
@@ -46,8 +79,7 @@ def _private_directory() -> Iterator[Path]:
     remove_stale(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
-        with (directory / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with held(directory, LOCK, "swarm up"):
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

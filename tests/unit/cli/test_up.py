@@ -15,7 +15,7 @@ import pytest
 
 from swarm.cli.models import resolve_model
 from swarm.cli.processes import LogFile
-from swarm.cli.statedir import LOCK, PREFIX, remove_stale, state_directory
+from swarm.cli.statedir import BROKER_LOCK, LOCK, PREFIX, held, remove_stale, state_directory
 from swarm.cli.summary import loading_line, plan_lines, serving_lines
 from swarm.cli.up import Commands, check_ports
 from swarm.config import load
@@ -158,6 +158,28 @@ def test_a_state_directory_that_cannot_be_written_is_one_error(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"can't be written .* --state-dir"), state_directory(tmp_path / "file" / "x"):
         pass
+
+
+def test_a_state_directory_has_one_supervisor(tmp_path: Path) -> None:
+    """A second one is refused, by the command too, with the first one's process in one line; then it is free again."""
+    with state_directory(tmp_path):
+        with pytest.raises(ConfigError, match=rf"in use by another swarm up \(process {os.getpid()}\)"):
+            state_directory(tmp_path).__enter__()
+        process = run_swarm("up", "--workers", "0", "--state-dir", str(tmp_path))
+        assert (process.returncode, process.stdout) == (1, "")
+        (line,) = process.stderr.splitlines()
+        assert "in use by another swarm up" in line
+    with state_directory(tmp_path):
+        pass
+
+
+def test_a_state_directory_has_one_broker(tmp_path: Path) -> None:
+    """A second broker is refused with the code that means: starting again won't help. A supervisor is no broker."""
+    with held(tmp_path, BROKER_LOCK, "swarm broker"), state_directory(tmp_path):
+        process = run_swarm("broker", "--state-dir", str(tmp_path))
+        assert process.returncode == 78
+        (line,) = process.stderr.splitlines()
+        assert line.startswith(f"swarm: the state directory {tmp_path} is in use by another swarm broker")
 
 
 def test_only_what_nobody_holds_is_tidied_up(tmp_path: Path) -> None:
