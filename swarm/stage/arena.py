@@ -1,22 +1,26 @@
 """Keys and values of every sequence, by sequence and layer, in blocks of 32 positions.
 
-One contiguous piece of address space per sequence and layer, as long as the sequence may ever become; the system
-commits its pages when they are first written and takes them back at release. So nothing is gathered, copied or moved as
-sequences grow, and room is counted in blocks all the same.
+Sequences of like length share a *rack*: one piece of address space per layer with a place for each, as long as such a
+sequence may ever become. So neighbours can be multiplied in one product, and nothing is gathered, copied or moved as
+they grow. The system commits pages when they are first written and takes them back at release; room is counted in
+blocks all the same.
 """
 
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 
 import torch
 
 from swarm.errors import IllegalMove
-from swarm.stage.passes import GRID, round_up
+from swarm.stage.passes import CELL, GRID, round_up
 from swarm.wire.messages import LayerRange, Row
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
+# Sequences that share a rack, where giving back a part of a mapping zeroes it.
+_PLACES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,106 +31,199 @@ class Region:
     values: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One layer of a rack: keys and values ``[places, key heads, positions, size]``, on these pages (CPU only)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    pages: tuple[mmap.mmap, ...]
+
+    def region(self, place: int) -> Region:
+        return Region(self.keys[place], self.values[place])
+
+    def clear(self, place: int) -> None:
+        """Give a place's pages back; they read as zeros afterwards."""
+        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
+            size = tensor.stride(0) * tensor.itemsize
+            pages.madvise(mmap.MADV_DONTNEED, place * size, size)
+
+
+@dataclass(slots=True, eq=False)
+class Rack:
+    """Places for sequences of up to ``positions`` positions."""
+
+    positions: int
+    free: list[int]  # descending, so that the lowest is taken first and sequences lie side by side
+    slabs: dict[int, Slab] = field(default_factory=dict)  # by layer
+
+
+@dataclass(slots=True)
+class _Held:
+    rack: Rack
+    place: int
+    limit: int
+    layers: set[int] = field(default_factory=set)  # where something was written
+
+
 class KvArena:
     """The sequences of one stage. One thread's."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._limits: dict[int, int] = {}
-        self._regions: dict[int, dict[int, Region]] = {}
+        self._num_places = _PLACES if device.type == "cpu" and sys.platform == "linux" else 1
+        self._held: dict[int, _Held] = {}
+        self._racks: dict[int, list[Rack]] = {}
         self.used = 0
 
     def __len__(self) -> int:
-        return len(self._limits)
+        return len(self._held)
 
     def open(self, sequence: int, limit: int) -> None:
         self.release(sequence)
-        self._limits[sequence] = round_up(limit)
-        self._regions[sequence] = {}
+        rack = self._rack_for(limit)
+        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit))
         self.used += round_up(limit)
+
+    def _rack_for(self, limit: int) -> Rack:
+        """One with a free place for this many positions, in powers of two."""
+        positions = CELL
+        while positions < limit:
+            positions *= 2
+        racks = self._racks.setdefault(positions, [])
+        for rack in racks:
+            if rack.free:
+                return rack
+        racks.append(Rack(positions, list(range(self._num_places))[::-1]))
+        return racks[-1]
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
         """Open a sequence with a copy of the first ``position`` positions of another one."""
-        if source not in self._limits or position > self._limits[source]:
+        if source not in self._held or position > self._held[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
-        for layer, held in self._regions[source].items():
-            region = self._new_region(sequence, layer, held.keys, held.values)
-            region.keys[:, :position] = held.keys[:, :position]
-            region.values[:, :position] = held.values[:, :position]
+        for layer in self._held[source].layers:
+            old = self._region(source, layer)
+            new = self.make(sequence, layer, old.keys, old.values)
+            new.keys[:, :position] = old.keys[:, :position]
+            new.values[:, :position] = old.values[:, :position]
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reserve no more than this. Pages beyond it were hardly ever written: nothing else is to give back."""
-        if sequence in self._limits:
-            self.used -= self._limits[sequence] - round_up(limit)
-            self._limits[sequence] = round_up(limit)
+        if sequence in self._held:
+            self.used -= self._held[sequence].limit - round_up(limit)
+            self._held[sequence].limit = round_up(limit)
 
     def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
         """One block's keys and values ``[2, key heads, 32, size]``; for layers whose two are of one size."""
-        region, where = self._regions[sequence][layer], slice(block * GRID, (block + 1) * GRID)
+        region, where = self._region(sequence, layer), slice(block * GRID, (block + 1) * GRID)
         return torch.stack((region.keys[:, where], region.values[:, where]))
 
     def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
         """Take a block that ``copy_out`` gave, here or on another machine."""
-        region = self.region(sequence, layer)
-        if region is None:
-            region = self._new_region(sequence, layer, data[0], data[1])
+        region = self.make(sequence, layer, data[0], data[1])
         where = slice(block * GRID, (block + 1) * GRID)
         region.keys[:, where], region.values[:, where] = data[0], data[1]
 
     def release(self, sequence: int) -> None:
-        if sequence in self._limits:
-            self.used -= self._limits.pop(sequence)
-            del self._regions[sequence]
+        held = self._held.pop(sequence, None)
+        if held is None:
+            return
+        self.used -= held.limit
+        self._clear(held)
+        held.rack.free.append(held.place)
+        held.rack.free.sort(reverse=True)
+        if len(held.rack.free) == self._num_places:
+            self._racks[held.rack.positions].remove(held.rack)
+
+    def _clear(self, held: _Held) -> None:
+        """Forget what was written. A place that is used again must read as zeros: there may have been NaNs."""
+        for layer in held.layers:
+            if self._num_places == 1:
+                del held.rack.slabs[layer]
+            else:
+                held.rack.slabs[layer].clear(held.place)
+        held.layers.clear()
 
     def reset(self) -> None:
-        self._limits.clear()
-        self._regions.clear()
+        self._held.clear()
+        self._racks.clear()
         self.used = 0
 
     def truncate(self, sequence: int, position: int) -> None:
         """Positions from ``position`` on will be written again before they are read; only a cut to nothing frees."""
-        if position == 0 and sequence in self._regions:
-            self._regions[sequence].clear()
+        if position == 0 and sequence in self._held:
+            self._clear(self._held[sequence])
 
     def keep(self, layers: LayerRange) -> None:
         """Drop what other layers hold."""
-        for regions in self._regions.values():
-            for layer in [layer for layer in regions if not layers.first <= layer < layers.stop]:
-                del regions[layer]
+        for rack in (rack for racks in self._racks.values() for rack in racks):
+            for layer in [layer for layer in rack.slabs if not layers.first <= layer < layers.stop]:
+                del rack.slabs[layer]
+        for held in self._held.values():
+            held.layers = {layer for layer in held.layers if layers.first <= layer < layers.stop}
 
     def check(self, row: Row) -> None:
         """Raise IllegalMove unless the row's positions were reserved."""
-        limit = self._limits.get(row.sequence)
-        if limit is None:
+        held = self._held.get(row.sequence)
+        if held is None:
             raise IllegalMove(f"sequence {row.sequence} was never opened here, or released")
-        if row.start + row.count > limit:
+        if row.start + row.count > held.limit:
             raise IllegalMove(
-                f"sequence {row.sequence} reserved {limit} positions; "
+                f"sequence {row.sequence} reserved {held.limit} positions; "
                 f"positions {row.start} to {row.start + row.count} don't fit"
             )
 
+    def place(self, sequence: int) -> tuple[Rack, int]:
+        """Where the sequence lies, in every layer."""
+        held = self._held[sequence]
+        return held.rack, held.place
+
     def region(self, sequence: int, layer: int) -> Region | None:
         """What this layer holds of the sequence, if it was ever written."""
-        return self._regions.get(sequence, {}).get(layer)
+        held = self._held.get(sequence)
+        return held.rack.slabs[layer].region(held.place) if held is not None and layer in held.layers else None
 
-    def make(self, sequence: int, layer: int, key: torch.Tensor, value: torch.Tensor) -> Region:
-        """The region that takes keys and values of these sizes ``[1, heads, tokens, size]``."""
-        return self._new_region(sequence, layer, key[0], value[0])
+    def make(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
+        """The sequence's region in this layer, which takes keys and values ``[heads, *, size]`` like these."""
+        held = self._held[sequence]
+        slab = self.slab(held.rack, layer, keys, values)
+        held.layers.add(layer)
+        return slab.region(held.place)
 
-    def _new_region(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
-        """Room for ``[heads, *, size]`` like these."""
-        limit = self._limits[sequence]
-        shapes = [(part.shape[0], limit, part.shape[2]) for part in (keys, values)]
-        region = Region(*(_zeros(shape, keys.dtype, self._device) for shape in shapes))
-        self._regions[sequence][layer] = region
+    def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
+        """A layer of a rack, made when it is first needed."""
+        if layer not in rack.slabs:
+            parts = [
+                _zeros((self._num_places, part.shape[0], rack.positions, part.shape[2]), part.dtype, self._device)
+                for part in (keys, values)
+            ]
+            rack.slabs[layer] = Slab(parts[0][0], parts[1][0], tuple(pages for _, pages in parts if pages is not None))
+        return rack.slabs[layer]
+
+    def wrote(self, sequences: tuple[int, ...], layer: int) -> None:
+        """Remember that these sequences have something in this layer."""
+        for sequence in sequences:
+            self._held[sequence].layers.add(layer)
+
+    def _region(self, sequence: int, layer: int) -> Region:
+        region = self.region(sequence, layer)
+        if region is None:
+            raise IllegalMove(f"layer {layer} holds nothing of sequence {sequence}")
         return region
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, mmap.mmap | None]:
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_elements = shape[0] * shape[1] * shape[2]
+        return torch.zeros(shape, dtype=dtype, device=device), None
+    num_elements = shape[0] * shape[1] * shape[2] * shape[3]
+    # Each place begins on a page, so that it can be given back alone: cells and sizes see to it for all but tiny heads.
+    place_bytes = num_elements // shape[0] * dtype.itemsize
+    stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    pages = mmap.mmap(-1, max(1, num_elements * dtype.itemsize), flags=flags)
-    return torch.frombuffer(pages, dtype=dtype, count=num_elements).view(shape)  # keeps the pages alive
+    pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
+    flat = torch.frombuffer(pages, dtype=dtype, count=stride * shape[0])
+    strides = (stride, shape[2] * shape[3], shape[3], 1)
+    return flat.as_strided(shape, strides), pages

@@ -1,35 +1,35 @@
-"""Who attends to what: keys and values of every sequence, and the attention function that reads and writes them.
+"""Who attends to what: the attention function that reads and writes keys and values.
 
 The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries,
 keys and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position
 stands in the :class:`~swarm.stage.passes.Pass` that the calling thread has made current.
 
 A row's result must have the same bits whatever else is in the batch and however the prompt was cut. The order in which
-a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie on
-a grid of 32, queries are cut at its lines, and each tile attends to everything up to the next line after it. Keys past
-a row's own position are masked: they have weight exactly 0, and what lies there is finite. A window begins on a line
-of the grid too. And small products take other kernels, so a tile has at least eight rows, or twelve
-(a group's query heads count as rows of their common key head).
+a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie in
+cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are masked:
+they have weight exactly 0, and what lies there is finite. A window begins on a line of the grid of 32. Small products
+take other kernels, so each has at least eight rows, or twelve, and a whole number of fours; from there on (measured) a
+row has the same bits among any number of rows, and a sequence among any number of sequences in one product. A group's
+query heads count as rows of their common key head.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import ModelError
-from swarm.stage.arena import Region
-from swarm.stage.passes import GRID, Tile, current_pass
+from swarm.stage import cores
+from swarm.stage.arena import Slab
+from swarm.stage.passes import CELL, Pass, current_pass
 from swarm.stage.steady import steadily
+from swarm.stage.tiles import Group, Plan, plan
 
 NAME = "swarm"
-# Measured: float32 products of 1–3, 5–7 and 9–11 rows take kernels that sum in another order.
-_MIN_ROWS = {torch.float32: 12}
-_FEWEST_ROWS = 8
 # Arguments that say nothing about who attends to what; any other one must be understood or refused.
 _HARMLESS = frozenset(
     {
@@ -60,21 +60,15 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it; returns ``[1, tokens, heads, size]``. Writes keys and values first."""
     _refuse_unknown(module, attention_mask, dropout, others)
-    this, layer = current_pass(), int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = _How(scale, sliding_window, softcap, s_aux)
-    num_heads, num_tokens = query.shape[1], query.shape[2]
-    folded = query[0].view(key.shape[1], -1, num_tokens, query.shape[3])
-    output = value.new_zeros(num_tokens, num_heads, value.shape[3])
-    for span in this.spans:
-        region = this.arena.region(span.sequence, layer) or this.arena.make(span.sequence, layer, key, value)
-        stop = span.offset + span.count
-        region.keys[:, span.start : span.start + span.count] = key[0, :, span.offset : stop]
-        region.values[:, span.start : span.start + span.count] = value[0, :, span.offset : stop]
-        for tile in span.tiles:
-            result = _attend_tile(folded[:, :, tile.offset : tile.offset + tile.count], region, tile, how)
-            output[tile.offset : tile.offset + tile.count] = result
-    return output.unsqueeze(0), None
+    return attend_rows(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        how,
+    ).unsqueeze(0), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,72 +79,134 @@ class _How:
     sinks: torch.Tensor | None
 
 
-def _attend_tile(query: torch.Tensor, region: Region, tile: Tile, how: _How) -> torch.Tensor:
-    """``query`` [key heads, group, count, size] → [count, heads, size]."""
-    key_heads, group, count, size = query.shape
-    num_rows = group * count
-    rows = query.reshape(key_heads, num_rows, size)
-    missing = _MIN_ROWS.get(rows.dtype, _FEWEST_ROWS) - num_rows
-    if missing > 0:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, missing))
-    low, high = _first_key(tile.line, how.window), tile.line + GRID
-    scores = torch.bmm(rows, _dense(region.keys[:, low:high]).transpose(1, 2)).float().mul_(how.scale)
+def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: _How) -> torch.Tensor:
+    """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros."""
+    this = current_pass()
+    who = _plan(this, how.window, query.device)
+    _write(this, who, layer, key, value)
+    if math.frexp(how.scale)[0] == 0.5:  # a power of two: scaling the queries is exact, and there are fewer of them
+        query, how = query * how.scale, _How(1.0, how.window, how.softcap, how.sinks)
+    output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    for group in who.groups:
+        output[group.tokens] = _attend_group(query[group.tokens], group.rack.slabs[layer], group, how)
+    return output
+
+
+def _plan(this: Pass, window: int | None, device: torch.device) -> Plan:
+    found = this.plans.get(window)
+    if found is None:
+        found = this.plans[window] = plan(this.arena, this.spans, window, device)
+        this.tally.mask_misses += 1
+    else:
+        this.tally.mask_hits += 1
+    return found
+
+
+def _write(this: Pass, who: Plan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    like = key[:1].transpose(0, 1), value[:1].transpose(0, 1)
+    for write in who.writes:
+        slab = this.arena.slab(write.rack, layer, *like)
+        at = (write.places, write.positions)
+        slab.keys.transpose(1, 2).index_put_(at, key[write.tokens])
+        slab.values.transpose(1, 2).index_put_(at, value[write.tokens])
+    for piece in who.pieces:
+        region, span = this.arena.slab(piece.rack, layer, *like).region(piece.place), piece.span
+        tokens, positions = slice(span.offset, span.offset + span.count), slice(span.start, span.start + span.count)
+        region.keys[:, positions] = key[tokens].transpose(0, 1)
+        region.values[:, positions] = value[tokens].transpose(0, 1)
+    this.arena.wrote(who.sequences, layer)
+
+
+def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: _How) -> torch.Tensor:
+    """``query`` [tokens, heads, size] → [tokens, heads, size]."""
+    keys, values = _keys(slab.keys, group), _keys(slab.values, group)
+    folded = _fold(query, group, slab.keys.shape[1])
+    num_rows = folded.shape[1]
+    helped = cores.gather(keys.numel() * num_rows)
+    scores = _scores(folded, keys)
+    if how.scale != 1.0:
+        scores.mul_(how.scale)
     if how.softcap is not None:
         scores = steadily(torch.tanh, scores.div_(how.softcap)).mul_(how.softcap)
-    _mask(scores[:, :num_rows].view(key_heads, group, count, high - low), tile, how.window, low)
-    weights = _softmax(scores, _sink_column(how.sinks, scores, count)).to(query.dtype)
-    mixed = torch.bmm(weights, region.values[:, low:high])[:, :num_rows]
-    return mixed.reshape(key_heads * group, count, -1).transpose(0, 1)
+    _mask(scores[:, :num_rows], group)
+    weights = _softmax(scores, _sink_column(how.sinks, scores, group)).to(query.dtype)
+    mixed = torch.bmm(weights, values)[:, :num_rows]
+    if helped:
+        cores.dismiss()
+    return _unfold(mixed, group)
 
 
-def _dense(keys: torch.Tensor) -> torch.Tensor:
-    """oneDNN multiplies by the transpose of a piece of a larger tensor five times slower than by that of a copy."""
-    return keys.contiguous() if keys.dtype == torch.bfloat16 else keys
+def _keys(cache: torch.Tensor, group: Group) -> torch.Tensor:
+    """Keys or values ``[places, heads, positions, size]`` → ``[num * heads, keys, size]``, without a copy."""
+    some = cache[group.place : group.place + group.num, :, group.low : group.high]
+    return some.flatten(0, 1) if group.num == 1 or some.stride(0) == some.shape[1] * some.stride(1) else _dense(some)
 
 
-def _first_key(line: int, window: int | None) -> int:
-    """Where a tile's keys begin: a line of the grid, the same for every row of the tile."""
-    return 0 if window is None else max(0, line - window + 1) // GRID * GRID
+def _dense(some: torch.Tensor) -> torch.Tensor:
+    """Heads so small that a place has room to spare."""
+    return some.reshape(-1, *some.shape[2:])
+
+
+def _fold(query: torch.Tensor, group: Group, key_heads: int) -> torch.Tensor:
+    """Query heads and tokens become rows of their key head: ``[num * key heads, group * count, size]``."""
+    shape = (group.num, group.count, key_heads, -1, query.shape[-1])
+    return query.reshape(shape).permute(0, 2, 3, 1, 4).reshape(group.num * key_heads, -1, query.shape[-1])
+
+
+def _unfold(mixed: torch.Tensor, group: Group) -> torch.Tensor:
+    split = _split(mixed, group)
+    return split.permute(0, 3, 1, 2, 4).reshape(group.num * group.count, -1, mixed.shape[-1])
+
+
+def _split(rows: torch.Tensor, group: Group) -> torch.Tensor:
+    """``[num, key heads, query heads of each, count, …]``."""
+    return rows.view(group.num, rows.shape[0] // group.num, -1, group.count, rows.shape[2])
+
+
+def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Every row times every key, float32, with rows to spare at the end.
+
+    oneDNN (16 bit) packs the second operand of a product at every call: the few queries, not the many keys.
+    """
+    num_rows = rows.shape[1]
+    if rows.dtype == torch.float32:
+        return torch.bmm(_with_rows(rows, max(12, _round(num_rows, 4))), keys.transpose(1, 2))
+    enough = _with_rows(rows, _round(num_rows, 16))
+    product = torch.bmm(keys, enough.transpose(1, 2)).transpose(1, 2)[:, : _round(num_rows, 8)]
+    return product.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _round(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _with_rows(rows: torch.Tensor, wanted: int) -> torch.Tensor:
+    missing = wanted - rows.shape[1]
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
     """``column``: one more score per row that takes weight and gives nothing."""
     if column is None:
-        return torch.softmax(scores, dim=-1)
+        return torch.softmax(scores, dim=-1, out=scores)
     return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
 
 
-def _sink_column(sinks: torch.Tensor | None, scores: torch.Tensor, count: int) -> torch.Tensor | None:
+def _sink_column(sinks: torch.Tensor | None, scores: torch.Tensor, group: Group) -> torch.Tensor | None:
     """A query head's sink for each of its rows; padding rows get one too, it doesn't matter which."""
     if sinks is None:
         return None
-    key_heads, num_rows, _ = scores.shape
-    column = sinks.float().view(key_heads, -1).repeat_interleave(count, dim=1)
-    return torch.nn.functional.pad(column, (0, num_rows - column.shape[1])).unsqueeze(-1)
+    column = sinks.float().view(scores.shape[0] // group.num, -1).repeat_interleave(group.count, dim=1)
+    column = torch.nn.functional.pad(column, (0, scores.shape[1] - column.shape[1]))
+    return column.repeat(group.num, 1).unsqueeze(-1)
 
 
-def _mask(scores: torch.Tensor, tile: Tile, window: int | None, low: int) -> None:
-    """Only the last 32 keys can lie after a query, and only the first 64 before its window."""
-    first = tile.start - tile.line
-    device = str(scores.device)
-    scores[..., -GRID:].masked_fill_(_later(device)[first : first + tile.count], float("-inf"))
-    if window is not None and tile.line + GRID > window:
-        too_old = _too_old(tile.line - low - window, device)[first : first + tile.count]
-        columns = min(scores.shape[-1], too_old.shape[-1])
-        scores[..., :columns].masked_fill_(too_old[:, :columns], float("-inf"))
-
-
-@lru_cache(maxsize=8)
-def _later(device: str) -> torch.Tensor:
-    """[query, key] on one grid cell: is the key after the query?"""
-    return torch.ones(GRID, GRID, dtype=torch.bool, device=device).triu(1)
-
-
-@lru_cache(maxsize=256)
-def _too_old(distance: int, device: str) -> torch.Tensor:
-    """[query, key]: is the key, counted from the first one, out of the query's window?"""
-    query = torch.arange(GRID, device=device)[:, None]
-    return torch.arange(2 * GRID, device=device)[None, :] <= query + distance
+def _mask(scores: torch.Tensor, group: Group) -> None:
+    split = _split(scores, group)
+    if group.later is not None:
+        split[..., -CELL:].masked_fill_(group.later, float("-inf"))
+    if group.too_old is not None:
+        split[..., : group.too_old.shape[-1]].masked_fill_(group.too_old, float("-inf"))
 
 
 def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, others: dict[str, object]) -> None:

@@ -10,9 +10,10 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.arena import KvArena
+from swarm.stage.cores import computing
 from swarm.stage.executor import Batch
 from swarm.stage.model import Stage
-from swarm.stage.passes import Pass, Span, spans_of
+from swarm.stage.passes import Pass, Span, Tally, spans_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,16 +27,28 @@ def run(
     fenced: Callable[[], bool] = lambda: False,
     progressed: Callable[[], None] = lambda: None,
     head_rows: Sequence[int] | None = None,
+    threads: int | None = None,
+    tally: Tally | None = None,
 ) -> torch.Tensor | None:
     """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
 
     ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
-    The batch is padded to the number of rows from which on the kernels' bits don't depend on it.
+    The batch is padded to the number of rows from which on the kernels' bits don't depend on it. ``threads``: how many
+    may compute (default: torch's number). ``tally`` is added to.
     """
     num_tokens = max(len(batch.tokens), stage.min_rows)
     spans = tuple(spans_of(batch.rows))
     this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed)
-    ids = None
+    this.length = max(span.start + span.count for span in spans)
+    this.tally = this.tally if tally is None else tally
+    with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():
+        return _through(stage, this, batch, num_tokens, head_rows)
+
+
+def _through(
+    stage: Stage, this: Pass, batch: Batch, num_tokens: int, head_rows: Sequence[int] | None
+) -> torch.Tensor | None:
+    spans, ids = this.spans, None
     if stage.embeds:
         ids = _padded(torch.from_numpy(batch.tokens), num_tokens).unsqueeze(0).to(stage.device)
     else:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from swarm.stage import cores
+
 # torch publishes no name for oneDNN's packed layout; these operators are what its own compiler emits.
 _reorder = torch.ops.mkldnn._reorder_linear_weight
 _pointwise = torch.ops.mkldnn._linear_pointwise
+_with_other = torch.ops.mkldnn._linear_pointwise.binary
 _ROWS_HINT = 16  # the layout is made for about this many rows; it serves all
 
 
@@ -28,8 +31,26 @@ class PackedLinear(torch.nn.Module):
         self._bias = bias
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _pointwise(rows, self._packed, self._bias, "none", [], "")
+        return self.activated(rows, "none", "")
+
+    def activated(self, rows: torch.Tensor, function: str, algorithm: str) -> torch.Tensor:
+        """The product through one of oneDNN's elementwise functions, applied before it is rounded."""
+        helped = cores.gather(self._work(rows))
+        result: torch.Tensor = _pointwise(rows, self._packed, self._bias, function, [], algorithm)
+        if helped:
+            cores.dismiss()
         return result
+
+    def times(self, rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The product, multiplied by ``other`` element by element."""
+        helped = cores.gather(self._work(rows))
+        result: torch.Tensor = _with_other(rows, other, self._packed, self._bias, "mul")
+        if helped:
+            cores.dismiss()
+        return result
+
+    def _work(self, rows: torch.Tensor) -> int:
+        return rows.numel() * self.out_features
 
 
 class PlainLinear(torch.nn.Module):
@@ -44,7 +65,11 @@ class PlainLinear(torch.nn.Module):
         self._bias = bias
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return functional.linear(rows, self._weight, self._bias)
+        helped = cores.gather(rows.numel() * self.out_features)
+        result = functional.linear(rows, self._weight, self._bias)
+        if helped:
+            cores.dismiss()
+        return result
 
 
 Linear = type[PackedLinear] | type[PlainLinear]

@@ -19,12 +19,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
-from swarm.stage import attention, experts, linears
+from swarm.stage import attention, experts, joined, linears
 from swarm.stage.checkpoint import Checkpoint, StoredTensor
 from swarm.stage.conversion import ConvertedSource, Source
 from swarm.stage.executor import Fenced
 from swarm.stage.memory import give_back
 from swarm.stage.passes import Pass, current_pass, running
+from swarm.stage.rope import RopeTable, is_rotary
 from swarm.stage.steady import Steady, is_activation
 from swarm.wire.messages import LayerRange
 
@@ -216,15 +217,36 @@ class Weights:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
         for path, part in list(module.named_modules(prefix=name)):
-            self._rebuild_buffers(model, part)
-            if type(part) is nn.Linear:
-                model.set_submodule(path, self._linear(path, part))
-            elif is_activation(part):
-                model.set_submodule(path, Steady(part))
-            else:
-                self._read_own(path, part)
+            if joined.has_qkv(part):
+                self._join_qkv(path, part)
+        for path, part in list(module.named_modules(prefix=name)):
+            if not isinstance(part, joined.Share | joined.Joint | linears.PackedLinear | linears.PlainLinear):
+                self._rebuild_buffers(model, part)
+                self._fill_one(model, path, part)
+        for path, part in list(module.named_modules(prefix=name)):
+            self._simplify(model, path, part)
         model.get_submodule(name).eval()
         give_back()
+
+    def _fill_one(self, model: Any, path: str, part: nn.Module) -> None:
+        if type(part) is nn.Linear:
+            model.set_submodule(path, self._linear(path, part))
+        elif is_activation(part):
+            model.set_submodule(path, Steady(part))
+        else:
+            self._read_own(path, part)
+
+    def _join_qkv(self, path: str, part: nn.Module) -> None:
+        joined.join_qkv(part, lambda leaf, like: self._read(f"{path}.{leaf}", like), self._skeleton.kernel)
+
+    def _simplify(self, model: Any, path: str, part: Any) -> None:
+        """Put a quicker module in the place of one that is filled."""
+        if joined.is_rms_norm(part):
+            model.set_submodule(path, joined.RmsNorm(part.weight, part.variance_epsilon))
+        elif is_rotary(part):
+            model.set_submodule(path, RopeTable(part))
+        elif joined.is_gated(part) and isinstance(part.gate_proj, linears.PackedLinear):
+            model.set_submodule(path, joined.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
     def _linear(self, path: str, part: nn.Linear) -> nn.Module:
         weight = self._read(f"{path}.weight", part.weight)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +17,16 @@ from swarm.errors import IllegalMove
 
 if TYPE_CHECKING:
     from swarm.stage.arena import KvArena
+    from swarm.stage.tiles import Plan
     from swarm.wire.messages import LayerRange, Row
 
-# The unit of attention tiles and of memory for keys and values, in positions.
+# The unit of memory for keys and values, in positions; windows begin on a line of it.
 GRID = 32
+# Queries attend to everything up to the next multiple of this after them: one number of keys for many lengths, so that
+# sequences can share a product. Costs at most that many masked keys.
+CELL = 128
+# Queries of one sequence that share a product. Divides CELL.
+TILE = 64
 
 
 def round_up(positions: int) -> int:
@@ -30,20 +36,21 @@ def round_up(positions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``count`` queries from ``offset`` of the batch on, at ``start`` …, all between two lines of the grid."""
+    """``count`` queries from ``offset`` of the batch on, at ``start`` …, all in one cell."""
 
     offset: int
     count: int
     start: int
 
     @property
-    def line(self) -> int:
-        return self.start // GRID * GRID
+    def cell(self) -> int:
+        """Where its cell begins."""
+        return self.start // CELL * CELL
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One row of a step: its place in the batch, and its queries cut at the lines of the grid."""
+    """One row of a step: its place in the batch, and its queries cut into tiles."""
 
     sequence: int
     offset: int
@@ -62,9 +69,19 @@ def spans_of(rows: Iterable[Row]) -> Iterator[Span]:
 def _tiles(offset: int, start: int, count: int) -> Iterator[Tile]:
     position, stop = start, start + count
     while position < stop:
-        end = min(stop, position // GRID * GRID + GRID)
+        end = min(stop, position // TILE * TILE + TILE)
         yield Tile(offset + position - start, end - position, position)
         position = end
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was made anew and what was there already."""
+
+    mask_hits: int = 0
+    mask_misses: int = 0
+    rope_hits: int = 0
+    rope_misses: int = 0
 
 
 @dataclass(slots=True)
@@ -78,6 +95,9 @@ class Pass:
     keep_rows: torch.Tensor | None = None  # narrows the last layer's output to what the head needs
     fenced: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
+    plans: dict[int | None, Plan] = field(default_factory=dict)  # who attends together, by window
+    tally: Tally = field(default_factory=Tally)
+    length: int = 0  # positions up to the furthest of the batch
     output: torch.Tensor | None = None  # the last layer's output
 
 

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from swarm.errors import IllegalMove, ModelError
-from swarm.stage import linears
+from swarm.stage import cores, linears
 from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
@@ -24,7 +24,7 @@ from swarm.stage.forward import run, to_wire
 from swarm.stage.measure import layer_costs
 from swarm.stage.memory import give_back
 from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
-from swarm.stage.passes import GRID
+from swarm.stage.passes import GRID, Tally
 from swarm.stage.sampling import draw, is_plain_greedy
 from swarm.stage.selfcheck import check_cut
 from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
@@ -62,7 +62,8 @@ class TorchExecutor:
 
     ``dtype`` "auto" is the checkpoint's own where the device is good at it, else float32. ``memory_limit``: bytes that
     this worker may use in all (default: what the machine has free). ``kv_fraction``: the part of what the weights leave
-    that keys and values may take. ``threads``: for one operation (default: torch's own choice).
+    that keys and values may take. ``threads`` compute while other steps are in flight (default: torch's own choice),
+    ``threads_alone`` when there is no other (default: all cores that the process may use).
     """
 
     def __init__(
@@ -73,13 +74,15 @@ class TorchExecutor:
         dtype: str = "auto",
         memory_limit: int | None = None,
         threads: int | None = None,
+        threads_alone: int | None = None,
         kv_fraction: float = _KV_FRACTION,
     ) -> None:
         self._checkpoint = Checkpoint(resolve(path))
         self._device = _device(device)
         self._dtype_name = _dtype(dtype, self._checkpoint.stored_dtype, self._device)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self.threads = threads or torch.get_num_threads()
+        self.threads_alone = threads_alone or max(self.threads, cores.available())
+        torch.set_num_threads(self.threads)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
         self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
         check_cut(self._skeleton.config)
@@ -90,6 +93,7 @@ class TorchExecutor:
         self._active: _Prepared | None = None
         self._prepared: _Prepared | None = None
         self._counters = _Counters()
+        self._tally = Tally()
 
     @property
     def manifest(self) -> Manifest:
@@ -235,7 +239,15 @@ class TorchExecutor:
         for row in batch.rows:
             self._arena.check(row)
         try:
-            result = run(stage, self._arena, batch, fenced=fenced, progressed=progressed)
+            result = run(
+                stage,
+                self._arena,
+                batch,
+                fenced=fenced,
+                progressed=progressed,
+                threads=self.threads_alone if batch.alone else self.threads,
+                tally=self._tally,
+            )
         except Fenced:
             self._counters.fenced += 1
             raise
@@ -249,7 +261,8 @@ class TorchExecutor:
     def logits(self, batch: Batch) -> torch.Tensor:
         """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
         stage = self._stage()
-        result = run(stage, self._arena, batch, head_rows=range(len(batch.tokens)))
+        threads = self.threads_alone if batch.alone else self.threads
+        result = run(stage, self._arena, batch, head_rows=range(len(batch.tokens)), threads=threads)
         if result is None or not stage.heads:
             raise IllegalMove(f"the stage of layers {stage.layers} has no head")
         return result
@@ -326,6 +339,10 @@ class TorchExecutor:
             "compute_s": counters.compute_s,
             "sample_s": counters.sample_s,
             "loaded_bytes": counters.loaded_bytes,
+            "mask_hits": self._tally.mask_hits,
+            "mask_misses": self._tally.mask_misses,
+            "rope_hits": self._tally.rope_hits,
+            "rope_misses": self._tally.rope_misses,
             "sequences": len(self._arena),
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from swarm.stage import attention
+from swarm.stage.passes import current_pass
 from tests.model.cutting import Cutter, Pipeline, random_tokens
 
 PROMPT, ANSWER = random_tokens(150, seed=3), random_tokens(15, seed=4)
@@ -122,11 +123,13 @@ def test_other_tokens_left_behind(cutter: Cutter, llama: Path, dtype: str, expec
 
 def test_one_thread_or_two(cutter: Cutter, llama: Path, dtype: str, expected: dict[str, torch.Tensor]) -> None:
     """However many threads compute."""
-    torch.set_num_threads(1)
+    pipeline = cutter.cut(llama, (0, 8), dtype)
+    stage = pipeline.stages[0]
+    before, stage.threads_alone = stage.threads_alone, 1
     try:
-        single = alone(cutter.cut(llama, (0, 8), dtype), 64)
+        single = alone(pipeline, 64)
     finally:
-        torch.set_num_threads(2)
+        stage.threads_alone = before
     assert same_bits(single, expected[dtype])
 
 
@@ -135,17 +138,21 @@ def test_without_the_grid_bits_differ(
 ) -> None:
     """Control: plain attention over exactly the keys there are, chunk by chunk, fails the same comparison."""
 
-    def plain(query: torch.Tensor, region: Any, tile: Any, how: Any) -> torch.Tensor:
-        heads, group, count, size = query.shape
-        stop = tile.start + count
-        keys, values = (part[:, :stop].repeat_interleave(group, 0) for part in (region.keys, region.values))
-        visible = torch.ones(count, stop, dtype=torch.bool).tril(tile.start)
-        flat = query.reshape(heads * group, count, size)
-        return scaled_dot_product_attention(flat, keys, values, visible, scale=how.scale).transpose(0, 1)
+    def plain(query: torch.Tensor, slab: Any, group: Any, how: Any) -> torch.Tensor:
+        span = current_pass().spans[0]
+        start, count = span.start + group.tokens.start - span.offset, group.count
+        region = slab.region(group.place)
+        fold = query.shape[1] // region.keys.shape[0]
+        keys, values = (part[:, : start + count].repeat_interleave(fold, 0) for part in (region.keys, region.values))
+        visible = torch.ones(count, start + count, dtype=torch.bool).tril(start)
+        # The queries come scaled already where that is exact.
+        answer = scaled_dot_product_attention(query.transpose(0, 1), keys, values, visible, scale=how.scale)
+        return answer.transpose(0, 1)
 
-    monkeypatch.setattr(attention, "_attend_tile", plain)
+    monkeypatch.setattr(attention, "_attend_group", plain)
     pipeline = cutter.cut(llama, (0, 8), dtype)
     whole = alone(pipeline)
-    assert not same_bits(alone(cutter.cut(llama, (0, 8), dtype), 7), whole)
+    others = [alone(cutter.cut(llama, (0, 8), dtype), chunk) for chunk in (1, 7, 33)]
+    assert not all(same_bits(each, whole) for each in others)
     off = (whole - expected[dtype]).abs().max() / whole.abs().max()
     assert float(off) < 0.15  # it computes the same thing, only in another order

@@ -223,10 +223,10 @@ def change_weights(folder: Path, change: Any) -> None:
 
 def test_no_such_folder(tmp_path: Path) -> None:
     """A wrong path, a file instead of a folder, an empty folder: each says so."""
-    assert "no folder" in refused(tmp_path / "nowhere")
+    assert "no directory" in refused(tmp_path / "nowhere")
     file = tmp_path / "file"
     file.write_text("x")
-    assert "not a folder" in refused(file)
+    assert "is a file" in refused(file)
     assert "config.json is missing" in refused(tmp_path)
 
 

@@ -1,0 +1,41 @@
+"""Tables of rotary positions: computed once by the model's own module, then looked up."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from swarm.stage.passes import current_pass
+
+_LEAST = 1024  # positions of a first table; it doubles as sequences grow
+
+
+class RopeTable(nn.Module):
+    """Stands in for a module that makes (cos, sin) of positions alone. One thread's, like the stage it belongs to."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
+
+    def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object) -> tuple[torch.Tensor, ...]:
+        this, key = current_pass(), (like.dtype, *which)
+        table = self._tables.get(key)
+        if table is None or this.length > table[0].shape[0]:
+            table = self._tables[key] = self._computed(like, this.length, which)
+            this.tally.rope_misses += 1
+        else:
+            this.tally.rope_hits += 1
+        return tuple(part.index_select(0, position_ids[0]).unsqueeze(0) for part in table)
+
+    def _computed(self, like: torch.Tensor, length: int, which: tuple[object, ...]) -> tuple[torch.Tensor, ...]:
+        size = _LEAST
+        while size < length:
+            size *= 2
+        positions = torch.arange(size, device=like.device).unsqueeze(0)
+        return tuple(part[0].clone() for part in self.inner(like, positions, *which))
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Does it look like transformers' rotary modules, which take (anything, positions[, type of layer])?"""
+    return type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "rope_type")
