@@ -7,7 +7,7 @@ import pytest
 from swarm.broker.blocks import BLOCK
 from swarm.broker.prefix import PrefixCache, PrefixIndex, Retired
 from swarm.wire.messages import Cancel, SequencePosition, Step
-from tests.unit.broker.bench import row, scheduling, settings, steps, submit
+from tests.unit.broker.bench import Bench, row, scheduling, settings, steps, submit
 
 A = tuple(range(100))
 B = (7,) * 100
@@ -204,8 +204,8 @@ def test_a_place_that_a_retired_one_holds_is_given_up(make_bench) -> None:
     assert (step.release, opened(step)) == ((1,), [(2, None, 0)])
 
 
-def test_who_ends_before_it_was_opened_lets_go_of_its_source(make_bench) -> None:
-    """Admitted, but not in a step yet (the budget was used up), and cancelled: the source may go like any other."""
+def _about_to_copy(make_bench) -> Bench:
+    """b is admitted, but not in a step yet (the budget was used up): its source is pinned."""
     bench = make_bench(scheduling(mode="batch", step_tokens=4, prefill_chunk=4)).serve(1)
     bench.say(submit("a", num_prompt=40, max_tokens=50, ignore_eos=True))
     while bench.sequence("a").kv < 40:
@@ -216,6 +216,25 @@ def test_who_ends_before_it_was_opened_lets_go_of_its_source(make_bench) -> None
     bench.finish()
     assert bench.sequence("b").fork_of == 1
     assert bench.state.prefix.is_pinned(1)
+    return bench
+
+
+def test_a_new_epoch_pins_nothing(make_bench) -> None:
+    """What was about to be copied is gone, as far as the broker knows: both are computed anew."""
+    bench = _about_to_copy(make_bench)
+    bench.lose("w0")
+    bench.join("w1")
+    bench.tick()
+    assert not bench.state.prefix.is_pinned(1)
+    bench.run_dry()
+    assert {r.id: r.sequences[0].reason for r in bench.state.requests.values()} == dict.fromkeys(
+        ("a", "b", "long"), "length"
+    )
+
+
+def test_who_ends_before_it_was_opened_lets_go_of_its_source(make_bench) -> None:
+    """Cancelled before its first step: the source may go like any other."""
+    bench = _about_to_copy(make_bench)
     bench.say(Cancel(request_id="b"))
     assert not bench.state.prefix.is_pinned(1)
     bench.run_dry()
