@@ -194,11 +194,11 @@ class KvArena:
     def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
         """A layer of a rack, made when it is first needed."""
         if layer not in rack.slabs:
-            parts = [
-                _zeros((self._num_places, part.shape[0], rack.positions, part.shape[2]), part.dtype, self._device)
-                for part in (keys, values)
-            ]
-            rack.slabs[layer] = Slab(parts[0][0], parts[1][0], tuple(pages for _, pages in parts if pages is not None))
+            shapes = [(self._num_places, part.shape[0], rack.positions, part.shape[2]) for part in (keys, values)]
+            with torch.inference_mode(False):  # forks and copies write outside of a pass
+                parts = [_zeros(shape, keys.dtype, self._device) for shape in shapes]
+            pages = tuple(pages for _, pages in parts if pages is not None)
+            rack.slabs[layer] = Slab(parts[0][0], parts[1][0], pages)
         return rack.slabs[layer]
 
     def wrote(self, sequences: tuple[int, ...], layer: int) -> None:

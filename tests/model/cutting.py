@@ -53,6 +53,12 @@ class Pipeline:
         for stage in self.stages:
             stage.release(sequence)
 
+    @staticmethod
+    def batch(*parts: tuple[int, int, Sequence[int]], alone: bool = True) -> Batch:
+        """Parts (sequence, start, tokens) for a first stage, with nothing to sample."""
+        rows = tuple(Row(sequence, start, len(tokens), False) for sequence, start, tokens in parts)
+        return Batch(rows, np.concatenate([np.asarray(tokens, np.int64) for _, _, tokens in parts]), None, (), alone)
+
     def logits(self, *parts: tuple[int, int, Sequence[int]]) -> list[torch.Tensor]:
         """Logits after every token of the parts (sequence, start, tokens)."""
         rows = tuple(Row(sequence, start, len(tokens), False) for sequence, start, tokens in parts)
