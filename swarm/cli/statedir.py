@@ -51,7 +51,8 @@ def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
             file.seek(0)
             pid = file.read().strip() or "?"
             raise ConfigError(
-                f"the state directory {directory} is in use by another {holder} (process {pid}): stop that one first, or name another with --state-dir"
+                f"the state directory {directory} is in use by another {holder} (process {pid}): stop that one "
+                "first, or name another with --state-dir"
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
