@@ -163,7 +163,8 @@ class WorkerSettings(Section):
     memory_limit: ByteSize | None = Field(
         default=None,
         examples=["8GiB"],
-        description="Bytes for weights, KV and log together. Unset: what the device has free at the start.",
+        description="Bytes for the whole process: the interpreter and its libraries (about 400 MiB), weights, KV and "
+        "log. On a GPU: of its memory, for weights and KV. Unset: what is free at the start.",
     )
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
@@ -179,8 +180,8 @@ class WorkerSettings(Section):
     )
     log_bytes: ByteSize = Field(
         default=ByteSize(256 << 20),
-        description="Bytes for the log of what was sent on, from which a lost stage is rebuilt. "
-        "Without room in it, a sequence is computed again from its tokens.",
+        description="Bytes for the log of what was sent on, from which a lost stage is rebuilt; at most an eighth of "
+        "the memory limit. Without room in it, a sequence is computed again from its tokens.",
     )
     beat_interval_s: Annotated[float, Field(ge=0.01, le=60)] = Field(
         default=0.1,

@@ -89,7 +89,12 @@ DtypeOption = Annotated[
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option("--memory-limit", metavar="SIZE", help="Memory per worker, for example 2GiB. [default: what is free]"),
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Memory of the whole process, per worker, for example 2GiB; about 400 MiB of it are Python and torch. "
+        "[default: what is free]",
+    ),
 ]
 ThreadsOption = Annotated[
     int | None,

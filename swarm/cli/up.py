@@ -209,7 +209,7 @@ def num_cores() -> int:
 
 
 def share_of_memory(settings: Settings, num_workers: int) -> int | None:
-    """Bytes for each worker: none of them can know how many others count on the same memory.
+    """Bytes for each worker's whole process: none of them can know how many others count on the same memory.
 
     None where it is not ours to share out: the device has memory of its own.
     """

@@ -94,7 +94,7 @@ def join(
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="How many workers to start.")] = 1,
     memory_limit: Annotated[
         str | None,
-        typer.Option("--memory-limit", help="Memory that each may use, like 8G or 500M.", show_default=False),
+        typer.Option("--memory-limit", help="Memory of each one's whole process, like 8G or 500M.", show_default=False),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
@@ -27,6 +28,7 @@ from swarm.demo import model_path
 from swarm.errors import ConfigError, WireError
 from swarm.log import get_logger
 from swarm.stage import actions as act
+from swarm.stage.budget import Budget, share_out
 from swarm.stage.compute import ComputeThread, Outward
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
@@ -61,24 +63,45 @@ STOP_GRACE_S = 2.0
 log = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a worker works with: the device, how fast it was measured to be, bytes for the log."""
+
+    executor: TorchExecutor
+    costs: tuple[LayerCost, ...]
+    log_bytes: int
+
+
 def run(settings: Settings) -> int:
     """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
-    limit = settings.worker.memory_limit
+    worker = settings.worker
+    limit = None if worker.memory_limit is None else int(worker.memory_limit)
     executor = TorchExecutor(
         _model(settings),
-        device=settings.worker.device,
-        dtype=settings.worker.dtype,
-        memory_limit=None if limit is None else int(limit),
-        threads=settings.worker.threads or None,
+        device=worker.device,
+        dtype=worker.dtype,
+        memory_limit=limit,
+        threads=worker.threads or None,
     )
-    code = uvloop.run(_main(settings, executor))
+    costs = executor.measure()
+    log_bytes = int(worker.log_bytes)
+    if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
+        budget = _budget(limit, log_bytes)
+        executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+    code = uvloop.run(_main(settings, Equipment(executor, costs, log_bytes)))
     gc.freeze()  # else the interpreter's last collection walks through all of torch, which takes a second
     return code
 
 
-async def _main(settings: Settings, executor: TorchExecutor) -> int:
+def _budget(limit: int | None, log_bytes: int) -> Budget:
+    """From what this process is now: everything is imported, nothing is loaded. Without a limit: what is free."""
+    base = psutil.Process().memory_info().rss
+    return share_out(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
+
+
+async def _main(settings: Settings, equipment: Equipment) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    service = WorkerService(settings, executor, context, SystemClock())
+    service = WorkerService(settings, equipment, context, SystemClock())
     try:
         return await service.run()
     finally:
@@ -90,8 +113,9 @@ class WorkerService:
     """The shell around a :class:`StageCore`."""
 
     def __init__(
-        self, settings: Settings, executor: TorchExecutor, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
+        self, settings: Settings, equipment: Equipment, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
     ) -> None:
+        executor = equipment.executor
         self._settings = settings
         self._executor = executor
         self._context = context
@@ -99,10 +123,10 @@ class WorkerService:
         self._loop = asyncio.get_running_loop()
         self._name = settings.worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._incarnation = f"{self._name}-{secrets.token_hex(4)}"
-        self._costs: tuple[LayerCost, ...] = executor.measure()
+        self._costs = equipment.costs
         self._vitals = Vitals(clock)
         self._core = StageCore(
-            StageSettings(self._name, self._incarnation, executor.manifest.num_layers, int(settings.worker.log_bytes))
+            StageSettings(self._name, self._incarnation, executor.manifest.num_layers, equipment.log_bytes)
         )
         self._pull = PullChannel(context, settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
         self._compute = ComputeThread(
