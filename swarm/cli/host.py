@@ -10,14 +10,14 @@ import asyncio
 import os
 import socket
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import zmq
 
 from swarm.cli.output import Progress
 from swarm.cli.runner import Feed
 from swarm.cli.summary import loading_line, plan_lines, serving_lines
-from swarm.cli.supervisor import Answer, Asked, Served
+from swarm.cli.supervisor import Answer, Asked, Joined, Served
 from swarm.errors import WireError
 from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import CLIENT, SERVER
@@ -38,6 +38,7 @@ class BrokerLink:
         self._channel: DealerChannel | None = None
         self._reports: dict[str, Json] = {}
         self._serving = False
+        self._tickets: set[int] = set()  # of those who wait for workers
         self._shown_epoch: object = None
 
     async def run(self, feed: Feed) -> None:
@@ -56,6 +57,7 @@ class BrokerLink:
 
     def answer(self, answer: Answer) -> None:
         """Tell the broker. If it can't be told, whoever asked there learns by their own time limit."""
+        self._tickets.discard(answer.ticket)
         self._send(HostDone(ticket=answer.ticket, started=answer.started, error=answer.error))
 
     def _send(self, message: HostHello | HostDone | Query) -> None:
@@ -70,7 +72,8 @@ class BrokerLink:
                 self._hello()
             self._ask("nodes")
             self._ask("status")
-            await asyncio.sleep(SERVING_POLL_S if self._serving else LOADING_POLL_S)
+            is_calm = self._serving and not self._tickets
+            await asyncio.sleep(SERVING_POLL_S if is_calm else LOADING_POLL_S)
 
     def _hello(self) -> None:
         self._send(HostHello(host=socket.gethostname()[:128] or "localhost", pid=os.getpid()))
@@ -92,13 +95,22 @@ class BrokerLink:
             self._progress.say(f"the broker said something that can't be understood: {error}")
             return
         if isinstance(message, StartWorkers):
+            self._tickets.add(message.ticket)
             feed(Asked(message.ticket, message.count, message.memory_limit))
         elif isinstance(message, Report) and message.ok:
             self._reports[message.what] = message.body
             if message.what == "status":
                 self._follow(message.body)
+            elif message.what == "nodes":
+                self._tell_joined(message.body, feed)
             elif message.what == "plan":
                 self._show_plan(message.body, feed)
+
+    def _tell_joined(self, nodes: Json, feed: Feed) -> None:
+        workers: list[dict[str, Any]] = nodes.get("workers") or []  # type: ignore[assignment]
+        names = tuple(str(worker["name"]) for worker in workers if worker["state"] not in ("out", "left"))
+        if names:
+            feed(Joined(names))
 
     def _follow(self, status: Json) -> None:
         serving = status.get("state") == "serving"

@@ -9,6 +9,7 @@ Rules:
   away, the swarm can't be without it.
 * A child that ends with ``EX_CONFIG`` can't ever work (a wrong setting, a model that is refused). A worker is given up;
   a broker ends the whole. So does the last worker of a swarm that never served: nobody is left to wait for.
+* Whoever asks for more workers is answered when they have joined, or can't ever work.
 * Stopping: everybody is asked at once, whoever is still there after ``GRACE_S`` is killed, and ``REAP_S`` later the
   supervisor ends even if the kernel can't. A second request to stop kills at once. Nothing is started any more.
 """
@@ -19,6 +20,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+
+from swarm.cli.joins import Joins, Outcome
 
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 10.0
@@ -70,6 +73,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """The broker knows these workers."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """The swarm serves requests."""
 
@@ -84,7 +94,7 @@ class Tick:
     """Time has passed; see :meth:`Supervisor.wake_at`."""
 
 
-Event = Begun | Exited | NotStarted | Asked | Served | StopAsked | Tick
+Event = Begun | Exited | NotStarted | Asked | Joined | Served | StopAsked | Tick
 
 
 # --- actions: what can be asked for ----------------------------------------------------------------------------------
@@ -110,7 +120,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell the broker which workers an ``Asked`` started, or why none."""
+    """Tell the broker which workers an ``Asked`` brought, and what went wrong with the others."""
 
     ticket: int
     started: tuple[str, ...]
@@ -176,6 +186,7 @@ class Supervisor:
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
         self._num_named = 0
+        self._joins = Joins()
         self._served = False
         self._stop_at: float | None = None
         self._killing = False
@@ -200,8 +211,9 @@ class Supervisor:
             return None
         if self._stop_at is not None:
             return self._stop_at + (REAP_S if self._killing else GRACE_S)
-        waiting = [child.retry_at for child in self._children.values() if child.phase is _Phase.WAITING]
-        return min(waiting, default=None)
+        due = [child.retry_at for child in self._children.values() if child.phase is _Phase.WAITING]
+        join_due = self._joins.due()
+        return min(due if join_due is None else [*due, join_due], default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         if self._ended:
@@ -220,6 +232,8 @@ class Supervisor:
                 yield from self._retry_or_end(self._children[name], f"could not start: {reason}", now)
             case Asked():
                 yield from self._more(event, now)
+            case Joined(names):
+                yield from self._answers(self._joins.joined(names))
             case Served():
                 self._served = True
             case StopAsked():
@@ -245,9 +259,13 @@ class Supervisor:
             yield Answer(asked.ticket, (), f"{len(self.workers())} workers run here already; the most is {MAX_WORKERS}")
         else:
             names = tuple(self._next_name() for _ in range(asked.count))
+            self._joins.asked(asked.ticket, names, now)
             for name in names:
                 yield self._start_new(name, asked.memory_limit, now)
-            yield Answer(asked.ticket, names)
+
+    def _answers(self, outcomes: Iterator[Outcome]) -> Iterator[Answer]:
+        for ticket, joined, error in outcomes:
+            yield Answer(ticket, joined, error)
 
     # losing
 
@@ -260,6 +278,7 @@ class Supervisor:
         elif code == 0 and child.name != BROKER:
             child.phase = _Phase.AWAY
             yield SayLeft(child.name)
+            yield from self._answers(self._joins.gone(child.name, "left"))
         else:
             yield from self._retry_or_end(child, describe_exit(code), now)
 
@@ -269,6 +288,7 @@ class Supervisor:
             yield from self._stop(reason, now)
             return
         yield SayGivenUp(child.name, reason)
+        yield from self._answers(self._joins.gone(child.name, f"gives up: {reason}"))
         if not self._served and not self.workers():
             yield from self._stop(reason, now)
 
@@ -295,6 +315,7 @@ class Supervisor:
         elif self.stopping:
             yield from self._kill_all(now)
         else:
+            yield from self._answers(self._joins.tick(now))
             for child in self._children.values():
                 if child.phase is _Phase.WAITING and child.retry_at <= now:
                     child.phase, child.since = _Phase.RUNNING, now
@@ -304,6 +325,7 @@ class Supervisor:
 
     def _stop(self, error: str | None, now: float) -> Iterator[Action]:
         self._stop_at, self._error = now, error
+        yield from self._answers(self._joins.stop())
         for child in self._children.values():
             if child.phase is _Phase.WAITING:
                 child.phase = _Phase.AWAY

@@ -170,6 +170,10 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
     assert joined.returncode == 0, joined.stderr
     assert json.loads(joined.stdout)["started"] == ["w2"]
 
+    absurd = swarm.run("join", "--memory-limit", "100M", program="ctl")
+    assert (absurd.returncode, absurd.stdout) == (1, "")
+    assert "w3 gives up: a memory limit of 100 MiB is too little" in absurd.stderr
+
     children = swarm.children()
     assert sorted(children) == ["broker", "w0", "w1", "w2"]
     swarm.process.send_signal(signal.SIGINT)

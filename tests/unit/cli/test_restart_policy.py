@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.cli.joins import PATIENCE_S as JOIN_PATIENCE_S
 from swarm.cli.supervisor import (
     EX_CONFIG,
     FIRST_DELAY_S,
@@ -17,6 +18,7 @@ from swarm.cli.supervisor import (
     Begun,
     End,
     Exited,
+    Joined,
     Kill,
     NotStarted,
     SayGivenUp,
@@ -210,10 +212,42 @@ def test_more_workers_get_new_names() -> None:
     assert supervisor.handle(Asked(7, 2, 1 << 30), 2.0) == [
         Start("w2", 1 << 30),
         Start("w3", 1 << 30),
-        Answer(7, ("w2", "w3")),
     ]
     supervisor.handle(Exited("w2", -9), 3.0)
     assert supervisor.handle(Tick(), 4.0) == [Start("w2", 1 << 30)]
+
+
+def test_whoever_asks_is_answered_when_the_workers_have_joined() -> None:
+    """Not before: a process that was started may still turn out unable to work. Crashes on the way don't matter."""
+    supervisor = begun(1)
+    supervisor.handle(Asked(7, 2), 1.0)
+    assert supervisor.handle(Joined(("w0", "w1")), 2.0) == []
+    supervisor.handle(Exited("w2", -9), 2.0)
+    assert supervisor.handle(Joined(("w0", "w1", "w2")), 3.0) == [Answer(7, ("w1", "w2"))]
+    assert supervisor.handle(Joined(("w0", "w1", "w2")), 4.0) == []  # once
+
+
+def test_a_worker_that_cannot_work_is_reported_to_whoever_asked() -> None:
+    """With its own reason; the others are named as started."""
+    supervisor = begun(1)
+    supervisor.handle(Asked(7, 2, 1000), 1.0)
+    supervisor.handle(Joined(("w0", "w1")), 2.0)
+    assert supervisor.handle(Exited("w2", EX_CONFIG, "the limit is too little"), 3.0) == [
+        SayGivenUp("w2", "the limit is too little"),
+        Answer(7, ("w1",), "w2 gives up: the limit is too little"),
+    ]
+
+
+def test_asking_has_an_end() -> None:
+    """Who has not joined in time is reported, and so is everybody when all stops; two askers don't meet."""
+    supervisor = begun(1)
+    supervisor.handle(Asked(7, 1), 1.0)
+    supervisor.handle(Asked(8, 1), 2.0)
+    assert supervisor.wake_at() == 1.0 + JOIN_PATIENCE_S
+    (answer,) = supervisor.handle(Tick(), 1.0 + JOIN_PATIENCE_S)
+    assert answer == Answer(7, (), "w1 has not joined yet: its log may say why")
+    first, *_ = supervisor.handle(StopAsked(), 50.0)
+    assert first == Answer(8, (), "w2 is stopped again: this swarm up is stopping")
 
 
 def test_more_workers_have_a_limit_and_an_end() -> None:

@@ -1,0 +1,70 @@
+"""Workers that somebody asked for: the answer waits until they have joined, or it is clear that they never will."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+PATIENCE_S = 100.0  # who asked waits a little longer
+
+Outcome = tuple[int, tuple[str, ...], str]  # ticket, workers that have joined, what went wrong with the others
+
+
+@dataclass(slots=True)
+class _Pending:
+    ticket: int
+    names: tuple[str, ...]
+    due: float
+    waiting: set[str]
+    failed: dict[str, str] = field(default_factory=dict)  # by name: why
+
+    def fail(self, name: str, reason: str) -> None:
+        if name in self.waiting:
+            self.waiting.discard(name)
+            self.failed[name] = reason
+
+    def outcome(self) -> Outcome:
+        joined = tuple(name for name in self.names if name not in self.failed)
+        return self.ticket, joined, "; ".join(f"{name} {reason}" for name, reason in self.failed.items())
+
+
+class Joins:
+    """Every method returns the answers that have become due, each once."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _Pending] = {}
+
+    def asked(self, ticket: int, names: tuple[str, ...], now: float) -> None:
+        self._pending[ticket] = _Pending(ticket, names, now + PATIENCE_S, set(names))
+
+    def joined(self, names: Iterable[str]) -> Iterator[Outcome]:
+        """The broker knows these workers."""
+        for pending in self._pending.values():
+            pending.waiting.difference_update(names)
+        yield from self._settled()
+
+    def gone(self, name: str, reason: str) -> Iterator[Outcome]:
+        """This worker ended and will not be started again."""
+        for pending in self._pending.values():
+            pending.fail(name, reason)
+        yield from self._settled()
+
+    def due(self) -> float | None:
+        return min((pending.due for pending in self._pending.values()), default=None)
+
+    def tick(self, now: float) -> Iterator[Outcome]:
+        for pending in self._pending.values():
+            for name in pending.names if now >= pending.due else ():
+                pending.fail(name, "has not joined yet: its log may say why")
+        yield from self._settled()
+
+    def stop(self) -> Iterator[Outcome]:
+        """Nobody will join any more."""
+        for pending in self._pending.values():
+            for name in pending.names:
+                pending.fail(name, "is stopped again: this swarm up is stopping")
+        yield from self._settled()
+
+    def _settled(self) -> Iterator[Outcome]:
+        for ticket in [t for t, pending in self._pending.items() if not pending.waiting]:
+            yield self._pending.pop(ticket).outcome()
