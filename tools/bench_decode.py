@@ -94,6 +94,7 @@ class Bench:
     stages: int
     threads: int
     peer_threads: int
+    peer_spins: bool
     rounds: int
     new: int
     cases: tuple[str, ...]
@@ -178,7 +179,7 @@ async def context_turns(bench: Bench, client: AsyncClient, peer: Peer, case: Cas
 
 async def decode(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     rows: list[Row] = []
-    async with Peer(bench.model, bench.peer_threads) as peer, bench.swarm() as swarm:
+    async with Peer(bench.model, bench.peer_threads, spins=bench.peer_spins) as peer, bench.swarm() as swarm:
         bandwidth = await peer.ask("bandwidth")
         for case in bench.chosen(CASES):
             note(f"{case.name} …")
@@ -343,6 +344,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0, help="of each stage; 0: as swarm up chooses")
     parser.add_argument("--peer-threads", type=int, default=0, help="of the peer; 0: as torch chooses")
+    parser.add_argument("--peer-spins", action="store_true", help="let the peer's threads wait as OpenMP likes to")
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
@@ -353,6 +355,7 @@ def main() -> None:
         arguments.stages,
         arguments.threads,
         arguments.peer_threads,
+        arguments.peer_spins,
         1 if arguments.quick else arguments.rounds,
         8 if arguments.quick else arguments.new_tokens,
         tuple(filter(None, arguments.cases.split(","))),

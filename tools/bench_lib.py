@@ -38,6 +38,9 @@ START_S = 600.0  # a cold disk and a busy machine
 STOP_S = 15.0
 ANSWER_S = 3600.0  # no measurement takes an hour; a peer that hangs must not hang us for ever
 
+# As ``swarm worker`` sets it for itself: threads that wait for each other sleep. The peer gets the same, since spinning
+# ones take the cores from whoever has work: on a busy machine it makes the peer three times slower than it is.
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 LESS_IS_BETTER = ("s", "ms", "MiB")
 
 Turn = Callable[[], Awaitable[float]]
@@ -111,9 +114,12 @@ class Swarm:
 class Peer:
     """transformers with the whole model, in a process that sleeps at its pipe between two questions."""
 
-    def __init__(self, model: Path, threads: int = 0) -> None:
+    def __init__(self, model: Path, threads: int = 0, *, spins: bool = False) -> None:
         command = [sys.executable, str(TOOLS / "bench_peer.py"), str(model), str(threads)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | ({} if spins else PASSIVE)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 import psutil
-from bench_lib import Row, Swarm, add_model_options, model_of, note, random_prompt, run, tell, vocabulary_of
+from bench_lib import PASSIVE, Row, Swarm, add_model_options, model_of, note, random_prompt, run, tell, vocabulary_of
 
 MIB = 1 << 20
 PROMPT = 16
@@ -86,10 +86,11 @@ async def load(model: Path, stages: int, threads: int, rounds: int) -> tuple[lis
 def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
     """In fresh processes: what the first passes take if nothing has warmed up before, and if it has."""
     samples: dict[str, dict[str, list[float]]] = {}
+    environment = os.environ | PASSIVE
     for _ in range(rounds):
         for how, flag in (("warm", "--warm"), ("cold", "--cold")):
             command = [sys.executable, __file__, "--model", str(model), "--threads", str(threads), flag]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=ANSWER_S)
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=ANSWER_S, env=environment)
             for what, seconds in json.loads(done.stdout).items():
                 samples.setdefault(what, {}).setdefault(how, []).append(1000 * seconds)
     return [Row(f"{what}, warmed up or not", "ms", both, "warm") for what, both in samples.items()]

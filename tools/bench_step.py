@@ -9,6 +9,8 @@ bench_decode.py --what time.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_lib import Row, add_model_options, model_of, note, random_prompt, tell
+from bench_lib import PASSIVE, Row, add_model_options, model_of, note, random_prompt, tell
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -29,10 +31,22 @@ from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire import messages
 
-# By a part of the class's name, so that a kernel that comes later is counted too.
-KINDS = {"Linear": "linears", "Norm": "norms", "Rotary": "rope", "Embedding": "embedding"}
-ACTIVATIONS = ("Steady", "Activation", "SiLU", "GELU")
+# By a part of the class's name, so that a kernel that comes later is counted too. A module's time is its own, without
+# that of the modules it calls: an MLP's is its activation, an attention module's is rotating and reshaping.
+KINDS = {
+    "Linear": "linears",
+    "Norm": "norms",
+    "Rope": "rope",
+    "Rotary": "rope",
+    "Embedding": "embedding",
+    "MLP": "activation",
+    "Mlp": "activation",
+    "Steady": "activation",
+    "Attention": "around attention",
+}
+COLUMNS = ("linears", "attention", "around attention", "norms", "activation", "rope", "embedding")
 MARGIN = 8
+CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -54,28 +68,30 @@ CASES = (
 
 
 class Clock:
-    """Seconds by kind; a timed module inside another one counts for the outer."""
+    """Seconds by kind, each without what was timed inside of it."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._depth = 0
-        self._began = 0.0
+        self._running: list[str] = []
+        self._since = 0.0
 
-    def enter(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._began = perf_counter()
+    def enter(self, kind: str) -> None:
+        self._count()
+        self._running.append(kind)
 
-    def leave(self, kind: str) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds[kind] += perf_counter() - self._began
+    def leave(self) -> None:
+        self._count()
+        self._running.pop()
+
+    def _count(self) -> None:
+        now = perf_counter()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
 
 
 def kind_of(module: torch.nn.Module) -> str | None:
     name = type(module).__name__
-    if any(part in name for part in ACTIVATIONS):
-        return "activation"
     return next((kind for part, kind in KINDS.items() if part in name), None)
 
 
@@ -90,20 +106,20 @@ def timed(clock: Clock) -> Iterator[None]:
         return kinds[id(module)]
 
     def before(module: torch.nn.Module, _: Any) -> None:
-        if kind(module):
-            clock.enter()
-
-    def after(module: torch.nn.Module, *_: Any) -> None:
         found = kind(module)
         if found:
-            clock.leave(found)
+            clock.enter(found)
+
+    def after(module: torch.nn.Module, *_: Any) -> None:
+        if kind(module):
+            clock.leave()
 
     plain = ALL_ATTENTION_FUNCTIONS[attention.NAME]
 
     def attend(*arguments: Any, **more: Any) -> Any:
-        clock.enter()
+        clock.enter("attention")
         result = plain(*arguments, **more)
-        clock.leave("attention")
+        clock.leave()
         return result
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after)
@@ -130,10 +146,11 @@ class Model:
         self.executor.reset()
         count = case.context + case.tokens
         prompts = [random_prompt(count, self.executor.manifest.vocab_size) for _ in range(case.sequences)]
-        for number in range(case.sequences):
-            self.executor.open(number, count + MARGIN)
-            if case.context:
-                self.step({number: prompts[number]}, 0, case.context, sample=False)
+        self.executor.open(0, count + MARGIN)
+        for begin in range(0, case.context, CHUNK):
+            self.step({0: prompts[0]}, begin, min(begin + CHUNK, case.context), sample=False)
+        for number in range(1, case.sequences):  # keys and values of its own, whatever they say
+            self.executor.fork(number, 0, case.context, count + MARGIN)
         return prompts
 
     def step(self, prompts: dict[int, list[int]], begin: int, end: int, *, sample: bool = True) -> float:
@@ -161,7 +178,7 @@ def measure(model: Model, case: Case, rounds: int) -> Row:
         clock = Clock()
         with timed(clock):
             total = step()
-        found = {kind: 1000 * clock.seconds[kind] for kind in ("linears", "attention", "norms", "rope", "activation")}
+        found = {kind: 1000 * clock.seconds[kind] for kind in COLUMNS}
         for kind, spent in found.items():
             samples[kind].append(spent)
         samples["between"].append(total - sum(found.values()))
@@ -175,6 +192,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
+    if any(name not in os.environ for name in PASSIVE):  # read when torch is loaded: too late for this process
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | PASSIVE)
     folder = model_of(arguments)
     model = Model(folder, arguments.threads)
     rows = []
