@@ -25,11 +25,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from swarm.errors import ModelError
 from swarm.stage import cores
 from swarm.stage.arena import Slab
-from swarm.stage.passes import CELL, Pass, current_pass
+from swarm.stage.passes import Pass, current_pass
 from swarm.stage.steady import steadily
 from swarm.stage.tiles import Group, Plan, plan
 
 NAME = "swarm"
+_LEAST_FLOAT_ROWS = 12  # measured: float32 products of fewer rows take kernels that sum in another order
 # Arguments that say nothing about who attends to what; any other one must be understood or refused.
 _HARMLESS = frozenset(
     {
@@ -170,7 +171,7 @@ def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """
     num_rows = rows.shape[1]
     if rows.dtype == torch.float32:
-        return torch.bmm(_with_rows(rows, max(12, _round(num_rows, 4))), keys.transpose(1, 2))
+        return torch.bmm(_with_rows(rows, max(_LEAST_FLOAT_ROWS, _round(num_rows, 4))), keys.transpose(1, 2))
     enough = _with_rows(rows, _round(num_rows, 16))
     product = torch.bmm(keys, enough.transpose(1, 2)).transpose(1, 2)[:, : _round(num_rows, 8)]
     return product.to(torch.float32, memory_format=torch.contiguous_format)
@@ -204,7 +205,7 @@ def _sink_column(sinks: torch.Tensor | None, scores: torch.Tensor, group: Group)
 def _mask(scores: torch.Tensor, group: Group) -> None:
     split = _split(scores, group)
     if group.later is not None:
-        split[..., -CELL:].masked_fill_(group.later, float("-inf"))
+        split[..., -group.later.shape[-1] :].masked_fill_(group.later, float("-inf"))
     if group.too_old is not None:
         split[..., : group.too_old.shape[-1]].masked_fill_(group.too_old, float("-inf"))
 

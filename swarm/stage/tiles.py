@@ -14,6 +14,9 @@ import torch
 from swarm.stage.arena import KvArena, Rack
 from swarm.stage.passes import CELL, GRID, Span, Tile
 
+# Keys that one product takes, all its sequences together, so that what the kernel packs stays in the caches.
+_MOST_KEYS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -91,26 +94,27 @@ def _writes(spans: tuple[Span, ...], places: Places, device: torch.device) -> It
 
 
 def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device: torch.device) -> Iterator[Group]:
-    alike: dict[tuple[int, int], list[tuple[int, Tile]]] = {}
+    alike: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
     for span in spans:
         rack, place = places[span.sequence]
         for tile in span.tiles:
             if span.count > 1:
                 yield _group(rack, place, [tile], window, device)
             else:
-                alike.setdefault((id(rack), tile.cell), []).append((place, tile))
+                alike.setdefault((id(rack), first_key(tile.cell, window), keys_end(tile)), []).append((place, tile))
     racks = {id(rack): rack for rack, _ in places.values()}
-    for (rack_id, _), tiles in alike.items():
+    for (rack_id, low, high), tiles in alike.items():
         tiles.sort(key=lambda each: each[0])
-        for place, run in _side_by_side(tiles):
+        most = max(1, _MOST_KEYS // (high - low))
+        for place, run in _side_by_side(tiles, most):
             yield _group(racks[rack_id], place, run, window, device)
 
 
-def _side_by_side(tiles: list[tuple[int, Tile]]) -> Iterator[tuple[int, list[Tile]]]:
-    """Cut where a place is missing."""
+def _side_by_side(tiles: list[tuple[int, Tile]], most: int) -> Iterator[tuple[int, list[Tile]]]:
+    """Cut where a place is missing, and after so many."""
     first, run = tiles[0][0], [tiles[0][1]]
     for place, tile in tiles[1:]:
-        if place != first + len(run):
+        if place != first + len(run) or len(run) == most:
             yield first, run
             first, run = place, []
         run.append(tile)
@@ -122,8 +126,13 @@ def first_key(cell: int, window: int | None) -> int:
     return 0 if window is None else max(0, cell - window + 1) // GRID * GRID
 
 
+def keys_end(tile: Tile) -> int:
+    """Where the keys of a tile end: with its cell, whichever of the cell's queries it has."""
+    return tile.cell + CELL
+
+
 def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device: torch.device) -> Group:
-    count, low, high = tiles[0].count, first_key(tiles[0].cell, window), tiles[0].cell + CELL
+    count, low, high = tiles[0].count, first_key(tiles[0].cell, window), keys_end(tiles[0])
     positions = torch.tensor([tile.start for tile in tiles])[:, None] + torch.arange(count)
     positions = positions.view(len(tiles), 1, 1, count, 1)
     return Group(
@@ -136,7 +145,7 @@ def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device
         slice(tiles[0].offset, tiles[0].offset + count)
         if len(tiles) == 1
         else torch.tensor([tile.offset for tile in tiles], device=device),
-        _if_any(torch.arange(high - CELL, high) > positions, device),
+        _if_any(torch.arange(max(low, high - CELL), high) > positions, device),
         None if window is None else _too_old(positions, low, high, window, device),
     )
 

@@ -7,7 +7,7 @@ layers that both contain are shared, not loaded twice. ``activate`` swaps them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -260,9 +260,16 @@ class TorchExecutor:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
+        return self._logits(batch, range(len(batch.tokens)))
+
+    def logits_of_last(self, batch: Batch) -> torch.Tensor:
+        """The last stage's logits after every row of the batch, ``[rows, vocabulary]``: for tests and tools."""
+        return self._logits(batch, [sum(row.count for row in batch.rows[: n + 1]) - 1 for n in range(len(batch.rows))])
+
+    def _logits(self, batch: Batch, head_rows: Sequence[int]) -> torch.Tensor:
         stage = self._stage()
         threads = self.threads_alone if batch.alone else self.threads
-        result = run(stage, self._arena, batch, head_rows=range(len(batch.tokens)), threads=threads)
+        result = run(stage, self._arena, batch, head_rows=head_rows, threads=threads)
         if result is None or not stage.heads:
             raise IllegalMove(f"the stage of layers {stage.layers} has no head")
         return result
