@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
 from swarm.broker.inventory import keep_what_fits, take_inventory
@@ -245,7 +245,7 @@ class Planner:
         for incarnation, layers in shares:
             hello = self._state.workers[incarnation].hello
             weight = weight_bytes(manifest, layers)
-            stages.append(StagePlan(incarnation, hello.name, layers, hello.endpoint, weight))
+            stages.append(StagePlan(incarnation, hello.name, layers, hello.endpoint, weight, hello.host, hello.device))
             specs.append(planned_stage(manifest, layers, hello.device))
         check_stages(specs, manifest, "auto", len(shares))  # a plan that breaks a rule is a bug, and goes nowhere
         why = tuple(
@@ -253,7 +253,11 @@ class Planner:
             f"{s.weight_bytes / 2**20:.1f} MiB of its {self._memory(s) / 2**20:.0f} MiB"
             for s in stages
         )
-        return Plan(epoch, tuple(stages), self._settings.objective, why)
+        plan = Plan(epoch, tuple(stages), self._settings.objective, why)
+        if len(stages) > 1 and plan.shares_cores:
+            together = f"all stages share the cores of {stages[0].host}: in mode auto one step is in flight at a time, "
+            plan = replace(plan, why=(*why, together + "and each stage uses all of them in turn"))
+        return plan
 
     def _memory(self, stage: StagePlan) -> int:
         return self._state.workers[stage.incarnation].hello.memory_bytes

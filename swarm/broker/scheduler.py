@@ -37,9 +37,15 @@ class SchedulerSettings:
     kv_cache: bool = True  # False: every token computes its whole sequence anew; only good for comparisons
 
 
-def depth(mode: Mode, num_stages: int) -> int:
-    """How many steps may be in flight."""
-    return 1 if mode == "batch" else max(1, num_stages)
+def depth(mode: Mode, num_stages: int, *, shares_cores: bool = False) -> int:
+    """How many steps may be in flight.
+
+    Stages that share the cores of one machine gain nothing by computing at the same time: each step reads all weights,
+    so two half-full ones cost nearly twice one full one, and a step that is alone may use every core.
+    """
+    if mode == "batch" or (mode == "auto" and shares_cores):
+        return 1
+    return max(1, num_stages)
 
 
 def admit(state: State, settings: SchedulerSettings, now: float) -> None:
@@ -128,21 +134,21 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
     plan = state.book.current
     if plan is None or not state.book.serving:
         return None
-    num_stages = len(plan.stages)
-    if len(state.flights) >= depth(settings.mode, num_stages):
+    most = depth(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
+    if len(state.flights) >= most:
         return None
     admit(state, settings, now)
-    chosen = _choose(state, settings, num_stages)
+    chosen = _choose(state, settings, most)
     if not chosen and not state.to_release and not state.to_retire:
         return None
     return _build(state, chosen, plan.epoch, now)
 
 
-def _choose(state: State, settings: SchedulerSettings, num_stages: int) -> list[tuple[Sequence, int]]:
+def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
     """(sequence, number of tokens) in the order of the step's rows."""
     budget = settings.step_tokens
     due = [s for s in state.running if s.is_decoding]
-    chosen = [(s, 1) for s in due[: min(budget, MAX_ROWS, _decode_share(state, settings, num_stages))]]
+    chosen = [(s, 1) for s in due[: min(budget, MAX_ROWS, _decode_share(state, settings, most_in_flight))]]
     budget -= len(chosen)
     for sequence in state.running:
         if budget <= 0 or len(chosen) >= MAX_ROWS:
@@ -154,12 +160,12 @@ def _choose(state: State, settings: SchedulerSettings, num_stages: int) -> list[
     return chosen
 
 
-def _decode_share(state: State, settings: SchedulerSettings, num_stages: int) -> int:
+def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int) -> int:
     """Decodes in one micro-batch: an even share, or all of them where splitting doesn't pay."""
     num_running = len(state.running)
-    if settings.mode == "batch" or num_stages == 1 or (settings.mode == "auto" and num_running < SPLIT_FROM):
+    if most_in_flight == 1 or (settings.mode == "auto" and num_running < SPLIT_FROM):
         return max(1, num_running)
-    return -(-num_running // num_stages)
+    return -(-num_running // most_in_flight)
 
 
 def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: float) -> Step:

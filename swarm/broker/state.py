@@ -218,6 +218,8 @@ class StagePlan:
     layers: LayerRange
     endpoint: str
     weight_bytes: int
+    host: str = ""
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,11 @@ class Plan:
     stages: tuple[StagePlan, ...]
     objective: str
     why: tuple[str, ...]
+
+    @property
+    def shares_cores(self) -> bool:
+        """All stages compute on the cores of one machine: whoever computes takes from the others."""
+        return len({stage.host for stage in self.stages}) == 1 and all(s.device == "cpu" for s in self.stages)
 
     @property
     def members(self) -> frozenset[str]:

@@ -302,7 +302,7 @@ class WorkerNode:
             name=self.name,
             incarnation=self.incarnation,
             pid=1,
-            host="sim",
+            host=self.name,
             wire_versions=(PROTOCOL_VERSION,),
             device="cpu",
             dtype="float32",

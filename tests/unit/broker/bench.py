@@ -109,6 +109,7 @@ class FakeWorker:
     device: str = "cpu"
     manifest: Manifest = field(default_factory=fake_manifest)
     prepare: Prepare | None = None
+    host: str = ""
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     epoch: int = 0
     progress: int = 0
@@ -123,7 +124,7 @@ class FakeWorker:
             "name": self.name,
             "incarnation": self.incarnation,
             "pid": 1,
-            "host": "here",
+            "host": self.host or self.name,  # each on a machine of its own, unless a test says otherwise
             "wire_versions": (1,),
             "device": self.device,
             "dtype": "float32",

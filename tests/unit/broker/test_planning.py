@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -870,7 +871,7 @@ def test_a_restarted_worker_takes_its_formers_place(serving: Bench) -> None:
 
 def test_of_two_living_workers_with_one_name_the_former_must_end(serving: Bench) -> None:
     """Both live: the newest joins, the one before is told why it must go, at once and only once."""
-    serving.join("w1", incarnation="w1.2")
+    serving.join("w1", incarnation="w1.2", host="here")
     ((peer, denied),) = orders(serving.log, Denied)
     assert peer == "w1.1"
     assert isinstance(denied, Denied)
@@ -955,6 +956,17 @@ def test_the_plan_explains_itself(serving: Bench) -> None:
         "w0 holds layers 0–2: 3 of 6, 4.0 MiB of its 200 MiB",
         "w1 holds layers 3–5: 3 of 6, 4.0 MiB of its 200 MiB",
     )
+
+
+def test_the_plan_says_when_stages_share_cores(make_bench: Callable[..., Bench]) -> None:
+    """Why only one step is in flight at a time on one machine; a GPU among them is no such case."""
+    together = make_bench().serve(2, host="here").state.book.current
+    assert together.shares_cores
+    assert together.why[-1] == (
+        "all stages share the cores of here: in mode auto one step is in flight at a time, "
+        "and each stage uses all of them in turn"
+    )
+    assert not make_bench().serve(2, host="here", device="cuda").state.book.current.shares_cores
 
 
 def test_clients_of_a_dead_plan_are_not_told(serving: Bench) -> None:

@@ -117,6 +117,12 @@ def test_depth() -> None:
     assert [depth("auto", n) for n in (1, 2, 5)] == [1, 2, 5]
 
 
+def test_depth_on_one_machine() -> None:
+    """Left to itself, the broker doesn't let stages that share cores compete for them; if told to, it does."""
+    assert [depth("auto", n, shares_cores=True) for n in (1, 2, 5)] == [1, 1, 1]
+    assert [depth("overlapped", n, shares_cores=True) for n in (1, 2, 5)] == [1, 2, 5]
+
+
 def _decoding(make_bench, mode: Mode, num_sequences: int, num_workers: int = 2) -> Bench:
     bench = make_bench(scheduling(mode=mode)).serve(num_workers)
     for number in range(num_sequences):
