@@ -110,7 +110,8 @@ class BrokerSettings(Section):
     )
     mode: Literal["auto", "batch", "overlapped"] = Field(
         default="auto",
-        description="Steps in flight: batch is one, overlapped is one per stage, auto chooses by load.",
+        description="Steps in flight: batch is one, overlapped is one per stage. auto: one where all stages share the "
+        "cores of a machine, for they would only take them from each other, else one per stage.",
     )
     prefix_cache: bool = Field(
         default=True,
