@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from swarm.cli import entry
 
 if TYPE_CHECKING:
     import typer
@@ -13,21 +13,11 @@ if TYPE_CHECKING:
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``swarm`` with these arguments; return the exit code."""
-    try:
-        from swarm.cli.output import run_app
-    except KeyboardInterrupt:
-        return 130
-    return run_app(_load, "swarm", arguments)
+    return entry.run(_load, "swarm", arguments)
 
 
 def main() -> None:
-    try:
-        code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # between the command's last instruction and here
-        code = 130
-    # What remains is the interpreter's own end; an interrupt could change nothing but make it ugly.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)
+    entry.end_with(run)
 
 
 def _load() -> typer.Typer:
