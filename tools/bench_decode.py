@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""How fast a swarm generates, against ``transformers`` on the same machine, and what its parts cost or save.
+"""How fast a swarm generates, against others on the same machine, and what its parts cost or save.
 
 All contestants are loaded at once and take turns within one run (A B, B A, …), so that whatever else the machine does
 hits all alike; who is not on turn sleeps. The swarm is ``swarm up`` as anybody would start it. Ratios are medians over
 rounds of neighbouring turns. Weights are random: what is computed costs the same.
 
-    --what decode     tokens per second with 1 to 32 sequences, at a long context, and of prompts, against transformers
+    --what decode     tokens per second with 1 to 32 sequences, at a long context, and of prompts, against the peers
     --what pipeline   stages: one that holds everything, against two and three
     --what kv         the KV cache on and off
     --what batching   ten requests of 50 tokens: one after the other, at the same time, as one batch
     --what prefix     time to the first token of a prompt whose beginning is known, and of one whose is not
     --what time       where the time of one token goes, with one sequence
+
+Peers (--peer A,B): transformers, its ``generate``; llama, llama.cpp in one process; llama-rpc, llama.cpp with its
+layers on two RPC servers. llama.cpp needs an interpreter that has it (--llama-python), and gets a GGUF file of the same
+weights, which is written beside the model's folder once. bench_agree.py shows that all compute the same.
 
 Without --model, the 1.1 B Llama shape of bench_model.py is written to --model-dir once. See bench_load.py for loading.
 """
@@ -26,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+from bench_contestants import TRANSFORMERS, Peer, Peers, add_peer_options, peers_of
 from bench_lib import (
     BenchError,
-    Peer,
     Row,
     Swarm,
     Turn,
@@ -45,7 +49,7 @@ from bench_lib import (
 from swarm import AsyncClient
 
 TIMEOUT_S = 3600.0
-OURS, THEIRS = "swarm", "transformers"
+OURS = "swarm"
 SHORT = (8, 16)  # tokens of the prompts where decoding is measured
 TAIL = 8  # tokens after the shared beginning, at a long context
 CONTEXT = 1000
@@ -55,7 +59,10 @@ BLOCK = 32  # what the prefix cache counts in
 
 @dataclass(frozen=True)
 class Case:
-    """``kind``: decode (short prompts), context (long ones; only what follows them counts), prompt (first token)."""
+    """``kind``: decode (short prompts), context (long ones; only what follows them counts), prompt (first token).
+
+    ``target``: the least ratio to transformers that we want.
+    """
 
     name: str
     kind: str
@@ -93,12 +100,11 @@ class Bench:
     vocabulary: int
     stages: int
     threads: int
-    peer_threads: int
-    peer_spins: bool
     rounds: int
     new: int
     cases: tuple[str, ...]
     quick: bool
+    peers: Peers
 
     def swarm(self, stages: int | None = None, settings: dict[str, str] | None = None) -> Swarm:
         return Swarm(self.model, stages or self.stages, self.threads, settings)
@@ -158,41 +164,52 @@ def peer_turn(bench: Bench, peer: Peer, case: Case) -> Turn:
     return turn
 
 
-async def context_turns(bench: Bench, client: AsyncClient, peer: Peer, case: Case) -> dict[str, Turn]:
-    """Both have the long prompts' keys and values before they are measured: the shared beginning computed once."""
+async def context_turns(bench: Bench, client: AsyncClient, peers: dict[str, Peer], case: Case) -> dict[str, Turn]:
+    """All have the long prompts' keys and values before they are measured: the shared beginning computed once."""
     shared = random_prompt(case.prompt - TAIL, bench.vocabulary)
     tails = [random_prompt(TAIL, bench.vocabulary) for _ in range(case.sequences)]
-    await peer.ask("prepare", shared=shared, tails=tails)
+    for peer in peers.values():
+        await peer.ask("prepare", shared=shared, tails=tails)
     await generate(client, [[*shared, *tails[0]]], 1)
 
     async def ours() -> float:
         return await steady_rate(client, [[*shared, *tail] for tail in tails], bench.new)
 
-    async def theirs() -> float:
-        return case.sequences * bench.new / await peer.ask("go on", new=bench.new)
+    def of(peer: Peer) -> Turn:
+        async def theirs() -> float:
+            return case.sequences * bench.new / await peer.ask("go on", new=bench.new)
 
-    return {THEIRS: theirs, OURS: ours}
+        return theirs
+
+    return {name: of(peer) for name, peer in peers.items()} | {OURS: ours}
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
 async def decode(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    facts = bench.peers.versions()
     rows: list[Row] = []
-    async with Peer(bench.model, bench.peer_threads, spins=bench.peer_spins) as peer, bench.swarm() as swarm:
-        bandwidth = await peer.ask("bandwidth")
+    async with AsyncExitStack() as stack:
+        peers = {name: await stack.enter_async_context(bench.peers.start(name)) for name in bench.peers.names}
+        client = (await stack.enter_async_context(bench.swarm())).client
+        bandwidth = await memory_speed(peers)
         for case in bench.chosen(CASES):
             note(f"{case.name} …")
             if case.kind == "context":
-                turns = await context_turns(bench, swarm.client, peer, case)
+                turns = await context_turns(bench, client, peers, case)
             else:
-                turns = {
-                    THEIRS: peer_turn(bench, peer, case),
-                    OURS: swarm_turn(bench, swarm.client, case),
-                }
-            rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), THEIRS, case.target))
-        bandwidth = max(bandwidth, await peer.ask("bandwidth"))
-    return rows, floor(bench.model, bandwidth, rows)
+                turns = {name: peer_turn(bench, peer, case) for name, peer in peers.items()}
+                turns[OURS] = swarm_turn(bench, client, case)
+            target = case.target if TRANSFORMERS in peers else None
+            rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), target=target, subject=OURS))
+        bandwidth = max(bandwidth, await memory_speed(peers))
+    return rows, facts | (floor(bench.model, bandwidth, rows) if bandwidth else {})
+
+
+async def memory_speed(peers: dict[str, Peer]) -> float:
+    """Bytes per second, as torch reads them; 0 if no peer has torch."""
+    return await peers[TRANSFORMERS].ask("bandwidth") if TRANSFORMERS in peers else 0.0
 
 
 def floor(model: Path, bandwidth: float, rows: list[Row]) -> dict[str, object]:
@@ -331,20 +348,26 @@ async def time(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     return [Row(what, "ms", {"per token": values}) for what, values in shares.items()], {}
 
 
-MODES = {"decode": decode, "pipeline": pipeline, "kv": kv, "batching": batching, "prefix": prefix, "time": time}
+MODES = {
+    "decode": decode,
+    "pipeline": pipeline,
+    "kv": kv,
+    "batching": batching,
+    "prefix": prefix,
+    "time": time,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", choices=MODES, default="decode")
     add_model_options(parser)
+    add_peer_options(parser)
     parser.add_argument("--cases", default="", metavar="A,B", help=f"some of {', '.join(case.name for case in CASES)}")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0, help="of each stage; 0: as swarm up chooses")
-    parser.add_argument("--peer-threads", type=int, default=0, help="of the peer; 0: as torch chooses")
-    parser.add_argument("--peer-spins", action="store_true", help="let the peer's threads wait as OpenMP likes to")
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
@@ -354,12 +377,11 @@ def main() -> None:
         vocabulary_of(model),
         arguments.stages,
         arguments.threads,
-        arguments.peer_threads,
-        arguments.peer_spins,
         1 if arguments.quick else arguments.rounds,
         8 if arguments.quick else arguments.new_tokens,
         tuple(filter(None, arguments.cases.split(","))),
         arguments.quick,
+        peers_of(arguments, model),
     )
     rows, facts = run(MODES[arguments.what](bench))
     facts = {"model": str(model), "stages": bench.stages, **facts}

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a swarm and a peer as processes, turns, medians, tables, facts about the machine."""
+"""What the benchmarks share: a swarm in a process of its own, turns, medians, tables, facts about the machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from swarm.errors import SwarmError, Unavailable  # noqa: E402
 
 START_S = 600.0  # a cold disk and a busy machine
 STOP_S = 15.0
-ANSWER_S = 3600.0  # no measurement takes an hour; a peer that hangs must not hang us for ever
 
 # As ``swarm worker`` sets it for itself: threads that wait for each other sleep. The peer gets the same, since spinning
 # ones take the cores from whoever has work: on a busy machine it makes the peer three times slower than it is.
@@ -111,40 +110,6 @@ class Swarm:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class Peer:
-    """transformers with the whole model, in a process that sleeps at its pipe between two questions."""
-
-    def __init__(self, model: Path, threads: int = 0, *, spins: bool = False) -> None:
-        command = [sys.executable, str(TOOLS / "bench_peer.py"), str(model), str(threads)]
-        environment = os.environ | ({} if spins else PASSIVE)
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()  # it has nothing to tidy up
-        self._process.wait()
-
-    async def ask(self, do: str, **arguments: object) -> float:
-        """Seconds, or whatever the question is about."""
-        return await asyncio.wait_for(asyncio.to_thread(self._ask, {"do": do, **arguments}), ANSWER_S)
-
-    def _ask(self, question: dict[str, object]) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-            return float(json.loads(self._process.stdout.readline())["answer"])
-        except (BrokenPipeError, ValueError):
-            raise BenchError("the peer's process ended; what it said stands above") from None
-
-
 def free_port() -> int:
     """The first of two free ports, below those that systems lend to clients."""
     for _ in range(200):
@@ -191,6 +156,7 @@ class Row:
     """One case: what each contestant showed in each round, and each one's ratio to the baseline, if there is one.
 
     ``ratios`` are medians over rounds of neighbouring turns, above 1 where the contestant is better than the baseline.
+    With a ``subject`` there are no others than its ratios to everybody else. ``target`` is for the first one.
     """
 
     case: str
@@ -198,20 +164,22 @@ class Row:
     samples: dict[str, list[float]]
     baseline: str | None = None
     target: float | None = None
+    subject: str | None = None
     medians: dict[str, float] = field(init=False)
     ratios: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.medians = {name: median(values) for name, values in self.samples.items()}
-        base = self.samples[self.baseline] if self.baseline else []
-        self.ratios = {
-            name: median(self._better(mine, theirs) for mine, theirs in zip(values, base, strict=True))
-            for name, values in self.samples.items()
-            if self.baseline and name != self.baseline
-        }
+        self.ratios = {f"{mine} ÷ {theirs}": self._ratio(mine, theirs) for mine, theirs in self._pairs()}
 
-    def _better(self, mine: float, theirs: float) -> float:
-        return theirs / mine if self.unit in LESS_IS_BETTER else mine / theirs
+    def _pairs(self) -> list[tuple[str, str]]:
+        if self.subject is not None:
+            return [(self.subject, name) for name in self.samples if name != self.subject]
+        return [(name, self.baseline) for name in self.samples if self.baseline and name != self.baseline]
+
+    def _ratio(self, mine: str, theirs: str) -> float:
+        pairs = zip(self.samples[mine], self.samples[theirs], strict=True)
+        return median(their / my if self.unit in LESS_IS_BETTER else my / their for my, their in pairs)
 
 
 async def in_turns(contestants: Mapping[str, Turn], rounds: int) -> dict[str, list[float]]:
@@ -260,7 +228,7 @@ def table(rows: list[Row], title: str) -> Table:
     for name in rows[0].samples:
         drawn.add_column(name, justify="right")
     for name in rows[0].ratios:
-        drawn.add_column(f"{name} ÷ {rows[0].baseline}" if len(rows[0].ratios) > 1 else "ratio", justify="right")
+        drawn.add_column(name if len(rows[0].ratios) > 1 else "ratio", justify="right")
     has_targets = any(row.target for row in rows)
     if has_targets:
         drawn.add_column("target", justify="right")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of bench_decode.py: ``transformers`` with a whole model, as anybody would use it. One question per line.
+"""A peer of bench_decode.py: ``transformers`` with a whole model, as anybody would use it. One question per line.
 
     bench_peer.py MODEL THREADS        answers {"do": "generate", "prompts": [[…]], "new": 32} with {"answer": seconds}
 
@@ -26,10 +26,12 @@ class Contestant:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
         self.prepared: tuple[torch.Tensor, DynamicCache] | None = None
 
-    def answer(self, question: dict[str, object]) -> float:
+    def answer(self, question: dict[str, object]) -> object:
         match question:
             case {"do": "generate", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)
+                return self.generate(prompts, new)[0]
+            case {"do": "tokens", "prompts": list(prompts), "new": int(new)}:
+                return self.generate(prompts, new)[1]
             case {"do": "prepare", "shared": list(shared), "tails": list(tails)}:
                 return self.prepare(shared, tails)
             case {"do": "go on", "new": int(new)}:
@@ -38,14 +40,14 @@ class Contestant:
                 return bandwidth()
         raise ValueError(f"unknown question {question}")
 
-    def generate(self, prompts: list[list[int]], new: int) -> float:
-        """Seconds from the prompts to the last token."""
+    def generate(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[int]]]:
+        """Seconds from the prompts to the last token, and the tokens."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         began = perf_counter()
-        self._generate(ids, mask, new)
-        return perf_counter() - began
+        done = self._generate(ids, mask, new)
+        return perf_counter() - began, done[:, longest:].tolist()
 
     def prepare(self, shared: list[int], tails: list[list[int]]) -> float:
         """Compute the prompts ``shared + tail`` up to their last token, the shared part once."""
@@ -68,7 +70,7 @@ class Contestant:
         self._generate(ids, torch.ones_like(ids), new, past_key_values=cache)
         return perf_counter() - began
 
-    def _generate(self, ids: torch.Tensor, mask: torch.Tensor, new: int, **more: object) -> None:
+    def _generate(self, ids: torch.Tensor, mask: torch.Tensor, new: int, **more: object) -> torch.Tensor:
         done = self.model.generate(
             ids,
             attention_mask=mask,
@@ -80,6 +82,7 @@ class Contestant:
             **more,
         )
         assert done.shape[1] == ids.shape[1] + new
+        return done
 
 
 def bandwidth() -> float:
