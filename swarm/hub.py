@@ -1,34 +1,45 @@
-"""Models by name: ``owner/name`` or ``owner/name@revision``, fetched once from a model hub into the ordinary cache.
+"""Models by name: ``owner/name`` or ``owner/name@revision``, known before they are fetched, fetched file by file.
 
 What the package huggingface_hub knows, holds here too: ``HF_ENDPOINT`` says where the hub is, ``HF_HUB_CACHE`` or
 ``HF_HOME`` where its cache is, ``HF_TOKEN`` who asks, ``HF_HUB_OFFLINE`` that nobody may be asked. No torch in
 here; but the package is slow to load, so import this where a name is to be looked up, not before.
 
-The cache comes first: what it holds complete is used as it is, without a word to the hub, so that workers started later
-load what the earlier ones loaded. Otherwise the small files come first, then the weights, one file after the other; a
-file is either whole or absent, so whatever breaks off goes on where it was.
+:func:`look_up` fetches the small files, and of the weights only the headers, by range requests: a few kilobytes per
+file say what is in it, and the hub names each file by the sha256 of its content. These descriptions are kept beside the
+small files in the cache, so that the next look-up of the same commit asks nobody. A worker then lets
+:meth:`Snapshot.fetch` bring the files that its layers are in.
+
+Where a hub answers no range requests, or tells no sha256 of a file, that file is fetched whole at look-up.
+
+A file is either whole or absent in the cache; processes that share a cache and want the same file wait for each other.
+A connection that breaks is taken up again where it was; who gives up at last keeps the files that came whole.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from huggingface_hub import HfApi, ModelInfo, constants, errors, hf_hub_download, snapshot_download
 from huggingface_hub import try_to_load_from_cache as find_in_cache
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub.hf_api import RepoSibling
 
 from swarm.errors import ModelError
+from swarm.hub_errors import BROKEN_OFF, NOT_THERE, UNREACHABLE, Trouble, gigabytes
+from swarm.hub_http import counting_bar, quiet, range_of
+from swarm.stage.checkpoint import INDEX, SINGLE, Progress, Report
+from swarm.stage.headers import LENGTH_BYTES, MAX_HEADER_BYTES, RemoteFile, remote_header
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 
 # All that is ever read beside the weights. Named one by one: repositories hold the same weights in other formats, in
@@ -45,104 +56,108 @@ SMALL_FILES = (
 )
 
 TIMEOUT_S = 20.0  # for the hub's first answer; a busy one takes a few seconds, and a person is waiting
+TICK_S = 1.0  # between two words of progress while no byte comes: far below the patience of whoever watches us
+FIRST_BYTES = 128 << 10  # of a file: nearly always the whole header, in one request
+HEADERS_AT_A_TIME = 8
+DESCRIPTIONS = "swarm"  # our folder in the model's cache; whoever deletes the model there deletes it too
 
-Report = Callable[[str], None]
 
+def look_up(repository: str, revision: str | None = None, report: Report | None = None) -> Snapshot:
+    """A model's small files, in the cache's folder, and descriptions of its weights.
 
-def fetch(
-    repository: str, revision: str | None = None, files: Sequence[str] | None = None, report: Report | None = None
-) -> Path:
-    """The folder that holds the model in the cache, with what was missing fetched from the hub.
-
-    ``files``: which weights are wanted, by file name; None: all. The small files are always there. ``report`` gets a
-    line before each file of weights. Raises ModelError: one sentence on what was tried, why it failed, what to do.
+    The cache comes first: if it holds all that, whichever weights are there, nobody is asked. ``report`` gets a line
+    before each file of weights that must be fetched now. Raises ModelError.
     """
-    return _Fetch(repository, revision, files, report or (lambda _: None)).folder()
+    return _LookUp(repository, revision, report or (lambda _: None)).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
+class Snapshot:
+    """A model at one commit. Every file of weights is in the folder or described."""
+
+    repository: str
+    folder: Path
+    described: Mapping[str, RemoteFile]
+
+    @property
+    def name(self) -> str:
+        return f"{self.repository}@{self.folder.name}"
+
+    @property
+    def files(self) -> list[str]:
+        """All files of weights."""
+        return shards_of(self.folder)
+
+    def describe(self, file: str) -> RemoteFile | None:
+        return self.described.get(file)
+
+    def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
+        """Bring these files of weights, those that are not there, one after the other.
+
+        ``progress`` is called once a second at least, with the bytes that came so far and those that shall come; waits
+        end, because the package gives up when no byte comes. Raises ModelError: one sentence on what was tried, why it
+        failed, what to do.
+        """
+        sizes = {file: described.num_bytes for file, described in self.described.items()}
+        _Download(self.repository, self.folder, sizes, progress or (lambda *_: None), report or (lambda _: None)).run(
+            files
+        )
+
+
+# --- finding out what there is ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _LookUp:
     """One look-up. Everything that the package raises ends here, as a ModelError."""
 
     repository: str
     revision: str | None
-    files: Sequence[str] | None
     report: Report
 
     @property
-    def name(self) -> str:
-        return f"{self.repository}@{self.revision}" if self.revision else self.repository
+    def trouble(self) -> Trouble:
+        return Trouble(self.repository, self.revision)
 
-    def folder(self) -> Path:
+    def snapshot(self) -> Snapshot:
         cached = self._cached()
-        if cached is not None and (cached / TOKENIZER).is_file():
+        if cached is not None and _is_complete(cached.folder):
             return cached
         try:
-            with _quiet():
-                return self._download(self._sizes())
+            with quiet():
+                return self._ask(self._files())
         except ModelError:
             if cached is not None:  # weights without a tokenizer: all that there is, as far as we can know
                 return cached
             raise
 
-    # --- the cache ---------------------------------------------------------------------------------------------------
-
-    def _cached(self) -> Path | None:
-        """The folder in the cache, if all that is wanted is in it."""
+    def _cached(self) -> Snapshot | None:
+        """What the cache knows, if it knows every file."""
         try:
             config = find_in_cache(self.repository, CONFIG, revision=self.revision)
         except ValueError as error:  # the package is stricter about names
-            raise ModelError(f"{self.name} is no name of a model on a hub: {_first_line(error)}") from None
+            raise self.trouble.no_name(error) from None
         if not isinstance(config, str):
             return None
         folder = Path(config).parent
-        wanted = self._weights(folder)
-        return folder if wanted and all((folder / name).is_file() for name in wanted) else None
+        found = Snapshot(self.repository, folder, _remembered(folder))
+        known = ((folder / file).is_file() or file in found.described for file in found.files)
+        return found if all(known) else None
 
-    def _weights(self, folder: Path) -> list[str]:
-        """The files of weights that are wanted, where the small files are already there."""
-        names = _shards(folder / INDEX) if (folder / INDEX).is_file() else [SINGLE]
-        if self.files is None:
-            return names
-        unknown = set(self.files) - set(names)
-        if unknown:
-            raise ModelError(f"{self.name} has no file of weights named {min(unknown)}; it has {', '.join(names)}")
-        return [name for name in names if name in self.files]
-
-    # --- the hub -----------------------------------------------------------------------------------------------------
-
-    def _download(self, sizes: dict[str, int]) -> Path:
-        with self._explained("the download of {name} broke off ({reason}); run it again, whole files are kept"):
-            small = [name for name in SMALL_FILES if name in sizes]
-            folder = Path(snapshot_download(self.repository, revision=self.revision, allow_patterns=small))
-            missing = [name for name in self._weights(folder) if not (folder / name).is_file()]
-            self._check_room(folder, sum(sizes.get(name, 0) for name in missing))
-            for number, name in enumerate(missing, 1):
-                place = f"{number} of {len(missing)}, {_gigabytes(sizes.get(name, 0))}"
-                self.report(f"fetching {self.name}: {name} ({place})")
-                # By the commit that the small files are of: somebody may push another meanwhile.
-                hf_hub_download(self.repository, name, revision=folder.name, etag_timeout=TIMEOUT_S)
-        return folder
-
-    def _sizes(self) -> dict[str, int]:
-        """Bytes by name of the files in the repository. Refuses one that has nothing for us before a byte is loaded."""
-        files = self._describe().siblings or []
-        sizes = {file.rfilename: file.size or 0 for file in files}
-        if CONFIG not in sizes:
-            raise ModelError(f"{self.name} has no {CONFIG}; is it a language model in Hugging Face form?")
-        if INDEX not in sizes and SINGLE not in sizes:
+    def _files(self) -> dict[str, RepoSibling]:
+        """The files of the repository. Refuses one that has nothing for us before a byte is loaded."""
+        files = {file.rfilename: file for file in self._info().siblings or []}
+        if CONFIG not in files:
+            raise ModelError(f"{self.trouble.name} has no {CONFIG}; is it a language model in Hugging Face form?")
+        if INDEX not in files and SINGLE not in files:
             raise ModelError(
-                f"{self.name} has no {SINGLE} and no index of shards; weights in other formats can't be used: choose a "
-                "repository that has safetensors, or convert it and name the local directory"
+                f"{self.trouble.name} has no {SINGLE} and no index of shards; weights in other formats can't be used: "
+                "choose a repository that has safetensors, or convert it and name the local directory"
             )
-        return sizes
+        return files
 
-    def _describe(self) -> ModelInfo:
-        unreachable = (
-            "there is no directory {name}, the cache {cache} does not hold that model complete, and the hub at "
-            "{endpoint} can't be reached ({reason}); check the network or HF_ENDPOINT, or name a local directory"
-        )
-        with self._explained(unreachable):
+    def _info(self) -> ModelInfo:
+        with self.trouble.explained(UNREACHABLE):
             try:
                 return HfApi().model_info(
                     self.repository, revision=self.revision, files_metadata=True, timeout=TIMEOUT_S
@@ -150,76 +165,59 @@ class _Fetch:
             except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
                 raise ModelError(f"what answers at {constants.ENDPOINT} is no model hub; correct HF_ENDPOINT") from None
 
-    def _check_room(self, folder: Path, num_bytes: int) -> None:
-        free = shutil.disk_usage(folder).free
-        if num_bytes > free:
-            raise ModelError(
-                f"{self.name} needs {_gigabytes(num_bytes)} more in the cache {constants.HF_HUB_CACHE}, but only "
-                f"{_gigabytes(free)} are free there; make room, or have HF_HUB_CACHE name another disk"
-            )
+    def _ask(self, files: dict[str, RepoSibling]) -> Snapshot:
+        with self.trouble.explained(BROKEN_OFF):
+            small = [file for file in SMALL_FILES if file in files]
+            folder = Path(snapshot_download(self.repository, revision=self.revision, allow_patterns=small))
+            absent = [file for file in shards_of(folder) if not (folder / file).is_file()]
+            for file in absent:
+                if file not in files:
+                    raise self.trouble.no_shard(file)
+            described = self._describe_all(folder, [files[file] for file in absent])
+            _remember(folder, described)
+        sizes = {file: files[file].size or 0 for file in absent}
+        opaque = [file for file in absent if file not in described]
+        _Download(self.repository, folder, sizes, lambda *_: None, self.report).run(opaque)
+        return Snapshot(self.repository, folder, described)
 
-    # --- what went wrong ---------------------------------------------------------------------------------------------
+    def _describe_all(self, folder: Path, files: list[RepoSibling]) -> dict[str, RemoteFile]:
+        """Those files that can be described."""
+        with ThreadPoolExecutor(HEADERS_AT_A_TIME) as pool:
+            described = pool.map(lambda file: self._describe(folder, file), files)
+            return {file.rfilename: found for file, found in zip(files, described, strict=True) if found is not None}
 
-    @contextmanager
-    def _explained(self, otherwise: str) -> Iterator[None]:
-        """What the package raises becomes a ModelError: one of the known kinds, or ``otherwise`` with its reason."""
-        try:
-            yield
-        except (OSError, errors.HTTPError, ValueError) as error:
-            known = self._known_trouble(error)
-            reason = _first_line(list(_causes(error))[-1])
-            text = otherwise.format(
-                name=self.name, reason=reason, cache=constants.HF_HUB_CACHE, endpoint=constants.ENDPOINT
-            )
-            raise ModelError(known or text) from None
+    def _describe(self, folder: Path, file: RepoSibling) -> RemoteFile | None:
+        if file.lfs is None or not file.size:
+            return None
+        header = self._header(folder.name, file.rfilename)
+        if header is None:
+            return None
+        found = RemoteFile(file.size, file.lfs.sha256, header)
+        tuple(remote_header(folder / file.rfilename, found))  # a damaged one is refused now, not after the fetch
+        return found
 
-    def _known_trouble(self, error: Exception) -> str | None:
-        for cause in _causes(error):
-            if isinstance(cause, errors.OfflineModeIsEnabled):
-                return (
-                    f"there is no directory {self.name}, the cache {constants.HF_HUB_CACHE} does not hold that model "
-                    "complete, and HF_HUB_OFFLINE forbids to ask the hub; unset it, or name a local directory"
-                )
-            if isinstance(cause, errors.HfHubHTTPError):
-                return self._refusal(cause)
-        return self._disk_trouble(error) if isinstance(error, OSError) else None
-
-    def _refusal(self, error: errors.HfHubHTTPError) -> str:
-        """The hub answered, but not with what was asked for."""
-        status = error.response.status_code
-        hub = f"the hub at {constants.ENDPOINT}"
-        match error:
-            case errors.GatedRepoError():
-                return (
-                    f"{self.name} is gated ({status}): accept its terms on its page at {hub}, and set HF_TOKEN to a "
-                    "token of that account"
-                )
-            case errors.RepositoryNotFoundError():
-                return (
-                    f"there is no directory {self.name}, and {hub} shows no such model ({status}): check the name, "
-                    "or, if it is private, set HF_TOKEN to a token that may read it"
-                )
-            case errors.RevisionNotFoundError():
-                return f"{self.repository} has no revision {self.revision} at {hub}; check the part after the @"
-            case errors.EntryNotFoundError():
-                return f"{self.name} is incomplete at {hub}: it lacks a file that its index of shards names"
-        if status in (401, 403):
-            return f"{hub} refuses access to {self.name} ({status}); set HF_TOKEN to a token that may read it"
-        return f"{hub} can't provide {self.name} now: it answers {status}; try again later, or name a local directory"
-
-    def _disk_trouble(self, error: OSError) -> str | None:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return (
-                f"the disk is full: the cache {constants.HF_HUB_CACHE} has no room for {self.name}; make room, or have "
-                "HF_HUB_CACHE name another disk"
-            )
-        if error.errno is not None and error.filename:
-            return f"the cache {constants.HF_HUB_CACHE} can't be used for {self.name}: {_first_line(error)}"
-        return None
+    def _header(self, commit: str, file: str) -> str | None:
+        """The file's header; None if the hub gives no part of a file."""
+        start = range_of(self.repository, commit, file, 0, FIRST_BYTES)
+        if start is None:
+            return None
+        length = int.from_bytes(start[:LENGTH_BYTES], "little")
+        stop = LENGTH_BYTES + length
+        if length > MAX_HEADER_BYTES:
+            raise ModelError(f"{file} of {self.trouble.name} is no safetensors file: its header would have {length} B")
+        if stop > len(start):
+            rest = range_of(self.repository, commit, file, len(start), stop)
+            if rest is None:
+                return None
+            start += rest
+        return start[LENGTH_BYTES:stop].decode()
 
 
-def _shards(index: Path) -> list[str]:
-    """The files that an index of shards names."""
+def shards_of(folder: Path) -> list[str]:
+    """The model's files of weights, whether they are there or not; the index must be, if there is one."""
+    index = folder / INDEX
+    if not index.is_file():
+        return [SINGLE]
     try:
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -231,34 +229,107 @@ def _shards(index: Path) -> list[str]:
     return sorted(names)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, back to the first."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
+# --- descriptions in the cache ----------------------------------------------------------------------------------------
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _place_of(folder: Path) -> Path:
+    """Not in the folder itself, which is the repository's; a commit never changes, so this is never out of date."""
+    return folder.parent.parent / DESCRIPTIONS / f"{folder.name}.json"
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+def _is_complete(folder: Path) -> bool:
+    """Are all small files here that the hub has? If we fetched them, or if there is more than a library would fetch
+    that wants the weights alone."""
+    return (folder / TOKENIZER).is_file() or _place_of(folder).is_file()
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """We say ourselves what happens; the package's bars and warnings would come between our lines."""
-    logger = logging.getLogger("huggingface_hub")
-    level, chosen = logger.level, constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
-    logger.setLevel(logging.ERROR)
-    if not chosen:
-        disable_progress_bars()
+def _remembered(folder: Path) -> dict[str, RemoteFile]:
     try:
-        yield
+        return msgspec.json.decode(_place_of(folder).read_bytes(), type=dict[str, RemoteFile])
+    except (OSError, msgspec.DecodeError):
+        return {}  # the hub is asked again
+
+
+def _remember(folder: Path, described: dict[str, RemoteFile]) -> None:
+    """Whole or not at all: others may read at the same time."""
+    place = _place_of(folder)
+    place.parent.mkdir(exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(_remembered(folder) | described))
+        os.replace(name, place)
     finally:
-        logger.setLevel(level)
-        if not chosen:
-            enable_progress_bars()
+        Path(name).unlink(missing_ok=True)
+
+
+# --- fetching ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Download:
+    """Files of one commit, one after the other."""
+
+    repository: str
+    folder: Path
+    sizes: Mapping[str, int]
+    progress: Progress
+    report: Report
+    num_came: int = 0
+
+    @property
+    def trouble(self) -> Trouble:
+        return Trouble(self.repository, self.folder.name)
+
+    def run(self, files: Collection[str]) -> None:
+        missing = [file for file in sorted(files) if not (self.folder / file).is_file()]
+        total = sum(self.sizes.get(file, 0) for file in missing)
+        with self.trouble.explained(NOT_THERE, ", ".join(missing)), quiet():
+            self._check_room(total)
+            for number, file in enumerate(missing, 1):
+                size = gigabytes(self.sizes.get(file, 0))
+                self.report(f"fetching {self.repository}: {file} ({number} of {len(missing)}, {size})")
+                self._fetch(file, total)
+
+    def _fetch(self, file: str, total: int) -> None:
+        before = self.num_came
+
+        def came(num_bytes: int) -> None:
+            self.num_came += num_bytes
+
+        future = _in_background(
+            lambda: hf_hub_download(
+                self.repository,
+                file,
+                revision=self.folder.name,  # the commit that the small files are of: somebody may push another
+                etag_timeout=TIMEOUT_S,
+                tqdm_class=counting_bar(came),
+            )
+        )
+        while not wait_for([future], TICK_S).done:
+            self.progress(min(self.num_came, total), total)
+        future.result()
+        self.num_came = before + self.sizes.get(file, 0)  # another process may have brought it
+        self.progress(min(self.num_came, total), total)
+
+    def _check_room(self, num_bytes: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if num_bytes > free:
+            raise self.trouble.no_room(num_bytes, free)
+
+
+def _in_background(work: Callable[[], object]) -> Future[object]:
+    """In a thread that does not keep the process from ending: it may wait for a slow hub."""
+    future: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except (OSError, errors.HTTPError, ValueError, RuntimeError) as error:
+            future.set_exception(error)
+        finally:
+            if not future.done():
+                future.set_exception(RuntimeError("the download ended in a way nobody expected"))
+
+    threading.Thread(target=run, name="fetch", daemon=True).start()
+    return future

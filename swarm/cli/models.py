@@ -8,28 +8,31 @@ from pathlib import Path
 from swarm.errors import ModelError
 
 
-def resolve_model(model: str | None) -> Path:
-    """The model's directory: a path, a name on the hub (fetched once, then from the cache), or the demo model.
+def resolve_model(model: str | None) -> str:
+    """What workers are to load: the model's directory, or its name on the hub at the commit it has now; or the demo.
 
+    Of a model on a hub, the small files are fetched here, once; each worker fetches the weights of its own layers.
     Raises ModelError; nothing that could have been noticed here is left to the workers.
     """
     if model is None:
         from swarm.demo import model_path
 
-        return Path(model_path())
+        return str(model_path())
     from swarm.cli.output import Progress
     from swarm.stage.checkpoint import resolve
 
     progress = Progress(sys.stdout)
     try:
-        return _checked(resolve(model, progress.update))
+        place = resolve(model, progress.update)
     finally:
         progress.done()
+    if place.remote is None:
+        _check(place.folder)
+    return place.name
 
 
-def _checked(path: Path) -> Path:
+def _check(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is no model's directory: it has no config.json")
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"{path} has no *.safetensors file; weights in other formats can't be used")
-    return path

@@ -82,7 +82,12 @@ def worker(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="DIR", help="The model's directory. [default: the embedded demo model]"),
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="The model: DIR, or owner/name[@revision] on the hub, of which only the files that this worker's "
+            "layers are in are fetched. [default: the embedded demo model]",
+        ),
     ] = None,
     name: Annotated[
         str | None,

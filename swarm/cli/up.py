@@ -45,8 +45,9 @@ def up(
         str | None,
         typer.Option(
             "--model",
-            metavar="DIR|HUB_ID",
-            help="Directory or hub name of the model. [default: the embedded demo model]",
+            metavar="MODEL",
+            help="The model: DIR, or owner/name[@revision] on the hub, of which each worker fetches the files that its "
+            "layers are in. [default: the embedded demo model]",
         ),
     ] = None,
     workers: Annotated[
@@ -148,7 +149,7 @@ class Commands:
 
     settings: Settings
     config: Path | None
-    model: Path
+    model: str
     directory: Path
     num_workers: int
     memory_share: int | None
@@ -189,7 +190,7 @@ class Commands:
         return [
             "worker",
             *("--url", self.url),
-            *("--model", str(self.model)),
+            *("--model", self.model),
             *("--name", name),
             *("--device", worker.device),
             *("--dtype", worker.dtype),

@@ -1,33 +1,32 @@
 """A model's folder on disk: what is in it and which bytes belong to which part. No torch in here.
 
 A folder in the ordinary Hugging Face form: ``config.json``, weights in safetensors files (one, or shards with an
-index), tokenizer files. A safetensors file is eight bytes of length, that many bytes of JSON (name → dtype, shape,
-offsets), then raw little-endian data. The headers alone tell everything that a plan needs, so describing a model reads
-a few kilobytes however large it is; and a stage reads exactly the bytes of its own tensors into memory of its own,
-where a mapped file would count in full.
+index), tokenizer files. The headers alone tell everything that a plan needs, so describing a model reads a few
+kilobytes however large it is; and a stage reads exactly the bytes of its own tensors into memory of its own, where a
+mapped file would count in full.
+
+The folder of a model on a hub may lack files of weights: what is in them is known (:class:`Remote`), and
+:meth:`Checkpoint.fetch` brings those that certain tensors are in.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import xxhash
+from typing import Any, Protocol
 
 from swarm.errors import ModelError
+from swarm.stage.headers import FLOATS, RemoteFile, StoredTensor, read_header, remote_header
+from swarm.stage.identity import digest_of, xxh3_of
 from swarm.wire.messages import Asset, Manifest
 
+__all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as stored: as computed with
-_ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-_MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 
 # What a client needs to turn text into tokens and back.
 _ASSETS = (
@@ -39,67 +38,78 @@ _ASSETS = (
     "generation_config.json",
 )
 
-# A file up to this size is hashed whole. Of a larger one, the header and evenly spread pieces are: enough to tell two
-# checkpoints apart, and a worker that needs a tenth of 100 GB doesn't read all of it to say hello.
-_WHOLE_HASH_BYTES = 64 << 20
-_NUM_PIECES = 256
-_PIECE_BYTES = 16 << 10
-
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
-def resolve(model: str, report: Callable[[str], None] | None = None) -> Path:
-    """The folder that ``model`` names: a local one, or of a name such as owner/model, the one in the hub's cache.
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 
-    What the cache lacks is fetched from the hub, and ``report`` told so, line by line. Raises ModelError.
+Progress = Callable[[int, int], None]  # (bytes that came, bytes to come)
+Report = Callable[[str], None]
+
+
+class Remote(Protocol):
+    """Where the weights are that a folder lacks."""
+
+    @property
+    def name(self) -> str:
+        """By which other processes, on other machines too, find exactly this model."""
+
+    def describe(self, file: str) -> RemoteFile | None:
+        """A file of weights without its data, if anything is known about it."""
+
+    def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
+        """Bring these files into the folder, those that are not there. Each is whole or absent. Raises ModelError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is. Without ``remote``, the folder is all there is."""
+
+    folder: Path
+    remote: Remote | None = None
+
+    @property
+    def name(self) -> str:
+        """What another process may be told instead of what the user wrote: it means the same files for ever."""
+        return str(self.folder) if self.remote is None else self.remote.name
+
+
+def resolve(model: str, report: Report | None = None) -> Place:
+    """The place that ``model`` names: a local folder, or of a name such as owner/model, the folder in the hub's cache.
+
+    There, the small files are fetched from the hub, if they are missing; of the weights, only what is needed to know
+    what is in them. ``report`` is told what takes long, line by line. Raises ModelError.
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return path.resolve()
+        return Place(path.resolve())
     if path.exists():
         raise ModelError(f"{model} is a file; name the directory that holds config.json and the safetensors files")
     named = _HUB_NAME.fullmatch(model)
     if named is None:
         raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
     try:
-        from swarm.hub import fetch  # noqa: PLC0415 (slow to load, and seldom needed)
+        from swarm.hub import look_up  # noqa: PLC0415 (slow to load, and seldom needed)
     except ImportError:
         raise ModelError(f"there is no directory {model}; to fetch it from a hub, install swarm[worker]") from None
-    return fetch(named["repository"], named["revision"], report=report)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor's bytes are. ``dtype`` is the safetensors name, such as BF16."""
-
-    name: str
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype in _FLOATS
+    snapshot = look_up(named["repository"], named["revision"], report)
+    return Place(snapshot.folder, snapshot)
 
 
 class Checkpoint:
     """A model folder, described. Raises ModelError that names the file and what is wrong with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, remote: Remote | None = None) -> None:
         self.folder = folder
+        self._remote = remote
         self.config = _read_json(folder / "config.json", "a model folder needs it")
         if "quantization_config" in self.config:
             raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
-        self.tensors = dict(_read_tensors(folder))
+        self.tensors = dict(_read_tensors(folder, remote))
         self.text_config: dict[str, Any] = self.config.get("text_config") or self.config
 
     @property
@@ -138,11 +148,11 @@ class Checkpoint:
     @cached_property
     def stored_dtype(self) -> str:
         """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
-        weight = dict.fromkeys(_FLOATS, 0)
+        weight = dict.fromkeys(FLOATS, 0)
         for tensor in self.tensors.values():
             if tensor.is_float:
                 weight[tensor.dtype] += tensor.num_bytes
-        return _FLOATS[max(weight, key=lambda dtype: weight[dtype])]
+        return FLOATS[max(weight, key=lambda dtype: weight[dtype])]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -173,7 +183,7 @@ class Checkpoint:
             embed_bytes=parts.embed,
             head_bytes=parts.head,
             kv_bytes_per_token=(per_token,) * self.num_layers,
-            files=self._hashes,
+            files=self._identities,
             assets=self.assets,
         )
 
@@ -181,12 +191,37 @@ class Checkpoint:
     def assets(self) -> tuple[Asset, ...]:
         """The files that clients need."""
         present = [self.folder / name for name in _ASSETS if (self.folder / name).is_file()]
-        return tuple(Asset(path.name, path.stat().st_size, _hash_file(path)) for path in present)
+        return tuple(Asset(path.name, path.stat().st_size, xxh3_of(path)) for path in present)
 
     @cached_property
-    def _hashes(self) -> tuple[Asset, ...]:
+    def _identities(self) -> tuple[Asset, ...]:
+        """The files that make the model what it is; see ``identity``."""
         paths = sorted({tensor.path for tensor in self.tensors.values()} | {self.folder / "config.json"})
-        return tuple(Asset(path.name, path.stat().st_size, _hash_file(path)) for path in paths)
+        return tuple(self._identity(path) for path in paths)
+
+    def _identity(self, path: Path) -> Asset:
+        described = self._remote.describe(path.name) if self._remote is not None else None
+        if described is not None:
+            return Asset(path.name, described.num_bytes, described.sha256)
+        return Asset(path.name, path.stat().st_size, digest_of(path))
+
+    def missing(self, names: Collection[str]) -> dict[str, int]:
+        """The files that hold these tensors and are not here yet, with their sizes in bytes."""
+        files = {self.tensors[name].path for name in names if name in self.tensors}
+        absent = sorted(path for path in files if not path.is_file())
+        return {path.name: self._identity(path).num_bytes for path in absent}
+
+    def fetch(self, names: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
+        """Bring the files that hold these tensors, unless they are here. ``progress`` is told of every while that
+        passes, be it without a byte. Raises ModelError; files that came whole stay."""
+        files = self.missing(names)
+        if self._remote is None or not files:
+            return
+        self._remote.fetch(files, progress, report)
+        for file in files:
+            for tensor in read_header(self.folder / file):
+                if self.tensors.get(tensor.name, tensor) != tensor:
+                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub told; remove the file")
 
     def _part_sizes(self, element_bytes: int) -> _PartSizes:
         layers = [0] * self.num_layers
@@ -248,13 +283,10 @@ def _read_json(path: Path, why: str) -> dict[str, Any]:
     return content
 
 
-def _read_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
-    index_path = folder / "model.safetensors.index.json"
+def _read_tensors(folder: Path, remote: Remote | None) -> Iterator[tuple[str, StoredTensor]]:
+    index_path = folder / INDEX
     if not index_path.is_file():
-        single = folder / "model.safetensors"
-        if not single.is_file():
-            raise ModelError(f"{folder} has no model.safetensors and no index of shards; only safetensors are read")
-        yield from ((tensor.name, tensor) for tensor in _read_header(single))
+        yield from ((tensor.name, tensor) for tensor in _tensors_of(folder / SINGLE, remote))
         return
     weight_map = _read_json(index_path, "").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -262,58 +294,19 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise ModelError(f"{index_path} names {shard!r}, which is not a file name in the same folder")
-        found = {tensor.name: tensor for tensor in _read_header(folder / shard)}
+        found = {tensor.name: tensor for tensor in _tensors_of(folder / shard, remote)}
         for name in (name for name, home in weight_map.items() if home == shard):
             if name not in found:
                 raise ModelError(f"{folder / shard} lacks tensor {name}, which the index puts there; download it again")
             yield name, found[name]
 
 
-def _read_header(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of a safetensors file, every bound checked against the file's size."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-                raise ModelError(f"{path} is not a complete safetensors file; download it again")
-            header = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing; download it again") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
-    if not isinstance(header, dict):
-        raise ModelError(f"{path} has a damaged header; download it again")
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield _stored_tensor(path, name, entry, 8 + length, size)
-
-
-def _stored_tensor(path: Path, name: str, entry: object, base: int, file_size: int) -> StoredTensor:
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if all(
-            isinstance(extent, int) and extent >= 0 for extent in shape
-        ):
-            pass
-        case _:
-            raise ModelError(f"{path} describes tensor {name} wrongly; download it again")
-    if not 0 <= start <= stop or stop - start != math.prod(shape) * _ELEMENT_BYTES.get(dtype, 1):
-        raise ModelError(f"{path} describes tensor {name} with a size that doesn't fit its shape; download it again")
-    if base + stop > file_size:
-        raise ModelError(f"{path} ends before tensor {name}; the file is cut off, download it again")
-    return StoredTensor(name, path, dtype, tuple(shape), base + start, stop - start)
-
-
-def _hash_file(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= _WHOLE_HASH_BYTES:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-        else:
-            digest.update(size.to_bytes(8, "little"))
-            for number in range(_NUM_PIECES):
-                file.seek((size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))
-                digest.update(file.read(_PIECE_BYTES))
-    return digest.hexdigest()
+def _tensors_of(path: Path, remote: Remote | None) -> Iterator[StoredTensor]:
+    if path.is_file():
+        return read_header(path)
+    described = remote.describe(path.name) if remote is not None else None
+    if described is not None:
+        return remote_header(path, described)
+    if path.name == SINGLE:
+        raise ModelError(f"{path.parent} has no {SINGLE} and no index of shards; only safetensors are read")
+    raise ModelError(f"{path} is missing; download it again")

@@ -47,6 +47,10 @@ class ConvertedSource:
     def __contains__(self, name: str) -> bool:
         return name in self._pieces
 
+    def stored_names(self, name: str) -> list[str]:
+        """Under which names the source has what this tensor is made of; none if it has no such tensor."""
+        return [stored for stored, _ in self._pieces.get(name, ())]
+
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
         pieces = self._pieces[name]
         if pieces[0][1] is None:

@@ -102,7 +102,7 @@ class Skeleton:
             raise ModelError(f"{checkpoint.folder}: transformers doesn't know this model ({_short(error)})") from None
         return cls(config, device, dtype)
 
-    def source(self, checkpoint: Checkpoint) -> Source:
+    def source(self, checkpoint: Checkpoint) -> ConvertedSource:
         """The model's tensors, read from the folder."""
         return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
 

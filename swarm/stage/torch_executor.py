@@ -7,7 +7,7 @@ layers that both contain are shared, not loaded twice. ``activate`` swaps them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from swarm.errors import IllegalMove, ModelError
+from swarm.log import get_logger
 from swarm.stage import cores, linears
 from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
@@ -24,6 +25,7 @@ from swarm.stage.forward import run, to_wire
 from swarm.stage.measure import layer_costs
 from swarm.stage.memory import give_back
 from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
+from swarm.stage.needs import needed_tensors
 from swarm.stage.passes import GRID, Tally
 from swarm.stage.sampling import draw, is_plain_greedy
 from swarm.stage.selfcheck import check_cut
@@ -36,6 +38,8 @@ _WARM_UP_ROWS = (1, 32, 128)
 _KV_FRACTION = 0.25  # of the memory that the weights leave
 _MAX_KV_BYTES = 64 << 30
 
+log = get_logger(__name__)
+
 
 @dataclass(slots=True)
 class _Counters:
@@ -47,6 +51,7 @@ class _Counters:
     compute_s: float = 0.0
     sample_s: float = 0.0
     loaded_bytes: int = 0
+    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ class TorchExecutor:
         threads_alone: int | None = None,
         kv_fraction: float = _KV_FRACTION,
     ) -> None:
-        self._checkpoint = Checkpoint(resolve(path))
+        place = resolve(path, _say_fetching)
+        self._checkpoint = Checkpoint(place.folder, place.remote)
         self._device = _device(device)
         self._dtype_name = _dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()
@@ -176,7 +182,8 @@ class TorchExecutor:
         if self._active is not None:
             for stage in (self._active.stage, *self._active.standby):
                 held |= stage.modules
-        total, done = sum(map(self._bytes_of, ranges)), 0
+        fetched = self._fetch(ranges, held, progress)
+        total, done = fetched + sum(map(self._bytes_of, ranges)), fetched
 
         def loaded(num_bytes: int) -> None:
             nonlocal done
@@ -192,6 +199,22 @@ class TorchExecutor:
         progress(total, total)
         give_back()
         return _Prepared(stages[0], tuple(stages[1:]))
+
+    def _fetch(self, ranges: tuple[LayerRange, ...], held: Collection[str], progress: Progress) -> int:
+        """Bring the files of a model on a hub that these layers are in; returns how many bytes had to come.
+
+        Fetching and reading are one load, of bytes that come and bytes that are read.
+        """
+        names = needed_tensors(self._skeleton, self._source, ranges, held)
+        to_fetch = sum(self._checkpoint.missing(names).values())
+        to_read = sum(map(self._bytes_of, ranges))
+        self._checkpoint.fetch(
+            names,
+            lambda num_came, _: progress(num_came, to_fetch + to_read),
+            _say_fetching,
+        )
+        self._counters.fetched_bytes += to_fetch
+        return to_fetch
 
     def activate(self, layers: LayerRange) -> None:
         if self._prepared is not None and self._prepared.stage.layers == layers:
@@ -346,6 +369,7 @@ class TorchExecutor:
             "compute_s": counters.compute_s,
             "sample_s": counters.sample_s,
             "loaded_bytes": counters.loaded_bytes,
+            "fetched_bytes": counters.fetched_bytes,
             "mask_hits": self._tally.mask_hits,
             "mask_misses": self._tally.mask_misses,
             "rope_hits": self._tally.rope_hits,
@@ -356,6 +380,10 @@ class TorchExecutor:
             "weight_bytes": self.weight_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
         }
+
+
+def _say_fetching(line: str) -> None:
+    log.info("fetching_weights", what=line)
 
 
 def _device(name: str) -> torch.device:

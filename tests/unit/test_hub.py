@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pytest
 
+from swarm import hub as hub_module
+from swarm import hub_errors
 from swarm.errors import ModelError
-from swarm.stage.checkpoint import Checkpoint, resolve
+from swarm.stage.checkpoint import Checkpoint, Place, resolve
+from swarm.stage.headers import RemoteFile
+from swarm.wire.messages import Manifest
+from tests.standin_hub import COMMIT, NAME, Hub, standin
 
 ROOT = Path(__file__).parents[2]
-NAME = "somebody/tiny"
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
+# Looks a name up and fetches files of weights: those that are named, all if none is, with "-" none at all. Prints the
+# folder, the model's manifest as it was before anything was fetched, and after it.
 PROGRAM = """
 import sys
 from swarm.errors import ModelError
-from swarm.hub import fetch
+from swarm.hub import look_up
+from swarm.stage.checkpoint import Checkpoint
+import msgspec
+
+def show(snapshot):
+    return msgspec.json.encode(Checkpoint(snapshot.folder, snapshot).manifest("float32")).decode()
+
+def report(line):
+    print(line, file=sys.stderr)
+
 repository, _, revision = sys.argv[1].partition("@")
 try:
-    print(fetch(repository, revision or None, sys.argv[2:] or None, lambda line: print(line, file=sys.stderr)))
+    snapshot = look_up(repository, revision or None, report)
+    before = show(snapshot)
+    snapshot.fetch([] if sys.argv[2:] == ["-"] else sys.argv[2:] or snapshot.files, None, report)
+    print(snapshot.folder, before, show(look_up(repository, revision or None)), sep="\\n")
 except ModelError as error:
     sys.exit(f"error: {error}")
 finally:
@@ -39,13 +53,19 @@ finally:
 """
 
 
-def safetensors(*names: str) -> bytes:
-    """A file with these tensors, 4 × 4, float32."""
-    header = {
-        name: {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * i, 64 * i + 64]} for i, name in enumerate(names)
-    }
+def entry(index: int) -> dict[str, object]:
+    """Of a tensor in a header: 4 × 4, float32."""
+    return {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * index, 64 * index + 64]}
+
+
+def as_file(header: dict[str, object], num_bytes: int) -> bytes:
     text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(64 * len(names))
+    return len(text).to_bytes(8, "little") + text + bytes(num_bytes)
+
+
+def safetensors(*names: str) -> bytes:
+    """A file with these tensors."""
+    return as_file({name: entry(index) for index, name in enumerate(names)}, 64 * len(names))
 
 
 def sharded() -> dict[str, bytes]:
@@ -74,104 +94,11 @@ def sharded() -> dict[str, bytes]:
     }
 
 
-@dataclass
-class Hub:
-    """What the stand-in serves and how it misbehaves; ``asked`` is what it was asked for."""
-
-    files: dict[str, bytes] = field(default_factory=sharded)
-    refusal: tuple[int, str] | None = None  # status and error code for everything
-    claimed_sizes: dict[str, int] = field(default_factory=dict)
-    cut: dict[str, int] = field(default_factory=dict)  # bytes of a file after which it ends
-    cut_once: set[str] = field(default_factory=set)  # files that are cut in the middle, the first time only
-    asked: list[str] = field(default_factory=list)
-    endpoint: str = ""
-
-
-class Handler(BaseHTTPRequestHandler):
-    """The endpoints that the package uses: a repository's description, its tree, and its files."""
-
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, hub: Hub, *rest: object) -> None:
-        self.hub = hub
-        super().__init__(*rest)  # type: ignore[arg-type]
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        self.hub.asked.append(f"{self.command} {path}")
-        if self.hub.refusal is not None:
-            self.reply(self.hub.refusal[0], b"", {"X-Error-Code": self.hub.refusal[1]} if self.hub.refusal[1] else {})
-        elif path in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
-            self.reply_json({"id": NAME, "sha": COMMIT, "siblings": [self.sibling(name) for name in self.hub.files]})
-        elif path == f"/api/models/{NAME}/tree/{COMMIT}":
-            self.reply_json([self.entry(name) for name in self.hub.files])
-        elif path.startswith(f"/{NAME}/resolve/{COMMIT}/"):
-            self.reply_file(path.removeprefix(f"/{NAME}/resolve/{COMMIT}/"))
-        elif path.startswith(f"/api/models/{NAME}/revision/"):
-            self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        else:
-            self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
-
-    def sibling(self, name: str) -> dict[str, object]:
-        return {"rfilename": name, "size": self.hub.claimed_sizes.get(name, len(self.hub.files[name]))}
-
-    def entry(self, name: str) -> dict[str, object]:
-        return {"type": "file", "path": name, "size": len(self.hub.files[name]), "oid": self.etag(name)}
-
-    def etag(self, name: str) -> str:
-        return hashlib.sha1(self.hub.files[name]).hexdigest()
-
-    def reply_file(self, name: str) -> None:
-        if name not in self.hub.files:
-            self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
-            return
-        whole = self.hub.files[name]
-        headers = {"ETag": f'"{self.etag(name)}"', "X-Repo-Commit": COMMIT}
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(whole) - 1}/{len(whole)}"
-        content = whole[start : self.hub.cut.get(name, len(whole)) if self.command == "GET" else len(whole)]
-        if self.command == "GET" and name in self.hub.cut_once:
-            self.hub.cut_once.remove(name)
-            self.reply(206 if start else 200, content, headers, num_sent=len(content) // 2)
-        else:
-            self.reply(206 if start else 200, content, headers)
-
-    def reply_json(self, data: object) -> None:
-        self.reply(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
-
-    def reply(self, status: int, content: bytes, headers: dict[str, str], num_sent: int | None = None) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content[:num_sent])
-        if num_sent is not None:
-            self.close_connection = True
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """A hub that listens on loopback."""
-    served = Hub()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, served)) as server:
-        served.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    """A hub that has the model."""
+    with standin(sharded()) as served:
         yield served
-        server.shutdown()
-        thread.join()
 
 
 Fetched = subprocess.CompletedProcess[str]
@@ -199,74 +126,214 @@ def run(tmp_path: Path) -> Run:
 
 def folder_of(process: Fetched) -> Path:
     assert process.returncode == 0, process.stderr
-    return Path(process.stdout.strip())
+    return Path(process.stdout.splitlines()[0])
+
+
+def manifests_of(process: Fetched) -> list[str]:
+    """As known before weights were fetched, and after."""
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()[1:]
+
+
+def manifest_in(folder: Path) -> str:
+    return msgspec.json.encode(Checkpoint(folder).manifest("float32")).decode()
 
 
 def error_of(process: Fetched) -> str:
-    """The one line that says why."""
+    """The one line that says why, after what was said of the work."""
     assert (process.returncode, process.stdout) == (1, "")
-    assert process.stderr.startswith("error: "), process.stderr
-    assert len(process.stderr.splitlines()) == 1, process.stderr
-    return process.stderr
+    *work, error = process.stderr.splitlines()
+    assert all(line.startswith("fetching ") for line in work), process.stderr
+    assert error.startswith("error: "), process.stderr
+    return error
 
 
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 NEEDED = {name for name in sharded() if "/" not in name and not name.endswith((".md", ".bin"))}
+SMALL = NEEDED - set(SHARDS)
+
+
+# --- what is fetched, and when ---------------------------------------------------------------------------------------
+
+
+def test_a_look_up_fetches_no_weights(hub: Hub, run: Run) -> None:
+    """Small files, and one part of each shard: that is enough to describe the model. No pickle, no second copy."""
+    process = run(NAME, "-", endpoint=hub.endpoint)
+    assert names_in(folder_of(process)) == SMALL
+    assert set(hub.fetched()) == SMALL
+    assert sorted(hub.parts()) == SHARDS
+    assert process.stderr == ""
 
 
 def test_what_is_needed_is_fetched_and_nothing_else(hub: Hub, run: Run) -> None:
-    """Small files, then the shards, one line each; no pickle, no second copy. The folder is a checkpoint."""
+    """Small files, then the shards, one line each. The folder is a checkpoint, and the one that was described."""
     process = run(NAME, endpoint=hub.endpoint)
     folder = folder_of(process)
-    assert {path.name for path in folder.iterdir()} == NEEDED
-    asked = [path.rsplit("/", 1)[1] for path in hub.asked if path.startswith("GET /somebody/")]
-    assert sorted(asked) == sorted(NEEDED)
-    assert asked[-2:] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert names_in(folder) == NEEDED
+    assert sorted(hub.fetched()) == sorted(NEEDED)
+    assert hub.fetched()[-2:] == SHARDS
     lines = process.stderr.splitlines()
     assert lines[0].startswith("fetching somebody/tiny: model-00001-of-00002.safetensors (1 of 2, ")
     assert len(lines) == 2
-    manifest = Checkpoint(folder).manifest("float32")
-    assert (manifest.name, manifest.num_layers) == ("tiny", 2)
+    before, after = manifests_of(process)
+    assert before == after == manifest_in(folder)
+    assert json.loads(after)["name"] == "tiny"
+    assert json.loads(after)["layer_bytes"] == [64, 64]
 
 
 def test_a_single_file_of_weights(hub: Hub, run: Run) -> None:
     """Without an index there is one file."""
-    hub.files = {"config.json": b"{}", "model.safetensors": safetensors("a"), "tokenizer.json": b"{}"}
-    assert {path.name for path in folder_of(run(NAME, endpoint=hub.endpoint)).iterdir()} == set(hub.files)
+    tensors = ("embed.weight", "model.layers.0.q", "model.layers.1.q")
+    hub.files = {
+        "config.json": hub.files["config.json"],
+        "model.safetensors": safetensors(*tensors),
+        "tokenizer.json": b"{}",
+    }
+    assert names_in(folder_of(run(NAME, "-", endpoint=hub.endpoint))) == {"config.json", "tokenizer.json"}
+    assert names_in(folder_of(run(NAME, endpoint=hub.endpoint))) == set(hub.files)
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
-def test_the_second_time_nobody_is_asked(hub: Hub, run: Run, offline: str) -> None:
-    """What the cache holds complete needs no network: neither a hub that is gone nor one that is forbidden matters."""
-    folder = folder_of(run(NAME, endpoint=hub.endpoint))
-    again = run(NAME, HF_HUB_OFFLINE=offline)
-    assert folder_of(again) == folder
+@pytest.mark.parametrize("files", [(), ("-",)])
+def test_the_second_time_nobody_is_asked(hub: Hub, run: Run, offline: str, files: tuple[str, ...]) -> None:
+    """What the cache knows needs no network: neither a hub that is gone nor one that is forbidden matters. Whether the
+    weights are there, or only known, makes no difference."""
+    first = run(NAME, *files, endpoint=hub.endpoint)
+    again = run(NAME, *files, HF_HUB_OFFLINE=offline)
+    assert again.stdout == first.stdout
     assert again.stderr == ""
     hub.asked.clear()
-    assert folder_of(run(f"{NAME}@{COMMIT}", endpoint=hub.endpoint)) == folder
+    assert folder_of(run(f"{NAME}@{COMMIT}", *files, endpoint=hub.endpoint)) == folder_of(first)
     assert hub.asked == []
 
 
+def test_without_a_tokenizer_the_hub_is_asked_once(hub: Hub, run: Run) -> None:
+    """A repository may have none; that is known from the first look-up on."""
+    del hub.files["tokenizer.json"]
+    first = run(NAME, "-", endpoint=hub.endpoint)
+    assert folder_of(run(NAME, "-")) == folder_of(first)
+
+
 def test_only_the_weights_that_are_asked_for(hub: Hub, run: Run) -> None:
-    """One shard of two; the other comes when it is asked for, and only that one. A name that is none is refused."""
-    first, second = sorted(name for name in NEEDED if name.endswith(".safetensors"))
+    """One shard of two; the other comes when it is asked for, and only that one."""
+    first, second = SHARDS
     folder = folder_of(run(NAME, first, endpoint=hub.endpoint))
-    assert {path.name for path in folder.iterdir()} == NEEDED - {second}
+    assert names_in(folder) == NEEDED - {second}
     hub.asked.clear()
     assert folder_of(run(NAME, endpoint=hub.endpoint)) == folder
-    assert {path.name for path in folder.iterdir()} == NEEDED
-    assert [path for path in hub.asked if path.startswith("GET /somebody/")] == [
-        f"GET /{NAME}/resolve/{COMMIT}/{second}"
-    ]
-    assert "has no file of weights named other.safetensors" in error_of(run(NAME, "other.safetensors"))
+    assert names_in(folder) == NEEDED
+    assert hub.fetched() == [second]
 
 
-def test_offline_with_an_incomplete_cache(hub: Hub, run: Run) -> None:
-    """Half a model is none; the error says where was looked and what forbids more."""
-    folder_of(run(NAME, "model-00001-of-00002.safetensors", endpoint=hub.endpoint))
+def test_a_header_that_is_longer_than_one_part(hub: Hub, run: Run) -> None:
+    """A second part is asked for, and no more."""
+    header = {"__metadata__": {"note": "x" * 300_000}, "model.layers.1.q": entry(0), "head.weight": entry(1)}
+    hub.files[SHARDS[1]] = as_file(header, 128)
+    before, after = manifests_of(run(NAME, endpoint=hub.endpoint))
+    assert before == after
+    assert sorted(hub.parts()) == [SHARDS[0], SHARDS[1], SHARDS[1]]
+
+
+@pytest.mark.parametrize("lack", ["answers_ranges", "tells_sha256"])
+def test_a_hub_that_cannot_describe(hub: Hub, run: Run, lack: str) -> None:
+    """No parts of files, or no sha256: then the weights are fetched at look-up, with a line each, once; and the model
+    is the same."""
+    setattr(hub, lack, False)
+    process = run(NAME, "-", endpoint=hub.endpoint)
+    assert names_in(folder_of(process)) == NEEDED
+    assert [line.split(" ")[2] for line in process.stderr.splitlines()] == SHARDS
+    assert run(NAME, "-").stdout == process.stdout
+    with standin(sharded()) as other:
+        assert manifests_of(run(NAME, "-", endpoint=other.endpoint))[0] == manifests_of(process)[0]
+
+
+def test_damaged_descriptions_are_made_again(hub: Hub, run: Run) -> None:
+    """What others wrote into the cache, or half a file, is no error."""
+    process = run(NAME, "-", endpoint=hub.endpoint)
+    (descriptions,) = (folder_of(process).parent.parent / "swarm").iterdir()
+    descriptions.write_bytes(descriptions.read_bytes()[:100])
+    assert run(NAME, "-", endpoint=hub.endpoint).stdout == process.stdout
+
+
+def test_a_file_that_is_not_as_described(hub: Hub, run: Run) -> None:
+    """A description is held against the file that comes."""
+    process = run(NAME, "-", endpoint=hub.endpoint)
+    folder = folder_of(process)
+    described = Place(folder, Described(folder, safetensors("model.layers.1.q", "head.weight")))
+    checkpoint = Checkpoint(described.folder, described.remote)
+    with pytest.raises(ModelError, match=r"has another .* than the hub told; remove the file"):
+        checkpoint.fetch(["head.weight"])
+
+
+class Described:
+    """A remote whose file of weights has its tensors in another order than it says."""
+
+    name = f"{NAME}@{COMMIT}"
+
+    def __init__(self, folder: Path, content: bytes) -> None:
+        self._folder, self._content = folder, content
+
+    def describe(self, file: str) -> RemoteFile:
+        names = ("embed.weight", "model.layers.0.q") if file == SHARDS[0] else ("head.weight", "model.layers.1.q")
+        content = safetensors(*names)
+        length = int.from_bytes(content[:8], "little")
+        return RemoteFile(len(content), "0" * 64, content[8 : 8 + length].decode())
+
+    def fetch(self, files: Collection[str], *_: object) -> None:
+        assert list(files) == [SHARDS[1]]
+        (self._folder / SHARDS[1]).write_bytes(self._content)
+
+
+# --- which models are the same ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_the_folder_is_the_same_model(hub: Hub, run: Run, tmp_path: Path) -> None:
+    """The hub's snapshot, of which nothing was fetched, and a plain copy of the repository, bytes and all."""
+    copy = tmp_path / "tiny"
+    copy.mkdir()
+    for name in NEEDED:
+        (copy / name).write_bytes(hub.files[name])
+    assert manifests_of(run(NAME, "-", endpoint=hub.endpoint))[0] == manifest_in(copy)
+
+
+def test_other_weights_are_another_model(hub: Hub, run: Run, tmp_path: Path) -> None:
+    """One byte of weights, with the same headers."""
+    manifest = manifests_of(run(NAME, "-", endpoint=hub.endpoint))[0]
+    hub.files[SHARDS[0]] = hub.files[SHARDS[0]][:-1] + b"\1"
+    shutil.rmtree(tmp_path / "cache")
+    other = manifests_of(run(NAME, "-", endpoint=hub.endpoint))[0]
+    one, two = (msgspec.json.decode(text, type=Manifest) for text in (manifest, other))
+    assert one.difference(two) == f"files: {SHARDS[0]} differ in size or content"
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_offline_with_weights_missing(hub: Hub, run: Run) -> None:
+    """What is missing is named, and what forbids more."""
+    folder_of(run(NAME, SHARDS[0], endpoint=hub.endpoint))
     error = error_of(run(NAME, HF_HUB_OFFLINE="1"))
-    assert "cache" in error
-    assert "HF_HUB_OFFLINE" in error
+    assert f"lacks {SHARDS[1]} of {NAME}@{COMMIT}, and HF_HUB_OFFLINE forbids" in error
     assert "name a local directory" in error
+
+
+def test_offline_with_nothing_known(run: Run) -> None:
+    """The error says where was looked and what forbids more."""
+    error = error_of(run(NAME, HF_HUB_OFFLINE="1"))
+    assert "there is no directory somebody/tiny, the cache " in error
+    assert "HF_HUB_OFFLINE forbids to ask the hub; unset it, or name a local directory" in error
+
+
+def test_a_hub_that_is_gone_when_weights_are_needed(hub: Hub, run: Run) -> None:
+    """The error names the files, the hub, and why it can't be had."""
+    folder_of(run(NAME, "-", endpoint=hub.endpoint))
+    error = error_of(run(NAME, SHARDS[0]))
+    assert f"lacks {SHARDS[0]} of {NAME}@{COMMIT}, and fetching from the hub at http://127.0.0.1:9 failed (" in error
+    assert "check the network or HF_ENDPOINT, or name a local directory" in error
 
 
 def test_a_hub_that_cannot_be_reached(run: Run) -> None:
@@ -307,15 +374,14 @@ def test_a_repository_without_what_is_needed(hub: Hub, run: Run, missing: str, w
     """Refused before a byte is loaded."""
     del hub.files[missing]
     assert words in error_of(run(NAME, endpoint=hub.endpoint))
-    assert not [path for path in hub.asked if path.startswith("GET /somebody/")]
+    assert hub.fetched() == []
 
 
 def test_a_shard_that_the_repository_lacks(hub: Hub, run: Run) -> None:
-    """The index promises it."""
-    del hub.files["model-00002-of-00002.safetensors"]
-    process = run(NAME, endpoint=hub.endpoint)
-    assert process.returncode == 1
-    assert process.stderr.endswith("it lacks a file that its index of shards names\n")
+    """The index promises it: refused before weights are loaded."""
+    del hub.files[SHARDS[1]]
+    assert f"it lacks {SHARDS[1]}, which its index of shards names" in error_of(run(NAME, endpoint=hub.endpoint))
+    assert hub.fetched_weights() == []
 
 
 def test_an_index_cannot_name_what_it_likes(hub: Hub, run: Run) -> None:
@@ -327,25 +393,24 @@ def test_an_index_cannot_name_what_it_likes(hub: Hub, run: Run) -> None:
 
 def test_a_download_that_is_cut_off(hub: Hub, run: Run) -> None:
     """An error, nothing half in the cache, and the next try takes only what is missing."""
-    hub.cut = {"model-00002-of-00002.safetensors": 100}
-    process = run(NAME, endpoint=hub.endpoint)
-    assert process.returncode == 1
-    assert "the download of somebody/tiny broke off (" in process.stderr.splitlines()[-1]
+    hub.cut = {SHARDS[1]: 100}
+    assert f"lacks {', '.join(SHARDS)} of {NAME}@{COMMIT}, and fetching " in error_of(run(NAME, endpoint=hub.endpoint))
     assert error_of(run(NAME, HF_HUB_OFFLINE="1"))
     hub.cut = {}
     hub.asked.clear()
-    assert {path.name for path in folder_of(run(NAME, endpoint=hub.endpoint)).iterdir()} == NEEDED
-    assert [path for path in hub.asked if path.startswith("GET /somebody/")] == [
-        f"GET /{NAME}/resolve/{COMMIT}/model-00002-of-00002.safetensors"
-    ]
+    assert names_in(folder_of(run(NAME, endpoint=hub.endpoint))) == NEEDED
+    assert hub.fetched() == [SHARDS[1]]
 
 
 def test_a_connection_that_breaks_is_taken_up_again(hub: Hub, run: Run) -> None:
-    """In the middle of a shard: the rest is fetched, and the file is right."""
-    shard = "model-00002-of-00002.safetensors"
+    """In the middle of a shard: the rest is fetched, from the last whole piece (10 MiB) on; and the file is right."""
+    shard = SHARDS[1]
+    hub.files[shard] += bytes(24 << 20)
     hub.cut_once = {shard}
     assert (folder_of(run(NAME, endpoint=hub.endpoint)) / shard).read_bytes() == hub.files[shard]
     assert hub.cut_once == set()
+    assert hub.fetched().count(shard) == 1
+    assert f"GET /{NAME}/resolve/{COMMIT}/{shard} bytes={10 << 20}-" in hub.asked
 
 
 def test_a_disk_that_is_too_small(hub: Hub, run: Run) -> None:
@@ -356,19 +421,56 @@ def test_a_disk_that_is_too_small(hub: Hub, run: Run) -> None:
     assert "make room, or have HF_HUB_CACHE name another disk" in error
 
 
-def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Others write to the disk too: what had room when it began may still find none."""
-    from swarm import hub as module
 
     def full(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module._Fetch, "_sizes", lambda _: {"config.json": 1})
-    monkeypatch.setattr(module, "snapshot_download", full)
-    monkeypatch.setattr(module.constants, "HF_HUB_CACHE", "/no/such/cache")
-    monkeypatch.setattr(module, "find_in_cache", lambda *_, **__: None)
-    with pytest.raises(ModelError, match="the disk is full: the cache /no/such/cache has no room for somebody/tiny"):
-        module.fetch(NAME)
+    monkeypatch.setattr(hub_module, "hf_hub_download", full)
+    monkeypatch.setattr(hub_errors.constants, "HF_HUB_CACHE", "/no/such/cache")
+    with pytest.raises(ModelError, match="the disk is full: the cache /no/such/cache has no room for somebody/tiny@"):
+        snapshot_in(tmp_path).fetch(["model.safetensors"])
+
+
+def test_progress_while_nothing_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever watches a worker hears of a slow hub as of a fast one: a word every while, be it without a byte. The
+    bytes are those that came, and at the end all."""
+    said: list[tuple[int, int]] = []
+    waited_long = threading.Event()
+
+    def progress(num_came: int, total: int) -> None:
+        said.append((num_came, total))
+        if said.count((40, 100)) >= 2:
+            waited_long.set()
+
+    def slow(*_: object, tqdm_class: type, **__: object) -> str:
+        with tqdm_class(total=100) as bar:
+            bar.update(40)
+            assert waited_long.wait(30)
+        return ""
+
+    monkeypatch.setattr(hub_module, "hf_hub_download", slow)
+    monkeypatch.setattr(hub_module, "TICK_S", 0.001)
+    snapshot_in(tmp_path).fetch(["model.safetensors"], progress)
+    assert (40, 100) in said
+    assert said[-1] == (100, 100)
+
+
+def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A bug in the package must not let a worker load for ever."""
+
+    def broken(*_: object, **__: object) -> str:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(hub_module, "hf_hub_download", broken)
+    with pytest.raises(ModelError, match="failed \\(out of luck\\)"):
+        snapshot_in(tmp_path).fetch(["model.safetensors"])
+
+
+def snapshot_in(folder: Path) -> hub_module.Snapshot:
+    """A model of one file, which is not there."""
+    return hub_module.Snapshot(NAME, folder, {"model.safetensors": RemoteFile(100, "0" * 64, "{}")})
 
 
 def test_a_cache_that_cannot_be_written(hub: Hub, run: Run, tmp_path: Path) -> None:
@@ -394,4 +496,4 @@ def test_a_local_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Even if it looks like a name on a hub."""
     (tmp_path / "somebody" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert resolve(NAME) == (tmp_path / NAME).resolve()
+    assert resolve(NAME) == Place((tmp_path / NAME).resolve())

@@ -119,7 +119,7 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no \*\.safetensors"):
         resolve_model(str(tmp_path))
     (tmp_path / "model.safetensors").touch()
-    assert resolve_model(str(tmp_path)) == tmp_path.resolve()
+    assert resolve_model(str(tmp_path)) == str(tmp_path.resolve())
 
 
 def test_a_hub_name_without_a_hub_is_one_error() -> None:
@@ -134,7 +134,7 @@ def test_a_hub_name_without_a_hub_is_one_error() -> None:
 def test_children_get_what_is_peculiar_to_them(tmp_path: Path) -> None:
     """Settings become flags that the commands accept; a limit of their own beats the common one."""
     settings = load(None, {"broker.port": 6100, "broker.mode": "batch", "worker.threads": 3, "worker.dtype": "float32"})
-    commands = Commands(settings, None, tmp_path, tmp_path / "state", 2, 1000, verbose=False)
+    commands = Commands(settings, None, str(tmp_path), tmp_path / "state", 2, 1000, verbose=False)
     broker, worker = " ".join(commands("broker", None)), " ".join(commands("w0", None))
     assert "-P -m swarm" in broker
     assert f"broker --port 6100 --mode batch --min-workers 2 --state-dir {tmp_path}/state" in broker

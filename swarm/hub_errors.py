@@ -1,0 +1,129 @@
+"""What can go wrong between us and a hub, as one sentence each: what was tried, why it failed, what to do."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from huggingface_hub import constants, errors
+
+from swarm.errors import ModelError
+
+UNREACHABLE = (
+    "there is no directory {name}, the cache {cache} does not hold that model, and the hub at {endpoint} can't be "
+    "reached ({reason}); check the network or HF_ENDPOINT, or name a local directory"
+)
+BROKEN_OFF = "the download of {name} broke off ({reason}); run it again, whole files are kept"
+NOT_THERE = (
+    "the cache {cache} lacks {files} of {name}, and fetching from the hub at {endpoint} failed ({reason}); check the "
+    "network or HF_ENDPOINT, or name a local directory; whole files are kept"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Turns what the package raises about one model into a ModelError."""
+
+    repository: str
+    revision: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.repository}@{self.revision}" if self.revision else self.repository
+
+    @contextmanager
+    def explained(self, otherwise: str, files: str = "") -> Iterator[None]:
+        """What is raised inside becomes one of the known kinds, or else ``otherwise`` with its reason."""
+        try:
+            yield
+        except (OSError, errors.HTTPError, ValueError, RuntimeError) as error:
+            known = self._known(error, files)
+            reason = first_line(list(_causes(error))[-1])
+            text = otherwise.format(
+                name=self.name, reason=reason, cache=constants.HF_HUB_CACHE, endpoint=constants.ENDPOINT, files=files
+            )
+            raise ModelError(known or text) from None
+
+    def no_name(self, error: ValueError) -> ModelError:
+        return ModelError(f"{self.name} is no name of a model on a hub: {first_line(error)}")
+
+    def no_room(self, num_bytes: int, free: int) -> ModelError:
+        return ModelError(
+            f"{self.name} needs {gigabytes(num_bytes)} more in the cache {constants.HF_HUB_CACHE}, but only "
+            f"{gigabytes(free)} are free there; make room, or have HF_HUB_CACHE name another disk"
+        )
+
+    def no_shard(self, file: str) -> ModelError:
+        return ModelError(
+            f"{self.name} is incomplete at the hub at {constants.ENDPOINT}: it lacks {file}, which its index of shards "
+            "names"
+        )
+
+    def _known(self, error: Exception, files: str) -> str | None:
+        for cause in _causes(error):
+            if isinstance(cause, errors.OfflineModeIsEnabled):
+                return self._forbidden(files)
+            if isinstance(cause, errors.HfHubHTTPError):
+                return self._refusal(cause)
+        return self._disk(error) if isinstance(error, OSError) else None
+
+    def _forbidden(self, files: str) -> str:
+        forbids = "and HF_HUB_OFFLINE forbids to ask the hub; unset it, or name a local directory"
+        if files:
+            return f"the cache {constants.HF_HUB_CACHE} lacks {files} of {self.name}, {forbids}"
+        return (
+            f"there is no directory {self.name}, the cache {constants.HF_HUB_CACHE} does not hold that model "
+            f"complete, {forbids}"
+        )
+
+    def _refusal(self, error: errors.HfHubHTTPError) -> str:
+        """The hub answered, but not with what was asked for."""
+        status = error.response.status_code
+        hub = f"the hub at {constants.ENDPOINT}"
+        match error:
+            case errors.GatedRepoError():
+                return (
+                    f"{self.name} is gated ({status}): accept its terms on its page at {hub}, and set HF_TOKEN to a "
+                    "token of that account"
+                )
+            case errors.RepositoryNotFoundError():
+                return (
+                    f"there is no directory {self.name}, and {hub} shows no such model ({status}): check the name, "
+                    "or, if it is private, set HF_TOKEN to a token that may read it"
+                )
+            case errors.RevisionNotFoundError():
+                return f"{self.repository} has no revision {self.revision} at {hub}; check the part after the @"
+            case errors.EntryNotFoundError():
+                return f"{self.name} is incomplete at {hub}: it lacks a file that its index of shards names"
+        if status in (401, 403):
+            return f"{hub} refuses access to {self.name} ({status}); set HF_TOKEN to a token that may read it"
+        return f"{hub} can't provide {self.name} now: it answers {status}; try again later, or name a local directory"
+
+    def _disk(self, error: OSError) -> str | None:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return (
+                f"the disk is full: the cache {constants.HF_HUB_CACHE} has no room for {self.name}; make room, or have "
+                "HF_HUB_CACHE name another disk"
+            )
+        if error.errno is not None and error.filename:
+            return f"the cache {constants.HF_HUB_CACHE} can't be used for {self.name}: {first_line(error)}"
+        return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what led to it, back to the first."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

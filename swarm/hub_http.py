@@ -1,0 +1,70 @@
+"""What we ask of the package huggingface_hub below the level of whole files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.utils import (
+    build_hf_headers,
+    disable_progress_bars,
+    enable_progress_bars,
+    hf_raise_for_status,
+    http_stream_backoff,
+    tqdm,
+)
+
+TIMEOUT_S = 20.0
+NUM_RETRIES = 2
+
+
+def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> bytes | None:
+    """Bytes ``first`` to ``stop`` of a file, fewer if it ends before; None if the hub answers no range requests.
+
+    The package has a function that parses headers of safetensors files, but with a hub that ignores the range it would
+    read files of any size into memory.
+    """
+    url = hf_hub_url(repository, file, revision=commit)
+    headers = build_hf_headers() | {"Range": f"bytes={first}-{stop - 1}", "Accept-Encoding": "identity"}
+    with http_stream_backoff("GET", url, headers=headers, timeout=TIMEOUT_S, max_retries=NUM_RETRIES) as response:
+        hf_raise_for_status(response)
+        if response.status_code != 206:
+            return None
+        found = bytearray()
+        for piece in response.iter_bytes():
+            found += piece
+            if len(found) >= stop - first:
+                break
+        return bytes(found[: stop - first])
+
+
+def counting_bar(came: Callable[[int], None]) -> type:
+    """A progress bar for the package that shows nothing and tells ``came`` how many bytes there are more."""
+
+    class CountingBar(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            came(int(n or 0))
+            return None
+
+    return CountingBar
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """We say ourselves what happens; the package's bars and warnings would come between our lines."""
+    logger = logging.getLogger("huggingface_hub")
+    level, chosen = logger.level, constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
+    logger.setLevel(logging.ERROR)
+    if not chosen:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not chosen:
+            enable_progress_bars()

@@ -1,0 +1,100 @@
+"""Headers of safetensors files: which tensors a file has, and where in it their bytes are. No torch in here.
+
+A file is eight bytes of length, that many bytes of JSON (name → dtype, shape, offsets), then raw little-endian data. So
+the first kilobytes describe a file of any size, also one that is still on a hub.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from swarm.errors import ModelError
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+
+FLOATS = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as stored: as computed with
+_ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+class RemoteFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A safetensors file as a hub describes it, known without its data. ``header`` is its JSON."""
+
+    num_bytes: int
+    sha256: str
+    header: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor's bytes are. ``dtype`` is the safetensors name, such as BF16."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
+
+
+def read_header(path: Path) -> Iterator[StoredTensor]:
+    """The tensors of a file, every bound checked against the file's size. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+                raise ModelError(f"{path} is not a complete safetensors file; download it again")
+            header = file.read(length)
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; download it again") from None
+    except OSError as error:
+        raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
+    yield from _tensors(path, header, size)
+
+
+def remote_header(path: Path, described: RemoteFile) -> Iterator[StoredTensor]:
+    """The same of a file that is not there yet; ``path`` is where it will be."""
+    yield from _tensors(path, described.header.encode(), described.num_bytes)
+
+
+def _tensors(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} has a damaged header; download it again")
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield _stored_tensor(path, name, entry, LENGTH_BYTES + len(text), file_size)
+
+
+def _stored_tensor(path: Path, name: str, entry: object, base: int, file_size: int) -> StoredTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if all(
+            isinstance(extent, int) and extent >= 0 for extent in shape
+        ):
+            pass
+        case _:
+            raise ModelError(f"{path} describes tensor {name} wrongly; download it again")
+    if not 0 <= start <= stop or stop - start != math.prod(shape) * _ELEMENT_BYTES.get(dtype, 1):
+        raise ModelError(f"{path} describes tensor {name} with a size that doesn't fit its shape; download it again")
+    if base + stop > file_size:
+        raise ModelError(f"{path} ends before tensor {name}; the file is cut off, download it again")
+    return StoredTensor(name, path, dtype, tuple(shape), base + start, stop - start)

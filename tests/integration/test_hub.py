@@ -1,0 +1,214 @@
+"""Models on a hub, with real workers: who fetches what."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from swarm import AsyncClient
+from tests.integration.processes import Processes, free_ports
+from tests.model.models import llama_config, random_model
+from tests.standin_hub import NAME, Hub, standin
+
+ROOT = Path(__file__).parents[2]
+NUM_LAYERS = 8
+PROMPT = [3, 141, 59, 26, 5]
+
+# Prepares the ranges of layers that it reads, one a line, and says after each what was fetched and told meanwhile.
+EXECUTOR = """
+import json, sys
+from swarm.stage.torch_executor import TorchExecutor
+from swarm.wire.messages import LayerRange
+executor = TorchExecutor(sys.argv[1], dtype="float32", threads=1)
+for line in sys.stdin:
+    told = []
+    layers = LayerRange(*map(int, line.split()))
+    executor.prepare(layers, (), 4, lambda done, total: told.append((done, total)))
+    executor.activate(layers)
+    names = sorted(path.name for path in executor.checkpoint.folder.glob("*.safetensors"))
+    print(json.dumps({"files": names, "told": told}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers of random weights in shards of about a layer and a half."""
+    folder = tmp_path_factory.mktemp("hub-model") / "tiny"
+    random_model(llama_config(num_hidden_layers=NUM_LAYERS)).save_pretrained(folder, max_shard_size="300KB")
+    return folder
+
+
+@pytest.fixture
+def hub(folder: Path) -> Iterator[Hub]:
+    with standin({path.name: path.read_bytes() for path in folder.iterdir()}) as served:
+        yield served
+
+
+def variables(hub: Hub, cache: Path) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
+
+
+def shards_of(folder: Path, *layers: int, ends: tuple[str, ...] = ()) -> list[str]:
+    """The files that the index names for these layers and for the tensors of ``ends``."""
+    homes = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    starts = (*(f"model.layers.{layer}." for layer in layers), *ends)
+    return sorted({home for name, home in homes.items() if name.startswith(starts)})
+
+
+EMBEDDING = ("model.embed_tokens.",)
+HEAD = ("model.norm.", "lm_head.")
+
+
+class Worker:
+    """An executor in a process and with a cache of its own."""
+
+    def __init__(self, hub: Hub, cache: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables(hub, cache)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", EXECUTOR, NAME],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def prepare(self, first: int, stop: int) -> tuple[list[str], list[tuple[int, int]]]:
+        """The files that are there afterwards, and the progress that was told."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{first} {stop}\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return answer["files"], answer["told"]
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+def test_each_worker_fetches_the_files_of_its_layers(folder: Path, hub: Hub, tmp_path: Path) -> None:
+    """Two workers with a cache each, half of the layers each: each has its files and no others, and the hub was asked
+    for no more. Fetching is told as progress, of bytes that come and bytes that are read. A later plan fetches what is
+    missing then."""
+    half = NUM_LAYERS // 2
+    lower = shards_of(folder, *range(half), ends=EMBEDDING)
+    upper = shards_of(folder, *range(half, NUM_LAYERS), ends=HEAD)
+    everything = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(everything) >= 4
+    assert set(lower) < set(everything) > set(upper)
+
+    one, two = Worker(hub, tmp_path / "one"), Worker(hub, tmp_path / "two")
+    files, told = one.prepare(0, half)
+    assert files == hub.fetched_weights() == lower
+    to_fetch = sum((folder / name).stat().st_size for name in lower)
+    assert [to_fetch, told[-1][1]] in told
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] > to_fetch
+    hub.asked.clear()
+    assert two.prepare(half, NUM_LAYERS)[0] == hub.fetched_weights() == upper
+
+    # Layers move: those that stay loaded need no file, the others' files come.
+    hub.asked.clear()
+    assert one.prepare(0, half + 2)[0] == shards_of(folder, *range(half + 2), ends=EMBEDDING)
+    missing = set(shards_of(folder, half, half + 1)) - set(lower)
+    assert set(hub.fetched_weights()) == missing != set()
+    one.end()
+    two.end()
+
+
+def test_a_tied_head_needs_the_embeddings_file(tmp_path: Path) -> None:
+    """Its weights are stored once, with the embedding."""
+    folder = tmp_path / "tied"
+    config = llama_config(num_hidden_layers=NUM_LAYERS, tie_word_embeddings=True)
+    random_model(config).save_pretrained(folder, max_shard_size="300KB")
+    with standin({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
+        worker = Worker(hub, tmp_path / "cache")
+        last = NUM_LAYERS - 1
+        files, _ = worker.prepare(last, NUM_LAYERS)
+        worker.end()
+    assert files == shards_of(folder, last, ends=(*EMBEDDING, *HEAD))
+    assert "model-00001" in files[0]
+
+
+class Up:
+    """A running ``swarm up --model owner/name``."""
+
+    def __init__(self, hub: Hub, directory: Path) -> None:
+        self.logs = directory / "state" / "logs"
+        port = free_ports()
+        self.url = f"tcp://127.0.0.1:{port}"
+        command = ["up", "--workers", "2", "--port", str(port), "--model", NAME, "--memory-limit", "2GiB"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables(hub, directory / "cache")}
+        with (directory / "up.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "swarm", *command, "--state-dir", str(directory / "state")],
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.wait(30) == 0
+
+    def fetched_by(self, worker: str, files: set[str]) -> set[str]:
+        """Those of the files that this worker fetched, by its log."""
+        text = (self.logs / f"{worker}.log").read_text()
+        return {file for file in files if f": {file} (" in text}
+
+
+async def tokens_of(client: AsyncClient) -> list[int]:
+    done = await client.generate(PROMPT, max_tokens=12, ignore_eos=True)
+    return list(done.tokens)
+
+
+@pytest.fixture
+def local(folder: Path, tmp_path: Path) -> Iterator[Processes]:
+    """Workers on the local folder, and a broker if it is asked for."""
+    logs = tmp_path / "local"
+    logs.mkdir()
+    with Processes(folder, logs) as processes:
+        yield processes
+
+
+@pytest.fixture
+async def expected(local: Processes) -> list[int]:
+    """The tokens of the local folder."""
+    local.start(1)
+    async with AsyncClient(local.url) as client:
+        await local.until_serving(client, 1)
+        tokens = await tokens_of(client)
+    local.stop()
+    return tokens
+
+
+async def test_up_with_a_model_on_a_hub(hub: Hub, expected: list[int], local: Processes, tmp_path: Path) -> None:
+    """``swarm up --model owner/name`` gives the tokens of the local folder. Every file of weights is fetched once, into
+    the cache that both workers share: some by the one, some by the other, and by neither all. A worker with a copy of
+    the folder, without the hub, joins them."""
+    everything = {name for name in hub.files if name.endswith(".safetensors")}
+    with Up(hub, tmp_path) as up:
+        local.url = up.url
+        async with AsyncClient(up.url) as client:
+            await local.until_serving(client, 2)
+            assert await tokens_of(client) == expected
+            assert sorted(hub.fetched_weights()) == sorted(everything)
+            shares = [up.fetched_by(worker, everything) for worker in ("w0", "w1")]
+            assert set.union(*shares) == everything
+            assert all(share < everything for share in shares)
+
+            hub.refusal = (500, "")
+            local.start_worker("elsewhere")
+            nodes = await local.until(client, "nodes", lambda found: len(found["workers"]) == 3)
+            assert "elsewhere" in {worker["name"] for worker in nodes["workers"]}
+            local.stop()
