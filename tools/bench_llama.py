@@ -16,39 +16,41 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from time import perf_counter
 from typing import Any
 
 import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as api
-from llama_cpp._ggml import libggml as ggml
 
 CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 FLOAT32 = 0  # GGML_TYPE_F32
 SPARE = 256  # positions of a prepared context for tokens that come later
 START_S = 30.0
+TEXT, POINTER, SIZE = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
 EVERYTHING = 10_000  # layers: more than any model has
-SAID: deque[str] = deque(maxlen=20)  # the last lines of llama.cpp's log, told only if something fails
+SAID: deque[str] = deque(maxlen=200)  # the last lines of llama.cpp's log, told only if something fails
 
 
 @api.llama_log_callback  # type: ignore[untyped-decorator]
 def remember(_level: int, text: bytes, _data: object) -> None:
-    SAID.append(text.decode(errors="replace"))
+    if text.strip(b".\n"):  # dots show progress
+        SAID.append(text.decode(errors="replace"))
 
 
 class LlamaError(Exception):
     """llama.cpp refused. The text says what, and what it logged."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; llama.cpp said:\n{''.join(SAID)}")
+        super().__init__(f"{what}; llama.cpp said:\n{''.join(list(SAID)[-20:])}")
 
 
 class Batch:
@@ -144,13 +146,16 @@ class Contestant:
         params = api.llama_model_default_params()
         params.n_gpu_layers = EVERYTHING if servers else 0
         if servers:
-            add_servers(servers)
+            self.devices = devices_of(servers)
+            params.devices = ctypes.addressof(self.devices)
             shares = [1.0] * len(servers) + [0.0] * (api.llama_max_devices() - len(servers))
             params.tensor_split = (ctypes.c_float * len(shares))(*shares)
         self.how = (threads, wide)
         self.model = api.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise LlamaError(f"{path} can't be loaded")
+        if not all(f"[{server}] model buffer" in "".join(SAID) for server in servers):
+            raise LlamaError("not every RPC server got layers")
         self.context: Context | None = None
         self.prepared: list[list[int]] = []
 
@@ -210,36 +215,36 @@ class Contestant:
 # --- RPC: ggml's functions, which llama-cpp-python has no names for ---------------------------------------------------
 
 
-def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the RPC back end, which is asked for by name so that it may lie in any library."""
-    ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    ggml.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
-    ggml.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    ggml.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(b"RPC"), name.encode())
+def ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the very libraries that libllama found; loaded by path they would be copies with other state."""
+    function = api._lib[name]  # libllama itself: what it depends on is searched too
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def rpc(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the RPC back end, which gives it by name: it may lie in any library."""
+    back_end = ggml("ggml_backend_reg_by_name", POINTER, TEXT)(b"RPC")
+    address = ggml("ggml_backend_reg_get_proc_address", POINTER, POINTER, TEXT)(back_end, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-def add_servers(servers: list[str]) -> None:
-    """Make their devices known: a model's layers go to them then."""
-    add_server = rpc_function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
-    ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
-    ggml.ggml_backend_register.restype = None
+def devices_of(servers: list[str]) -> ctypes.Array[ctypes.c_void_p]:
+    """One of each, and the null that ends the list."""
+    found = []
     for server in servers:
-        found = add_server(server.encode())
-        if not found:
+        back_end = rpc("ggml_backend_rpc_add_server", POINTER, TEXT)(server.encode())
+        if not back_end:
             raise LlamaError(f"the RPC server {server} does not answer")
-        ggml.ggml_backend_register(found)
+        found.append(ggml("ggml_backend_reg_dev_get", POINTER, POINTER, SIZE)(back_end, 0))
+    return (POINTER * (len(found) + 1))(*found)
 
 
 def serve(port: int, threads: int) -> None:
     """Compute for whoever connects, until stdin ends: then whoever started this is gone."""
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    device_by_type = ggml.ggml_backend_dev_by_type
-    device_by_type.restype, device_by_type.argtypes = ctypes.c_void_p, [ctypes.c_int]
-    devices = (ctypes.c_void_p * 1)(device_by_type(CPU))
-    size, text = ctypes.c_size_t, ctypes.c_char_p
-    start = rpc_function("ggml_backend_rpc_start_server", None, text, text, size, size, ctypes.c_void_p)
+    devices = (POINTER * 1)(ggml("ggml_backend_dev_by_type", POINTER, ctypes.c_int)(CPU))
+    start = rpc("ggml_backend_rpc_start_server", None, TEXT, TEXT, SIZE, SIZE, POINTER)
     start(f"127.0.0.1:{port}".encode(), None, threads, 1, ctypes.addressof(devices))
     raise SystemExit(f"the RPC server can't listen on port {port}")
 
@@ -248,15 +253,23 @@ def start_servers(count: int, threads: int) -> list[str]:
     """Servers that end with this process, since the pipe to their stdin does. Ready when this returns."""
     servers = []
     for _ in range(count):
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, __file__, "--serve", str(port), str(threads)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         until_listening(port, process)
         RUNNING.append(process)
         servers.append(f"127.0.0.1:{port}")
     return servers
+
+
+def free_port() -> int:
+    """One below those that systems lend to clients: nobody gets it by chance before the server has it."""
+    for _ in range(200):
+        port = random.randrange(10000, 19000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise LlamaError("there is no free port for an RPC server")
 
 
 RUNNING: list[subprocess.Popen[bytes]] = []
