@@ -94,7 +94,7 @@ class Members:
                 self._planner.activated(message, now)
                 self._end_the_dangerous(now)
             case LoadProgress():
-                worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
+                self._planner.load_progressed(worker, message, now)
             case Stats():
                 worker.stats = message.values
             case Trouble():

@@ -11,7 +11,8 @@
 * ``Activate`` lists the sequences that stay, with the positions that count; everything else is dropped by the stages.
   Their answers say what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
   computed again from its tokens, which the broker knows.
-* A worker that doesn't answer by the deadline is out, and the plan is made again without it.
+* A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it says that it
+  loads more and more bytes, the deadline moves.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from swarm.wire.messages import (
     Edge,
     Fence,
     LayerRange,
+    LoadProgress,
     Order,
     Prepare,
     Prepared,
@@ -138,6 +140,14 @@ class Planner:
                 max_sequences=self._settings.max_sequences,
             )
             self._order(stage.incarnation, prepare)
+
+    def load_progressed(self, worker: Worker, message: LoadProgress, now: float) -> None:
+        """While bytes move, a load is waited for, however long it takes: weights may come over a slow network."""
+        book = self._state.book
+        moved = message.loaded_bytes != worker.loaded_bytes
+        worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
+        if moved and book.phase is PlanPhase.PREPARING and self._is_awaited(worker.incarnation, message.epoch):
+            book.deadline = now + self._settings.prepare_timeout_s
 
     def prepared(self, message: Prepared, now: float) -> None:
         book = self._state.book

@@ -234,17 +234,36 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]
 
     def difference(self, other: Manifest) -> str | None:
-        """Name the first field that differs, with both values; None if the two are the same."""
-        for name in self.__struct_fields__:
+        """Name the first field that differs, with both values; None if the two are the same.
+
+        The name doesn't count: a model's folder may be called as one likes.
+        """
+        for name in self.__struct_fields__[1:]:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine == theirs:
                 continue
             if name in ("files", "assets"):
-                mine_by, theirs_by = ({a.name: a for a in side} for side in (mine, theirs))
-                names = sorted(n for n in mine_by.keys() | theirs_by.keys() if mine_by.get(n) != theirs_by.get(n))
-                return f"{name}: {', '.join(names)} differ in size or content"
+                return f"{name}: {_unlike(mine, theirs)}"
             return f"{name}: {mine} here, {theirs} there"
         return None
+
+
+def _unlike(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
+    """Which files are not the same; or can't be compared, because large ones are known by digests of two kinds."""
+    mine_by, theirs_by = ({asset.name: asset for asset in side} for side in (mine, theirs))
+    names = sorted(name for name in mine_by.keys() | theirs_by.keys() if mine_by.get(name) != theirs_by.get(name))
+    if all(_are_of_two_kinds(mine_by.get(name), theirs_by.get(name)) for name in names):
+        return (
+            f"{', '.join(names)} can't be compared: one side has them from a hub, the other as a plain copy; name the "
+            "model in the same way for all workers"
+        )
+    return f"{', '.join(names)} differ in size or content"
+
+
+def _are_of_two_kinds(mine: Asset | None, theirs: Asset | None) -> bool:
+    if mine is None or theirs is None:
+        return False
+    return mine.num_bytes == theirs.num_bytes and len(mine.digest) != len(theirs.digest)
 
 
 # --- client door -----------------------------------------------------------------------------------------------------
@@ -463,7 +482,8 @@ class Hello(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """The layers of ``epoch`` are loaded and warm. ``kv_capacity``: positions that fit, all sequences together."""
+    """The layers of ``epoch`` are loaded and warm. ``kv_capacity``: positions that fit, all sequences together.
+    ``kernels``: what multiplies here, in which dtype, exact or not."""
 
     incarnation: Incarnation
     kv_capacity: _Int
@@ -471,6 +491,7 @@ class Prepared(Message, frozen=True):
     load_s: Seconds
     warm_up_s: Seconds
     resident_bytes: _Int
+    kernels: Text = ""
 
 
 class Refused(Message, frozen=True):

@@ -41,7 +41,7 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight layers of random weights in shards of about a layer and a half."""
-    folder = tmp_path_factory.mktemp("hub-model") / "tiny"
+    folder = tmp_path_factory.mktemp("hub-model") / "a-copy"
     random_model(llama_config(num_hidden_layers=NUM_LAYERS)).save_pretrained(folder, max_shard_size="300KB")
     return folder
 

@@ -31,6 +31,7 @@ from swarm.wire.messages import (
     HeldSequence,
     LayerRange,
     Leaving,
+    LoadProgress,
     Prepare,
     Prepared,
     RangePosition,
@@ -366,6 +367,26 @@ def test_who_does_not_answer_in_time_is_out(make_bench, late: str) -> None:
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
     worker = bench.state.workers["w1.1"]
     assert (worker.state, worker.reason) == (WorkerState.OUT, f"did not {late} epoch 1 in time")
+
+
+def test_a_long_load_is_waited_for_while_bytes_move(make_bench) -> None:
+    """Each word of more bytes gives it the whole time again. The same bytes again, or those of an older plan, don't."""
+    bench = make_bench(planning(prepare_timeout_s=3.0))
+    bench.mute = {"w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+
+    def loaded(num_bytes: int, epoch: int = 1) -> None:
+        bench.tick(2.8)
+        bench.tell("w1", LoadProgress(epoch=epoch, incarnation="w1.1", loaded_bytes=num_bytes, total_bytes=100))
+
+    for num_bytes in (10, 20, 30):
+        loaded(num_bytes)
+        assert bench.state.book.epoch == 1
+    loaded(30)
+    loaded(40, epoch=0)
+    assert bench.epoch == 2
+    assert bench.state.workers["w1.1"].reason == "did not prepare epoch 1 in time"
 
 
 def test_answers_to_an_older_plan_are_counted(serving: Bench) -> None:
