@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 VOCABULARY = 500
 
@@ -26,6 +26,62 @@ def llama_config(**changes: Any) -> LlamaConfig:
         "pad_token_id": 0,
     }
     return LlamaConfig(**(values | changes))
+
+
+# The kinds of models that are named as served, each with what is its own: a window shorter than the tests' contexts,
+# layers of alternating kinds, experts, sinks. Sizes that are no multiple of a vector show what larger ones would hide.
+_SMALL: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 136,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 251,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_WINDOW = 40
+_MIXED_LAYERS = ["sliding_attention", "full_attention"] * 3
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 24},
+    "mistral": {"head_dim": 16, "sliding_window": _WINDOW},
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED_LAYERS,
+        "tie_word_embeddings": True,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        "tie_word_embeddings": True,
+    },
+    "phi3": {},
+    "olmo2": {},
+    "gpt_neox": {},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16},
+    "qwen3_moe": {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16},
+    "gpt_oss": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED_LAYERS,
+    },
+}
+
+
+def named_config(kind: str) -> Any:
+    """A small model of one of the ``ARCHITECTURES``."""
+    return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES[kind]))
 
 
 def random_model(config: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
