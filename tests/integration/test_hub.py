@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from swarm import AsyncClient
-from tests.integration.processes import Processes, free_ports
+from tests.integration.processes import START_S, Processes, free_ports
 from tests.model.models import llama_config, random_model
 from tests.standin_hub import NAME, Hub, standin
 
@@ -185,7 +185,7 @@ def local(folder: Path, tmp_path: Path) -> Iterator[Processes]:
 async def expected(local: Processes) -> list[int]:
     """The tokens of the local folder."""
     local.start(1)
-    async with AsyncClient(local.url) as client:
+    async with AsyncClient(local.url, connect_timeout_s=START_S) as client:
         await local.until_serving(client, 1)
         tokens = await tokens_of(client)
     local.stop()
@@ -199,7 +199,7 @@ async def test_up_with_a_model_on_a_hub(hub: Hub, expected: list[int], local: Pr
     everything = {name for name in hub.files if name.endswith(".safetensors")}
     with Up(hub, tmp_path) as up:
         local.url = up.url
-        async with AsyncClient(up.url) as client:
+        async with AsyncClient(up.url, connect_timeout_s=START_S) as client:
             await local.until_serving(client, 2)
             assert await tokens_of(client) == expected
             assert sorted(hub.fetched_weights()) == sorted(everything)
