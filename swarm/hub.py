@@ -295,7 +295,7 @@ class _Download:
         before = self.num_came
 
         def came(num_bytes: int) -> None:
-            self.num_came += num_bytes
+            self.num_came = max(self.num_came, before + num_bytes)
 
         future = _in_background(
             lambda: hf_hub_download(

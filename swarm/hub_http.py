@@ -41,14 +41,20 @@ def range_of(repository: str, commit: str, file: str, first: int, stop: int) -> 
 
 
 def counting_bar(came: Callable[[int], None]) -> type:
-    """A progress bar for the package that shows nothing and tells ``came`` how many bytes there are more."""
+    """A progress bar for the package that shows nothing and tells ``came`` how many bytes of a file there are.
+
+    The package may use several for one file: bytes that came, and bytes that are written. It may begin again.
+    """
 
     class CountingBar(tqdm):  # type: ignore[misc]
+        num_came = 0
+
         def __init__(self, *arguments: object, **options: object) -> None:
             super().__init__(*arguments, **options | {"disable": True})
 
         def update(self, n: float | None = 1) -> bool | None:
-            came(int(n or 0))
+            self.num_came += int(n or 0)
+            came(self.num_came)
             return None
 
     return CountingBar

@@ -203,6 +203,8 @@ class Checkpoint:
         described = self._remote.describe(path.name) if self._remote is not None else None
         if described is not None:
             return Asset(path.name, described.num_bytes, described.sha256)
+        if not path.is_file():
+            raise ModelError(f"{path} is missing; it was there before: download it again, and start again")
         return Asset(path.name, path.stat().st_size, digest_of(path))
 
     def missing(self, names: Collection[str]) -> dict[str, int]:

@@ -435,7 +435,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def test_progress_while_nothing_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever watches a worker hears of a slow hub as of a fast one: a word every while, be it without a byte. The
-    bytes are those that came, and at the end all."""
+    bytes are those that came, however many bars the package counts them with; and at the end all."""
     said: list[tuple[int, int]] = []
     waited_long = threading.Event()
 
@@ -445,8 +445,10 @@ def test_progress_while_nothing_comes(monkeypatch: pytest.MonkeyPatch, tmp_path:
             waited_long.set()
 
     def slow(*_: object, tqdm_class: type, **__: object) -> str:
-        with tqdm_class(total=100) as bar:
-            bar.update(40)
+        with tqdm_class(total=100) as written, tqdm_class(total=100) as bar:
+            written.update(20)
+            bar.update(30)
+            bar.update(10)
             assert waited_long.wait(30)
         return ""
 
