@@ -378,7 +378,7 @@ def main() -> None:
         arguments.stages,
         arguments.threads,
         1 if arguments.quick else arguments.rounds,
-        8 if arguments.quick else arguments.new_tokens,
+        16 if arguments.quick else arguments.new_tokens,
         tuple(filter(None, arguments.cases.split(","))),
         arguments.quick,
         peers_of(arguments, model),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How long a swarm takes to be there, what it holds in memory, and what warming up saves.
 
-    cold      nothing of the model in the page cache
-    warm      all of it
-    first     the first pass of a prompt and the first decode of a loaded stage, warmed up and not (one process)
+    warm, cold            all of the model in the page cache, or nothing; with --drop-caches (root) nothing at all, so
+                          that programs are read from the disk too. A virtual machine's host may still have it
+    warmed up or not      the first passes of a loaded stage, in one process: after its warm-up (warm), and without
 
 Without --model, the 1.1 B Llama shape of bench_model.py is written to --model-dir once.
 """
@@ -11,7 +11,9 @@ Without --model, the 1.1 B Llama shape of bench_model.py is written to --model-d
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -19,23 +21,65 @@ from pathlib import Path
 from time import perf_counter
 
 import psutil
-from bench_lib import PASSIVE, Row, Swarm, add_model_options, model_of, note, random_prompt, run, tell, vocabulary_of
+from bench_lib import (
+    PASSIVE,
+    BenchError,
+    Row,
+    Swarm,
+    add_model_options,
+    model_of,
+    note,
+    random_prompt,
+    run,
+    tell,
+    vocabulary_of,
+)
 
 MIB = 1 << 20
 PROMPT = 16
 PASSES = 8  # of one token each, to compare the first with
 ANSWER_S = 600.0
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+SIZE, INT = ctypes.c_size_t, ctypes.c_int
 
 
-def forget(model: Path) -> None:
+def forget(model: Path, *, everything: bool) -> None:
     """Have the system drop the model's files from its page cache; it does so only where nobody has them mapped."""
     os.sync()  # pages not yet written stay
+    if everything:
+        drop_caches()
     for path in model.glob("*.safetensors"):
         fd = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
+
+
+def drop_caches() -> None:
+    try:
+        DROP_CACHES.write_text("1")
+    except OSError as error:
+        raise BenchError(f"--drop-caches writes {DROP_CACHES}, which needs root: {error.strerror}") from None
+
+
+def cached_share(model: Path) -> float:
+    """The part of the model's files that is in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, SIZE, INT, INT, INT, ctypes.c_long]
+    libc.munmap.argtypes, libc.mincore.argtypes = [ctypes.c_void_p, SIZE], [ctypes.c_void_p, SIZE, ctypes.c_void_p]
+    present = total = 0
+    for path in model.glob("*.safetensors"):
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            start = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)  # reads nothing yet
+            pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+            failed = libc.mincore(start, size, pages)
+            libc.munmap(start, size)
+        if failed:
+            raise BenchError(f"the system doesn't tell what of {path} is in its page cache")
+        present, total = present + sum(page & 1 for page in pages), total + len(pages)
+    return present / total
 
 
 def remember(model: Path) -> None:
@@ -62,25 +106,44 @@ async def start(model: Path, stages: int, threads: int) -> dict[str, float]:
         workers = (await swarm.client.query("nodes"))["workers"]
         assert isinstance(workers, list)
         layers = {str(stage["worker"]): int(stage["weight_bytes"]) for stage in plan}
-        for worker in workers:
+        for worker in sorted(workers, key=lambda worker: str(worker["name"])):
             name, resident = str(worker["name"]), psutil.Process(int(worker["pid"])).memory_info().rss
             found[f"{name}: weights (MiB)"] = layers[name] / MIB
             found[f"{name}: resident (MiB)"] = resident / MIB
     return found
 
 
-async def load(model: Path, stages: int, threads: int, rounds: int) -> tuple[list[Row], dict[str, object]]:
+async def load(
+    model: Path, stages: int, threads: int, rounds: int, *, everything: bool
+) -> tuple[list[Row], dict[str, object]]:
     samples: dict[str, dict[str, list[float]]] = {}
+    shares: dict[str, list[float]] = {"cold": [], "warm": []}
     for number in range(rounds):
-        for how, prepare in (("warm", remember), ("cold", forget)):
+        for how, cached in shares.items():
             note(f"{how} start {number + 1} of {rounds} …")
-            prepare(model)
+            if how == "cold":
+                forget(model, everything=everything)
+            else:
+                remember(model)
+            cached.append(100 * cached_share(model))
             for what, figure in (await start(model, stages, threads)).items():
                 samples.setdefault(what, {}).setdefault(how, []).append(figure)
     rows = [
-        Row(what.partition(" (")[0], what[what.index("(") + 1 : -1], both, "warm") for what, both in samples.items()
+        Row(what.partition(" (")[0], what[what.index("(") + 1 : -1], both, "cold") for what, both in samples.items()
     ]
-    return [*rows, *warm_up_rows(model, threads, rounds)], {}
+    firsts = warm_up_rows(model, threads, rounds)
+    found = ", ".join(f"{how} {max(each) if how == 'cold' else min(each):.0f} %" for how, each in shares.items())
+    facts: dict[str, object] = {
+        "page cache": f"{found} of the model at the start{', nothing else either' if everything else ''}",
+        "saved by warming up": ", ".join(
+            f"{saved(row):.0f} ms of the {row.case.partition(',')[0]}" for row in firsts[:2]
+        ),
+    }
+    return [*rows, *firsts], facts
+
+
+def saved(row: Row) -> float:
+    return row.medians["cold"] - row.medians["warm"]
 
 
 def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
@@ -88,12 +151,12 @@ def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
     samples: dict[str, dict[str, list[float]]] = {}
     environment = os.environ | PASSIVE
     for _ in range(rounds):
-        for how, flag in (("warm", "--warm"), ("cold", "--cold")):
+        for how, flag in (("cold", "--cold"), ("warm", "--warm")):
             command = [sys.executable, __file__, "--model", str(model), "--threads", str(threads), flag]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=ANSWER_S, env=environment)
             for what, seconds in json.loads(done.stdout).items():
                 samples.setdefault(what, {}).setdefault(how, []).append(1000 * seconds)
-    return [Row(f"{what}, warmed up or not", "ms", both, "warm") for what, both in samples.items()]
+    return [Row(f"{what}, warmed up or not", "ms", both, "cold") for what, both in samples.items()]
 
 
 def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
@@ -107,7 +170,7 @@ def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
 
     executor = TorchExecutor(str(model), threads=threads or None)
     if not warm:
-        executor._warm = lambda _: 0.0  # type: ignore[method-assign]
+        executor._warm = lambda _: 0.0  # type: ignore[method-assign, assignment]
     layers = messages.LayerRange(0, executor.manifest.num_layers)
     executor.prepare(layers, (), 1, lambda *_: None)
     executor.activate(layers)
@@ -125,7 +188,7 @@ def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
 
     prompt = seconds(0, PROMPT)
     decodes = [seconds(PROMPT + number, PROMPT + number + 1) for number in range(PASSES)]
-    return {"first pass, a prompt": prompt, "first decode": decodes[0], "a later decode": min(decodes[1:])}
+    return {"first pass": prompt, "first decode": decodes[0], "quickest later decode": min(decodes[1:])}
 
 
 def main() -> None:
@@ -134,6 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0, help="of each stage; 0: as swarm up chooses")
+    parser.add_argument("--drop-caches", action="store_true", help="cold means the whole page cache (root)")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
@@ -142,7 +206,8 @@ def main() -> None:
     if arguments.warm or arguments.cold:
         print(json.dumps(first_passes(model, arguments.threads, warm=arguments.warm)))
         return
-    rows, facts = run(load(model, arguments.stages, arguments.threads, arguments.rounds))
+    everything = arguments.drop_caches
+    rows, facts = run(load(model, arguments.stages, arguments.threads, arguments.rounds, everything=everything))
     tell(rows, "load", {"model": str(model), "stages": arguments.stages, **facts}, as_json=arguments.json)
 
 

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""What the tables of rotary positions and of masks save: the same step with them, and with what they hold made anew.
+
+    cached       as a stage computes: sines and cosines looked up, who attends to what made once per step for all layers
+    rope anew    the model's own module computes the step's sines and cosines, as transformers does in every step
+    masks anew   every layer makes masks and groups for itself
+    both anew
+
+One executor with all layers, in one process; single steps in turns (A B C D, D C B A, …). Ratios are medians over
+neighbouring turns, above 1 where tables save time. The stage's own counters say what was found and what was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from unittest import mock
+
+import torch
+from bench_lib import PASSIVE, Row, add_model_options, model_of, note, tell
+from bench_step import CASES, Case, Model
+
+from swarm.stage import attention
+from swarm.stage.passes import Pass, current_pass
+from swarm.stage.rope import RopeTable
+from swarm.stage.tiles import Plan
+
+CACHED = "cached"
+COUNTERS = ("rope_hits", "rope_misses", "mask_hits", "mask_misses")
+
+
+def rope_anew() -> AbstractContextManager[object]:
+    def computed(
+        self: RopeTable, like: torch.Tensor, position_ids: torch.Tensor, *which: object
+    ) -> tuple[torch.Tensor, ...]:
+        current_pass().tally.rope_misses += 1
+        made: tuple[torch.Tensor, ...] = self.inner(like, position_ids, *which)
+        return made
+
+    return mock.patch.object(RopeTable, "forward", computed)
+
+
+def masks_anew() -> AbstractContextManager[object]:
+    plain = attention._plan
+
+    def made(this: Pass, window: int | None, device: torch.device) -> Plan:
+        this.plans.clear()
+        return plain(this, window, device)
+
+    return mock.patch.object(attention, "_plan", made)
+
+
+@contextmanager
+def both_anew() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(rope_anew())
+        stack.enter_context(masks_anew())
+        yield
+
+
+VARIANTS = {CACHED: nullcontext, "rope anew": rope_anew, "masks anew": masks_anew, "both anew": both_anew}
+
+
+def measure(model: Model, case: Case, rounds: int, counted: dict[str, dict[str, int]]) -> Row:
+    """Milliseconds of a step by variant. Each step overwrites the last one's keys. ``counted`` is added to."""
+    prompts = dict(enumerate(model.prepare(case)))
+    samples: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for round_ in range(rounds + 1):
+        for name in list(VARIANTS) if round_ % 2 else list(VARIANTS)[::-1]:
+            before = model.executor.stats()
+            with VARIANTS[name]():
+                spent = 1000 * model.step(prompts, case.context, case.context + case.tokens)
+            after = model.executor.stats()
+            for counter in COUNTERS:
+                counted[name][counter] += int(after[counter] - before[counter])
+            if round_ > 0:  # the first one warms up
+                samples[name].append(spent)
+    return Row(case.name, "ms", samples, subject=CACHED)
+
+
+def told(counts: dict[str, int]) -> str:
+    """Found of all that were asked for."""
+    shares = []
+    for what in ("rope", "mask"):
+        hits, misses = counts[f"{what}_hits"], counts[f"{what}_misses"]
+        shares.append(f"{what} {hits:,} hits, {misses:,} misses ({100 * hits / (hits + misses):.1f} %)")
+    return "; ".join(shares)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_options(parser)
+    parser.add_argument("--rounds", type=int, default=20, help="that count; one more warms up")
+    parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
+    arguments = parser.parse_args()
+    if any(name not in os.environ for name in PASSIVE):  # read when torch is loaded: too late for this process
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | PASSIVE)
+    folder = model_of(arguments)
+    model = Model(folder, arguments.threads)
+    counted = {name: dict.fromkeys(COUNTERS, 0) for name in VARIANTS}
+    rows = []
+    for case in CASES:
+        note(f"{case.name} …")
+        rows.append(measure(model, case, arguments.rounds, counted))
+    facts: dict[str, object] = {name: told(counts) for name, counts in counted.items()}
+    facts |= {"model": str(folder), "threads": torch.get_num_threads()}
+    tell(rows, "tables", facts, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
