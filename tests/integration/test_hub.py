@@ -14,6 +14,7 @@ from typing import Self
 import pytest
 
 from swarm import AsyncClient
+from swarm.errors import ModelError
 from tests.integration.processes import START_S, Processes, free_ports
 from tests.model.models import llama_config, random_model
 from tests.standin_hub import NAME, Hub, standin
@@ -25,13 +26,18 @@ PROMPT = [3, 141, 59, 26, 5]
 # Prepares the ranges of layers that it reads, one a line, and says after each what was fetched and told meanwhile.
 EXECUTOR = """
 import json, sys
+from swarm.errors import ModelError
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
 executor = TorchExecutor(sys.argv[1], dtype="float32", threads=1)
 for line in sys.stdin:
     told = []
     layers = LayerRange(*map(int, line.split()))
-    executor.prepare(layers, (), 4, lambda done, total: told.append((done, total)))
+    try:
+        executor.prepare(layers, (), 4, lambda done, total: told.append((done, total)))
+    except ModelError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        continue
     executor.activate(layers)
     names = sorted(path.name for path in executor.checkpoint.folder.glob("*.safetensors"))
     print(json.dumps({"files": names, "told": told}), flush=True)
@@ -81,12 +87,14 @@ class Worker:
         )
 
     def prepare(self, first: int, stop: int) -> tuple[list[str], list[tuple[int, int]]]:
-        """The files that are there afterwards, and the progress that was told."""
+        """The files that are there afterwards, and the progress that was told. Raises ModelError with its error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{first} {stop}\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
+        if "error" in answer:
+            raise ModelError(answer["error"])
         return answer["files"], answer["told"]
 
     def end(self) -> None:
@@ -114,7 +122,11 @@ def test_each_worker_fetches_the_files_of_its_layers(folder: Path, hub: Hub, tmp
     hub.asked.clear()
     assert two.prepare(half, NUM_LAYERS)[0] == hub.fetched_weights() == upper
 
-    # Layers move: those that stay loaded need no file, the others' files come.
+    # Layers move: those that stay loaded need no file, the others' files come. Until they can, nothing changes.
+    hub.refusal = (503, "")
+    with pytest.raises(ModelError, match=r"can't provide somebody/tiny@.* now: it answers 503; try again later"):
+        one.prepare(0, half + 2)
+    hub.refusal = None
     hub.asked.clear()
     assert one.prepare(0, half + 2)[0] == shards_of(folder, *range(half + 2), ends=EMBEDDING)
     missing = set(shards_of(folder, half, half + 1)) - set(lower)
