@@ -25,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from swarm.errors import ModelError
 from swarm.stage import cores
 from swarm.stage.arena import Slab
+from swarm.stage.native import attention as own
 from swarm.stage.passes import Pass, current_pass
 from swarm.stage.steady import steadily
 from swarm.stage.tiles import Group, Plan, plan
@@ -83,6 +84,10 @@ class _How:
 def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: _How) -> torch.Tensor:
     """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros."""
     this = current_pass()
+    if own.serves(query, key):
+        return own.attend(
+            this, layer, query, key, value, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
+        )
     who = _plan(this, how.window, query.device)
     _write(this, who, layer, key, value)
     if math.frexp(how.scale)[0] == 0.5:  # a power of two: scaling the queries is exact, and there are fewer of them

@@ -34,12 +34,18 @@ class computing:
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
+        _mine.threads = self._threads
         _mine.helped = self._threads if self._small and self._threads > 1 else 0
         torch.set_num_threads(1 if self._small else self._threads)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        _mine.helped = 0
+        _mine.helped = _mine.threads = 0
         torch.set_num_threads(self._before)
+
+
+def threads() -> int:
+    """How many threads may compute in this thread's step; kernels that don't wake them for little ask here."""
+    return getattr(_mine, "threads", 0) or torch.get_num_threads()
 
 
 def gather(work: int) -> bool:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from swarm.stage.linears import PackedLinear
+from swarm.stage import native
+from swarm.stage.linears import NativeGated, NativeLinear, PackedLinear
 from swarm.stage.steady import Steady
 
 # What oneDNN calls the functions that models use in gated products: name and algorithm.
@@ -55,12 +56,61 @@ class GatedMlp(nn.Module):
     def __init__(self, gate: PackedLinear, up: PackedLinear, down: nn.Module, act: nn.Module) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = gate, up, down
-        self._function, self._algorithm = _FUSED[type(_bare(act)).__name__]
+        self._function, self._algorithm = fused(act)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         gate = self.gate_proj.activated(rows, self._function, self._algorithm)
         result: torch.Tensor = self.down_proj(self.up_proj.times(rows, gate))
         return result
+
+
+class NativeMlp(nn.Module):
+    """The same in two products."""
+
+    def __init__(self, gated: NativeGated, down: nn.Module) -> None:
+        super().__init__()
+        self.gated, self.down_proj = gated, down
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(self.gated(rows))
+        return result
+
+
+def join_gate(module: Any, read: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Read gate and up and put their joint matrix in the gate's place."""
+    gate, up = (read(f"{name}.weight", getattr(module, name).weight) for name in ("gate_proj", "up_proj"))
+    module.gate_proj, module.up_proj = NativeGated(gate, up, fused(module.act_fn)), nn.Identity()
+
+
+def fused(act: nn.Module) -> tuple[str, str]:
+    """oneDNN's name and algorithm of an activation."""
+    return _FUSED[type(_bare(act)).__name__]
+
+
+def rms_norm(weight: torch.Tensor, epsilon: float) -> nn.Module:
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and native.library() is not None:
+        return NativeRmsNorm(weight, epsilon)
+    return RmsNorm(weight, epsilon)
+
+
+class NativeRmsNorm(nn.Module):
+    """One reading, no temporaries."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None, "rms_norm() asked"
+        self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        self.variance_epsilon = epsilon
+        self._norm = library.swarm_rms_norm
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = rows if rows.is_contiguous() else rows.contiguous()
+        out, size = torch.empty_like(rows), rows.shape[-1]
+        self._norm(
+            rows.data_ptr(), self.weight.data_ptr(), self.variance_epsilon, rows.numel() // size, size, out.data_ptr()
+        )
+        return out
 
 
 class RmsNorm(nn.Module):

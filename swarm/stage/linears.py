@@ -7,10 +7,13 @@ batch to that many.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterable
+
 import torch
 from torch.nn import functional
 
-from swarm.stage import cores
+from swarm.stage import cores, native
 
 # torch publishes no name for oneDNN's packed layout; these operators are what its own compiler emits.
 _reorder = torch.ops.mkldnn._reorder_linear_weight
@@ -19,10 +22,89 @@ _with_other = torch.ops.mkldnn._linear_pointwise.binary
 _ROWS_HINT = 16  # the layout is made for about this many rows; it serves all
 
 
+_BLOCK = 64  # outputs that lie together in a matrix packed for our own kernels
+_FUNCTIONS = {("none", ""): 0, ("swish", ""): 1, ("gelu", "tanh"): 2}  # as products.h numbers them
+
+
+class NativeLinear(torch.nn.Module):
+    """Our own product: reads the matrix as fast as memory gives it, and needs no rows beside the wanted ones."""
+
+    name = "native bfloat16"
+    exact = True
+    min_rows = 1
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
+        fits = all(number % 2 == 0 for number in inputs)
+        return device.type == "cpu" and dtype == torch.bfloat16 and fits and native.library() is not None
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._take(_packed(weight), bias, len(weight), ("none", ""))
+
+    def _take(
+        self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: tuple[str, str]
+    ) -> None:
+        self._packed, self._bias = packed, None if bias is None else bias.float().contiguous()
+        address = None if self._bias is None else self._bias.data_ptr()
+        self._matrix = native.Matrix(packed.data_ptr(), address, outputs, self.in_features, _FUNCTIONS[function])
+        library = native.library()
+        assert library is not None, "serves() said so"
+        self._multiply = library.swarm_linear
+        self._reference = ctypes.byref(self._matrix)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows if rows.is_contiguous() else rows.contiguous()
+        out = torch.empty((*rows.shape[:-1], self.out_features), dtype=torch.bfloat16)
+        self._multiply(
+            self._reference,
+            flat.data_ptr(),
+            self.in_features,
+            rows.numel() // self.in_features,
+            out.data_ptr(),
+            self.out_features,
+            cores.threads(),
+        )
+        return out
+
+
+class NativeGated(NativeLinear):
+    """``function(gate × rows) * (up × rows)``, both matrices in one reading."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, function: tuple[str, str]) -> None:
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = gate.shape
+        half = _BLOCK // 2
+        missing = -len(gate) % half
+        both = [functional.pad(part, (0, 0, 0, missing)).view(-1, half, self.in_features) for part in (gate, up)]
+        joint = torch.cat(both, dim=1).view(-1, self.in_features)
+        self._take(_packed(joint), None, 2 * len(gate), function)
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    """In blocks of 64 outputs; within a block, by pairs of inputs: ``[block, pair, 64, 2]``."""
+    missing = -len(weight) % _BLOCK
+    padded = functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+    blocks, pairs = len(padded) // _BLOCK, weight.shape[1] // 2
+    packed = native.huge(padded.numel(), weight.dtype)
+    packed.view(blocks, pairs, _BLOCK, 2).copy_(padded.view(blocks, _BLOCK, pairs, 2).permute(0, 2, 1, 3))
+    return packed
+
+
 class PackedLinear(torch.nn.Module):
     """oneDNN's own weight layout on a CPU: two to three times faster than the plain one for few rows."""
 
+    name = "oneDNN packed"
+    exact = True
     min_rows = 4
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
+        """Can it multiply on this device, in this dtype, rows of these lengths?"""
+        if device.type != "cpu" or not torch._C._has_mkldnn:
+            return False
+        return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -56,7 +138,13 @@ class PackedLinear(torch.nn.Module):
 class PlainLinear(torch.nn.Module):
     """What torch does by itself, on any device."""
 
+    name = "torch"
+    exact = True
     min_rows = 12  # float32 takes other kernels for 1–3, 5–7 and 9–11 rows
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
+        return True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -72,16 +160,16 @@ class PlainLinear(torch.nn.Module):
         return result
 
 
-Linear = type[PackedLinear] | type[PlainLinear]
+Linear = type[NativeLinear] | type[PackedLinear] | type[PlainLinear]
+
+# The quickest first.
+KERNELS: tuple[Linear, ...] = (NativeLinear, PackedLinear, PlainLinear)
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> Linear:
-    """The kernel for this device and dtype."""
-    if device.type != "cpu" or not torch._C._has_mkldnn:
-        return PlainLinear
-    if dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        return PackedLinear
-    return PlainLinear
+def choose(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> Linear:
+    """The kernel for this device and dtype, and matrices with these numbers of inputs."""
+    lengths = tuple(inputs)
+    return next(kernel for kernel in KERNELS if kernel.serves(device, dtype, lengths))
 
 
 def good_at(device: torch.device, dtype: torch.dtype) -> bool:

@@ -91,7 +91,8 @@ class Skeleton:
         self.model = _build(self.config)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
-        self.kernel = linears.choose(device, dtype)
+        widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
+        self.kernel = linears.choose(device, dtype, widths)
         self.min_rows = max(self.kernel.min_rows, linears.PlainLinear.min_rows if _has_bare_matrix(self.model) else 0)
 
     @classmethod
@@ -194,6 +195,10 @@ def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
+def _has_bias(module: nn.Module) -> bool:
+    return any(name.endswith("bias") for name, _ in module.named_parameters())
+
+
 class Skipped(nn.Module):
     """Stands where another stage's layer is. Keeps the plain attributes that the model may ask its layers for."""
 
@@ -219,8 +224,10 @@ class Weights:
         for path, part in list(module.named_modules(prefix=name)):
             if joined.has_qkv(part):
                 self._join_qkv(path, part)
+            if self._skeleton.kernel is linears.NativeLinear and joined.is_gated(part) and not _has_bias(part):
+                joined.join_gate(part, lambda leaf, like, path=path: self._read(f"{path}.{leaf}", like))
         for path, part in list(module.named_modules(prefix=name)):
-            if not isinstance(part, joined.Share | joined.Joint | linears.PackedLinear | linears.PlainLinear):
+            if not isinstance(part, (joined.Share, joined.Joint, *linears.KERNELS)):
                 self._rebuild_buffers(model, part)
                 self._fill_one(model, path, part)
         for path, part in list(module.named_modules(prefix=name)):
@@ -242,9 +249,11 @@ class Weights:
     def _simplify(self, model: Any, path: str, part: Any) -> None:
         """Put a quicker module in the place of one that is filled."""
         if joined.is_rms_norm(part):
-            model.set_submodule(path, joined.RmsNorm(part.weight, part.variance_epsilon))
+            model.set_submodule(path, joined.rms_norm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
+        elif joined.is_gated(part) and isinstance(part.gate_proj, linears.NativeGated):
+            model.set_submodule(path, joined.NativeMlp(part.gate_proj, part.down_proj))
         elif joined.is_gated(part) and isinstance(part.gate_proj, linears.PackedLinear):
             model.set_submodule(path, joined.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 

@@ -17,6 +17,7 @@ from swarm.errors import IllegalMove
 
 if TYPE_CHECKING:
     from swarm.stage.arena import KvArena
+    from swarm.stage.native.attention import Together
     from swarm.stage.tiles import Plan
     from swarm.wire.messages import LayerRange, Row
 
@@ -96,6 +97,7 @@ class Pass:
     fenced: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
     plans: dict[int | None, Plan] = field(default_factory=dict)  # who attends together, by window
+    racks: dict[tuple[int, int], list[Together]] = field(default_factory=dict)  # the same for our own kernel
     tally: Tally = field(default_factory=Tally)
     length: int = 0  # positions up to the furthest of the batch
     output: torch.Tensor | None = None  # the last layer's output

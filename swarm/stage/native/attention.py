@@ -1,0 +1,129 @@
+"""Attention of a pass through our own kernel: keys and values are written and read where they lie in the arena."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from swarm.stage import cores, native
+from swarm.stage.passes import Pass
+
+if TYPE_CHECKING:
+    from swarm.stage.arena import Rack, Slab
+
+_pointer, _count = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Span(ctypes.Structure):
+    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place", "pieces")]
+
+
+class _Slab(ctypes.Structure):
+    _fields_ = [
+        ("keys", _pointer),
+        ("values", _pointer),
+        *((name, _count) for name in ("key_place", "key_head", "value_place", "value_head")),
+        *((name, _count) for name in ("key_size", "value_size", "heads")),
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("query", "key", "value", "out")),
+        *((name, _count) for name in ("query_token", "query_head", "key_token", "key_head")),
+        *((name, _count) for name in ("value_token", "value_head", "query_heads")),
+    ]
+
+
+class _How(ctypes.Structure):
+    _fields_ = [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("window", _count), ("sinks", _pointer)]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The rows of a pass whose keys and values lie in one rack."""
+
+    rack: Rack
+    spans: ctypes.Array[_Span]
+
+
+def serves(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Can the kernel attend with these?"""
+    return (
+        query.dtype == torch.bfloat16
+        and query.device.type == "cpu"
+        and key.shape[-1] % 2 == 0
+        and native.library() is not None
+    )
+
+
+def attend(
+    this: Pass,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros. Writes keys and values."""
+    library = native.library()
+    assert library is not None, "serves() said so"
+    query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
+    batch_tokens = sum(span.count for span in this.spans)
+    out = torch.empty(query.shape[0], query.shape[1], value.shape[2], dtype=query.dtype)
+    out[batch_tokens:] = 0
+    sinks = None if sinks is None else sinks.float().contiguous()
+    how = _How(scale, softcap or 0.0, window or 0, None if sinks is None else sinks.data_ptr())
+    batch = _Batch(
+        *(part.data_ptr() for part in (query, key, value, out)),
+        *(stride for part in (query, key, value) for stride in part.stride()[:2]),
+        query.shape[1],
+    )
+    for together in _racks(this, query.shape[1], key.shape[1]):
+        slab = this.arena.slab(together.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1))
+        spans = together.spans
+        library.swarm_attend(spans, len(spans), _slab(slab), ctypes.byref(batch), ctypes.byref(how), cores.threads())
+    this.arena.wrote(tuple(span.sequence for span in this.spans), layer)
+    return out
+
+
+def _slab(slab: Slab) -> object:
+    keys, values = slab.keys, slab.values
+    return ctypes.byref(
+        _Slab(
+            keys.data_ptr(),
+            values.data_ptr(),
+            *(stride for part in (keys, values) for stride in part.stride()[:2]),
+            keys.shape[3],
+            values.shape[3],
+            keys.shape[1],
+        )
+    )
+
+
+def _racks(this: Pass, query_heads: int, heads: int) -> list[Together]:
+    """Who lies in which rack: made once in a pass for each shape of heads."""
+    found = this.racks.get((query_heads, heads))
+    if found is None:
+        this.tally.mask_misses += 1
+        found = this.racks[query_heads, heads] = list(_gathered(this, query_heads // heads, heads))
+    else:
+        this.tally.mask_hits += 1
+    return found
+
+
+def _gathered(this: Pass, group: int, heads: int) -> list[Together]:
+    by_rack: dict[int, tuple[Rack, list[_Span], int]] = {}
+    for span in this.spans:
+        rack, place = this.arena.place(span.sequence)
+        _, spans, pieces = by_rack.get(id(rack), (rack, [], 0))
+        spans.append(_Span(span.offset, span.count, span.start, place, pieces))
+        by_rack[id(rack)] = rack, spans, pieces + native.pieces(span.count, group, heads)
+    return [Together(rack, (_Span * len(spans))(*spans)) for rack, spans, _ in by_rack.values()]

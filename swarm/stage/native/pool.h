@@ -1,0 +1,20 @@
+/* A few threads that share one piece of work after another. */
+#ifndef SWARM_POOL_H
+#define SWARM_POOL_H
+
+#include <stdint.h>
+
+/* Does piece number `index` of a job. `next` is the piece that the same thread does afterwards, or -1. */
+typedef void (*swarm_piece)(const void *job, int64_t index, int64_t next);
+
+/*
+ * Do pieces 0 … count-1 of a job by up to `threads` threads, the caller among them, and return when all are done.
+ * Which thread does which piece is left to chance, so a piece's result must not depend on it. A caller who finds the
+ * helpers busy with another one's job works alone.
+ */
+void swarm_share(swarm_piece piece, const void *job, int64_t count, int threads);
+
+/* This thread's scratch memory of at least `bytes`, aligned to a cache line; NULL if there is none to be had. */
+void *swarm_scratch(int64_t bytes);
+
+#endif
