@@ -8,6 +8,7 @@ the same comparison must fail.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -151,7 +152,7 @@ def among_strangers(pipeline: Pipeline) -> torch.Tensor:
     pieces: list[torch.Tensor] = []
     at: dict[int, int] = {}  # strangers' positions
     bounds = [0, 30, 90, *range(NUM_PROMPT - 1, len(TOKENS) + 1)]
-    for step, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for step, (start, stop) in enumerate(itertools.pairwise(bounds)):
         size = MOST - step % (MOST - 1)  # 32, 31, … 2, and 32 again
         coming = 1000 + step * MOST
         for stranger in [*at][: max(1, len(at) - size + 2)] if at else []:
