@@ -66,6 +66,7 @@ def nodes(state: State, judgements: dict[str, Judgement]) -> Json:
     for incarnation, worker in state.workers.items():
         stage = current.stage_of(incarnation) if current else None
         hello, judgement = worker.hello, judgements[incarnation]
+        ready = state.book.capacity.get(incarnation) if stage else None
         found.append(
             {
                 "name": hello.name,
@@ -78,6 +79,7 @@ def nodes(state: State, judgements: dict[str, Judgement]) -> Json:
                 "state": worker.state.value,
                 "reason": worker.reason,
                 "layers": [stage.layers.first, stage.layers.stop] if stage else None,
+                "kernels": ready.kernels if ready else "",
                 "verdict": judgement.verdict.value,
                 "evidence": judgement.evidence,
                 "memory_bytes": hello.memory_bytes,
@@ -121,6 +123,7 @@ def _stages(of: Plan, state: State) -> list[Json]:
                 "load_s": round(ready.load_s, 3),
                 "warm_up_s": round(ready.warm_up_s, 3),
                 "resident_bytes": ready.resident_bytes,
+                "kernels": ready.kernels,
             }
         found.append(row)
     return found

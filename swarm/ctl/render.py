@@ -30,6 +30,7 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("resident_bytes", "resident"),
     ("host", "host"),
     ("pid", "pid"),
+    ("kernels", "kernels"),
 )
 _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores"}  # for programs: --json has them
 _STAGE_COLUMNS: tuple[Column, ...] = (
@@ -41,6 +42,7 @@ _STAGE_COLUMNS: tuple[Column, ...] = (
     ("load_s", "load"),
     ("warm_up_s", "warm-up"),
     ("resident_bytes", "resident"),
+    ("kernels", "kernels"),
 )
 _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("request_id", "request"),

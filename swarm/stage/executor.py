@@ -67,13 +67,18 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a prepared stage can hold and what preparing it took. ``kv_tokens``: positions, all sequences together."""
+    """What a prepared stage can hold and what preparing it took. ``kv_tokens``: positions, all sequences together.
+
+    ``kernels`` names what multiplies there, for people: with the dtype, and whether a sequence's bits depend on nothing
+    but itself ("exact") or on others in the batch too ("inexact").
+    """
 
     kv_tokens: int
     max_sequences: int
     load_s: float
     warm_up_s: float
     resident_bytes: int
+    kernels: str = ""
 
 
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)

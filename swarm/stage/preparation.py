@@ -48,6 +48,7 @@ class Preparation:
             load_s=capacity.load_s,
             warm_up_s=capacity.warm_up_s,
             resident_bytes=capacity.resident_bytes,
+            kernels=capacity.kernels,
         )
         return [Tell(message)]
 

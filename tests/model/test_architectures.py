@@ -1,7 +1,10 @@
-"""Many kinds of models: cut against whole, and the contract of bits."""
+"""Many kinds of models: cut against whole, from checkpoints of every dtype."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,22 +12,25 @@ import torch
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
+from swarm.params import SamplingParams
 from swarm.stage import attention, selfcheck
-from tests.model.cutting import Cutter, Pipeline, random_tokens
-from tests.model.models import load_whole
+from swarm.stage.linears import choose, good_at
+from swarm.stage.torch_executor import TorchExecutor
+from swarm.wire.messages import LayerRange
+from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
+from tests.model.models import ARCHITECTURES, load_whole, named_config
 
 SERVED = [
     *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_neox"),
     *("mixtral", "qwen3_moe", "gpt_oss", "granite", "cohere2", "starcoder2", "smollm3"),
 ]
 REFUSED = ["bloom", "falcon", "mamba", "qwen3_next", "llama4_text", "gpt2"]
-# Loaded from a folder too: window, soft caps, sinks, experts stored one by one, other names of modules.
-FROM_FOLDER = ["mistral", "gemma2", "gemma3_text", "gpt_neox", "mixtral", "gpt_oss", "qwen3"]
 
 
 @pytest.mark.parametrize("kind", SERVED)
 def test_served(kind: str) -> None:
     """The check at load accepts these kinds."""
+    assert set(ARCHITECTURES) <= set(SERVED)
     selfcheck.check_cut(AutoConfig.for_model(kind))
 
 
@@ -54,44 +60,103 @@ def test_the_check_notices(kind: str, what: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def folders(save: Any) -> Any:
-    made: dict[str, Any] = {}
+def folders(save: Any) -> Callable[[str, torch.dtype], Path]:
+    """Saved models of the named kinds, in a dtype."""
+    made: dict[tuple[str, torch.dtype], Path] = {}
 
-    def folder(kind: str) -> Any:
-        if kind not in made:
-            made[kind] = save(selfcheck._tiny(AutoConfig.for_model(kind)))
-        return made[kind]
+    def folder(kind: str, dtype: torch.dtype = torch.float32) -> Path:
+        if (kind, dtype) not in made:
+            made[kind, dtype] = save(named_config(kind), dtype=dtype)
+        return made[kind, dtype]
 
     return folder
 
 
-def served(pipeline: Pipeline, tokens: list[int], chunk: int) -> torch.Tensor:
+TOKENS, STRANGER = (random_tokens(142, seed=seed, vocabulary=251) for seed in (5, 1))
+NUM_NEW = 30
+REPETITION = 1.5  # small random models soon repeat themselves otherwise
+PARAMS = SamplingParams(ignore_eos=True, repetition_penalty=REPETITION)
+
+
+def logits_beside_a_stranger(pipeline: Pipeline) -> torch.Tensor:
+    """Chunks, then single tokens, each beside a stranger's next one."""
     pipeline.open(1, 2)
-    pieces, stranger = [], random_tokens(90, seed=1, vocabulary=96)
-    for start in range(0, len(tokens), chunk):
-        part = (1, start, tokens[start : start + chunk])
-        pieces.append(pipeline.logits(part, (2, start, stranger[start : start + 1]))[0])
+    bounds = [0, 33, 75, 130, *range(131, len(TOKENS) + 1)]
+    pieces = [
+        pipeline.logits((2, n, STRANGER[n : n + 1]), (1, start, TOKENS[start:stop]))[1]
+        for n, (start, stop) in enumerate(itertools.pairwise(bounds))
+    ]
     return torch.cat(pieces)
 
 
-@pytest.mark.parametrize("kind", FROM_FOLDER)
-def test_from_folder(kind: str, folders: Any) -> None:
-    """Loaded from files and cut in three, logits are those of transformers' whole model."""
-    folder = folders(kind)
-    tokens = random_tokens(80, seed=5, vocabulary=96)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_logits_equal_the_whole_models(kind: str, folders: Any) -> None:
+    """Loaded from files and cut in two or five, logits are those of transformers' whole model in float32."""
     with torch.inference_mode():
-        expected = load_whole(folder)(torch.tensor([tokens]), use_cache=False).logits[0]
-    actual = served(Cutter().cut(folder, (0, 1, 2, 4)), tokens, chunk=33)
-    assert float((actual - expected).abs().max() / expected.abs().max()) < 1e-5
+        expected = load_whole(folders(kind))(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    cutter = Cutter()
+    for lines in ((0, 3, 6), (0, 1, 2, 3, 5, 6)):
+        actual = logits_beside_a_stranger(cutter.cut(folders(kind), lines))
+        assert float((actual - expected).abs().max() / expected.abs().max()) < 1e-5, lines
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", FROM_FOLDER)
-def test_bits(kind: str, dtype: str, folders: Any) -> None:
-    """The same bits in chunks of 1, 7, 64 and whole, over one stage and three, beside a stranger."""
-    cutter, folder = Cutter(), folders(kind)
-    tokens = random_tokens(80, seed=6, vocabulary=96)
-    expected = served(cutter.cut(folder, (0, 4), dtype), tokens, chunk=80)
-    for chunk in (1, 7, 64):
-        assert torch.equal(served(cutter.cut(folder, (0, 4), dtype), tokens, chunk), expected), chunk
-    assert torch.equal(served(cutter.cut(folder, (0, 1, 2, 4), dtype), tokens, 20), expected)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
+    """Cut in three, thirty greedy tokens are those of transformers' ``generate``, as far as these are well-defined: up
+    to the first where the two best scores are nearer to each other than the two computations need to be."""
+    prompt = torch.tensor([TOKENS[:60]])
+    made = load_whole(folders(kind)).generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NUM_NEW,
+        do_sample=False,
+        eos_token_id=None,
+        repetition_penalty=REPETITION,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    best = torch.stack(made.scores)[:, 0].topk(2).values
+    clear = (best[:, 0] - best[:, 1] > 1e-4 * best[:, 0].abs()).int().cumprod(0).sum()
+    pipeline = Cutter().cut(folders(kind), (0, 1, 3, 6))
+    pipeline.open(1)
+    history, start = TOKENS[:60], 0
+    for _ in range(int(clear)):
+        token = pipeline.sample(1, history, start, PARAMS, seed=0).token
+        start = len(history)
+        history.append(token)
+    assert history == made.sequences[0, : len(history)].tolist()
+    assert clear > NUM_NEW // 2
+    assert len(set(history[60:])) > clear // 3  # it says something
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
+def test_dtypes_of_checkpoints(kind: str, stored: str, folders: Any) -> None:
+    """Stored in any of the three, a model runs in what ``auto`` picks (float16 is computed in float32 on a CPU), and in
+    each of the others. Logits are near those of the stored weights in float32 (on the average: a row may take another
+    expert), and have the same bits in chunks."""
+    folder = folders(kind, getattr(torch, stored))
+    with torch.inference_mode():
+        expected = load_whole(folder)(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    good = stored == "float32" or (stored == "bfloat16" and good_at(torch.device("cpu"), torch.bfloat16))
+    for dtype, off in (("auto", None), ("float32", 1e-5), ("bfloat16", 0.2), ("float16", 0.05)):
+        pipeline = Cutter().cut(folder, (0, 2, 6), dtype)
+        (runs_in,) = {stage.dtype for stage in pipeline.stages}
+        assert runs_in == ((stored if good else "float32") if dtype == "auto" else dtype)
+        actual = logits_beside_a_stranger(pipeline)
+        if off is not None:
+            assert float((actual.float() - expected).abs().mean() / expected.abs().mean()) < off, dtype
+        pipeline.open(1)
+        assert torch.equal(pipeline.logits((1, 0, TOKENS))[0], actual), dtype
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32")])
+def test_kernels_are_named(kind: str, dtype: str, folders: Any) -> None:
+    """What is prepared says which kernels it has, in which dtype, and that they are exact."""
+    executor = TorchExecutor(str(folders(kind)), dtype=dtype, memory_limit=1 << 30)
+    kernels = executor.prepare(LayerRange(0, 2), (), 8, nothing).kernels
+    inputs = (96, 136)
+    assert choose(torch.device("cpu"), getattr(torch, dtype), inputs).name in kernels
+    assert kernels.endswith(f"{dtype}, exact")
+    assert ("experts" in kernels) == (kind == "mixtral")
+    assert "inexact" not in kernels

@@ -149,6 +149,7 @@ class FakeWorker:
             load_s=0.0,
             warm_up_s=0.0,
             resident_bytes=0,
+            kernels=f"of {self.incarnation}; exact",
         )
 
     def activated(self, order: Activate) -> Activated:

@@ -85,6 +85,23 @@ def test_plan_shows_the_one_in_force_and_the_one_under_way(serving: Bench) -> No
     assert plan["why"][0].startswith("w0 holds layers 0–2")
 
 
+def test_kernels_are_named(serving: Bench) -> None:
+    """What multiplies on each worker stands in both reports, as it said when it had loaded; in the plan under way too,
+    as soon as it is known."""
+    assert [s["kernels"] for s in ask(serving, "plan")["stages"]] == ["of w0.1; exact", "of w1.1; exact"]
+    serving.mute = {"w2"}
+    serving.join("w2")
+    serving.tick()
+    nodes = {n["name"]: n["kernels"] for n in ask(serving, "nodes")["workers"]}
+    assert nodes == {"w0": "of w0.1; exact", "w1": "of w1.1; exact", "w2": ""}
+    coming = ask(serving, "plan")["coming"]["stages"]
+    assert {s["worker"]: s.get("kernels") for s in coming} == {
+        "w0": "of w0.1; exact",
+        "w1": "of w1.1; exact",
+        "w2": None,
+    }
+
+
 def test_stats(serving: Bench) -> None:
     """The broker's own counters and each stage's."""
     serving.tell("w0", Stats(incarnation="w0.1", values={"steps": 3.0}))

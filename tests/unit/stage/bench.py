@@ -145,7 +145,9 @@ class StageBench:
             assert not core.steps.early
 
 
-CAPACITY = Capacity(kv_tokens=1024, max_sequences=4, load_s=0.5, warm_up_s=0.1, resident_bytes=9)
+CAPACITY = Capacity(
+    kv_tokens=1024, max_sequences=4, load_s=0.5, warm_up_s=0.1, resident_bytes=9, kernels="plain float32, exact"
+)
 WELCOME = Welcome(
     epoch=0, beat_endpoint="beats", data_endpoint="data", beat_interval_s=0.1, lease_s=10.0, wants=("tokenizer.json",)
 )

@@ -109,6 +109,7 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
             load_s=0.5,
             warm_up_s=0.1,
             resident_bytes=9,
+            kernels="plain float32, exact",
         )
     )
     assert stage.order(Fence(epoch=3)) == []
