@@ -22,6 +22,7 @@ from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
 from swarm.stage.forward import run, to_wire
+from swarm.stage.kernels import describe
 from swarm.stage.measure import layer_costs
 from swarm.stage.memory import give_back
 from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
@@ -114,17 +115,6 @@ class TorchExecutor:
         return self._dtype_name
 
     @property
-    def kernels(self) -> str:
-        """What multiplies here, for people. Exact: a sequence's bits depend on nothing but itself, which the tests hold
-        every exact kernel to on a CPU; elsewhere nothing is promised."""
-        kernel, parameters = self._skeleton.kernel, self._skeleton.model.parameters()
-        parts = [f"linears {kernel.name}", f"attention torch on a grid of {GRID}"]
-        if any(parameter.ndim == 3 for parameter in parameters):  # how transformers keeps a layer's experts
-            parts.insert(1, f"experts {linears.PlainLinear.name}, one by one")
-        exact = kernel.exact and linears.PlainLinear.exact and self._device.type == "cpu"
-        return f"{'; '.join(parts)}; {self._dtype_name}, {'exact' if exact else 'inexact'}"
-
-    @property
     def checkpoint(self) -> Checkpoint:
         """The folder, for whoever sends its files on."""
         return self._checkpoint
@@ -175,7 +165,7 @@ class TorchExecutor:
             load_s=loaded - began,
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
-            kernels=self.kernels,
+            kernels=describe(self._skeleton),
         )
 
     def _check_ranges(self, ranges: tuple[LayerRange, ...]) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from swarm.errors import ModelError
 from swarm.params import SamplingParams
-from swarm.stage import attention, selfcheck
+from swarm.stage import attention, native, selfcheck
 from swarm.stage.linears import choose, good_at
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
@@ -159,4 +159,5 @@ def test_kernels_are_named(kind: str, dtype: str, folders: Any) -> None:
     assert choose(torch.device("cpu"), getattr(torch, dtype), inputs).name in kernels
     assert kernels.endswith(f"{dtype}, exact")
     assert ("experts" in kernels) == (kind == "mixtral")
+    assert ("attention native" in kernels) == (dtype == "bfloat16" and native.library() is not None)
     assert "inexact" not in kernels

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.stage import forward, tiles
+from swarm.stage import forward, native, tiles
 from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.executor import Batch
 from swarm.stage.torch_executor import TorchExecutor
@@ -27,7 +27,10 @@ from swarm.wire.messages import Row
 from tests.model.cutting import Cutter, Pipeline, never, nothing, random_tokens
 from tests.model.models import ARCHITECTURES, named_config
 
-DTYPES = ("float32", "bfloat16")
+WITHOUT_NATIVE = "bfloat16 without native kernels"
+SERVED = [(kind, dtype) for kind in ARCHITECTURES for dtype in ("float32", "bfloat16")]
+if native.library() is not None:  # else bfloat16 is without them anyway
+    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("llama", "gemma2", "gpt_oss")]
 TOKENS = random_tokens(142, seed=3, vocabulary=251)  # longer than a cell of the attention's grid, and than any window
 NUM_PROMPT = 112
 MINE = 1
@@ -210,12 +213,15 @@ def folders(save: Any) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.fixture(scope="module", params=[(kind, dtype) for kind in ARCHITECTURES for dtype in DTYPES], ids="-".join)
+@pytest.fixture(scope="module", params=SERVED, ids="-".join)
 def served(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Iterator[Served]:
     kind, dtype = request.param
-    threads = torch.get_num_threads()
+    threads, patch = torch.get_num_threads(), pytest.MonkeyPatch()
     torch.set_num_threads(2)
-    yield Served(folders(kind), dtype, Cutter())
+    if dtype == WITHOUT_NATIVE:
+        patch.setattr(native, "library", lambda: None)
+    yield Served(folders(kind), dtype.split()[0], Cutter())
+    patch.undo()
     torch.set_num_threads(threads)
 
 
