@@ -63,7 +63,7 @@ def attend(
     """Attention as transformers calls it; returns ``[1, tokens, heads, size]``. Writes keys and values first."""
     _refuse_unknown(module, attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    how = _How(scale, sliding_window, softcap, s_aux)
+    how = How(scale, sliding_window, softcap, s_aux)
     return attend_rows(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
@@ -74,14 +74,16 @@ def attend(
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class How:
+    """What scores go through before they are weights."""
+
     scale: float
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
 
 
-def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: _How) -> torch.Tensor:
+def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
     """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros."""
     this = current_pass()
     if own.serves(query, key):
@@ -91,7 +93,7 @@ def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch
     who = _plan(this, how.window, query.device)
     _write(this, who, layer, key, value)
     if math.frexp(how.scale)[0] == 0.5:  # a power of two: scaling the queries is exact, and there are fewer of them
-        query, how = query * how.scale, _How(1.0, how.window, how.softcap, how.sinks)
+        query, how = query * how.scale, How(1.0, how.window, how.softcap, how.sinks)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
     for group in who.groups:
         output[group.tokens] = _attend_group(query[group.tokens], group.rack.slabs[layer], group, how)
@@ -123,7 +125,7 @@ def _write(this: Pass, who: Plan, layer: int, key: torch.Tensor, value: torch.Te
     this.arena.wrote(who.sequences, layer)
 
 
-def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: _How) -> torch.Tensor:
+def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How) -> torch.Tensor:
     """``query`` [tokens, heads, size] → [tokens, heads, size]."""
     keys, values = _keys(slab.keys, group), _keys(slab.values, group)
     folded = _fold(query, group, slab.keys.shape[1])

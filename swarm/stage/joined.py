@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
-from swarm.stage import native
+from swarm.stage import attention, native
 from swarm.stage.linears import NativeGated, NativeLinear, PackedLinear
 from swarm.stage.steady import Steady
 
@@ -146,6 +148,57 @@ class Joint(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, object]) -> Joint:
         return self
+
+
+_WINDOWS: dict[type[nn.Module], Callable[[Any], int | None]] = {
+    LlamaAttention: lambda module: None,
+    MistralAttention: lambda module: getattr(module.config, "sliding_window", None),
+    Qwen2Attention: lambda module: module.sliding_window,
+}
+
+
+def is_plain_attention(module: Any) -> bool:
+    """Does it turn queries and keys of one joint matrix by their positions, attend, and multiply once more?"""
+    return (
+        any(_same_code(module, known) for known in _WINDOWS)
+        and isinstance(module.q_proj, Share)
+        and isinstance(module.q_proj.joint.linear, NativeLinear)
+        and isinstance(module.o_proj, NativeLinear)
+    )
+
+
+class PlainAttention(nn.Module):
+    """The same with the queries and keys turned where the product left them."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None, "is_plain_attention() asked for its products"
+        self._turn = library.swarm_turn
+        self.qkv, self.o_proj = module.q_proj.joint.linear, module.o_proj
+        self.layer_idx, self._size = module.layer_idx, module.head_dim
+        self._query_heads = module.config.num_attention_heads
+        self._heads = module.config.num_key_value_heads
+        window = next(found for known, found in _WINDOWS.items() if _same_code(module, known))(module)
+        self._how = attention.How(module.scaling, window, None, None)
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
+    ) -> tuple[torch.Tensor, None]:
+        rows: torch.Tensor = self.qkv(hidden_states)[0]
+        cosines, sines = (part if part.is_contiguous() else part.contiguous() for part in position_embeddings)
+        turned, size = self._query_heads + self._heads, self._size
+        self._turn(rows.data_ptr(), rows.shape[1], len(rows), turned, size, cosines.data_ptr(), sines.data_ptr())
+        heads = rows.view(len(rows), -1, size)
+        mixed = attention.attend_rows(
+            self.layer_idx,
+            heads[:, : self._query_heads],
+            heads[:, self._query_heads : turned],
+            heads[:, turned:],
+            self._how,
+        )
+        result: torch.Tensor = self.o_proj(mixed.view(1, len(rows), -1))
+        return result, None
 
 
 class Share(nn.Module):

@@ -43,9 +43,7 @@ class NativeLinear(torch.nn.Module):
         self.out_features, self.in_features = weight.shape
         self._take(_packed(weight), bias, len(weight), ("none", ""))
 
-    def _take(
-        self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: tuple[str, str]
-    ) -> None:
+    def _take(self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: tuple[str, str]) -> None:
         self._packed, self._bias = packed, None if bias is None else bias.float().contiguous()
         address = None if self._bias is None else self._bias.data_ptr()
         self._matrix = native.Matrix(packed.data_ptr(), address, outputs, self.in_features, _FUNCTIONS[function])

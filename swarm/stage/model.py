@@ -10,6 +10,7 @@ must know about a run they find in the calling thread's :class:`~swarm.stage.pas
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -225,7 +226,7 @@ class Weights:
             if joined.has_qkv(part):
                 self._join_qkv(path, part)
             if self._skeleton.kernel is linears.NativeLinear and joined.is_gated(part) and not _has_bias(part):
-                joined.join_gate(part, lambda leaf, like, path=path: self._read(f"{path}.{leaf}", like))
+                joined.join_gate(part, functools.partial(self._read_under, path))
         for path, part in list(module.named_modules(prefix=name)):
             if not isinstance(part, (joined.Share, joined.Joint, *linears.KERNELS)):
                 self._rebuild_buffers(model, part)
@@ -244,12 +245,14 @@ class Weights:
             self._read_own(path, part)
 
     def _join_qkv(self, path: str, part: nn.Module) -> None:
-        joined.join_qkv(part, lambda leaf, like: self._read(f"{path}.{leaf}", like), self._skeleton.kernel)
+        joined.join_qkv(part, functools.partial(self._read_under, path), self._skeleton.kernel)
 
     def _simplify(self, model: Any, path: str, part: Any) -> None:
         """Put a quicker module in the place of one that is filled."""
         if joined.is_rms_norm(part):
             model.set_submodule(path, joined.rms_norm(part.weight, part.variance_epsilon))
+        elif joined.is_plain_attention(part):
+            model.set_submodule(path, joined.PlainAttention(part))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
         elif joined.is_gated(part) and isinstance(part.gate_proj, linears.NativeGated):
@@ -295,6 +298,9 @@ class Weights:
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
         self._loaded(result.nbytes)
         return result
+
+    def _read_under(self, path: str, leaf: str, like: torch.Tensor) -> torch.Tensor:
+        return self._read(f"{path}.{leaf}", like)
 
     def _stored_name(self, name: str) -> str:
         for candidate in self._candidates(name):

@@ -82,6 +82,8 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_linear.restype = None
     opened.swarm_rms_norm.argtypes = [_pointer, _pointer, ctypes.c_float, _count, _count, _pointer]
     opened.swarm_rms_norm.restype = None
+    opened.swarm_turn.argtypes = [_pointer, _count, _count, _count, _count, _pointer, _pointer]
+    opened.swarm_turn.restype = None
 
 
 def huge(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
