@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from swarm.stage.linears import PlainLinear
-from swarm.stage.steady import ALIGN
+from swarm.stage.steady import ALIGN, aligned_length
 
 NAME = "swarm"
 
@@ -53,7 +53,10 @@ def _multiply(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.
 
 
 def _padded(rows: torch.Tensor, down_shape: torch.Size) -> torch.Tensor:
-    """As many rows as the kernel needs, and so many that activations of them end on a whole vector."""
+    """As many rows as the kernel needs, and so many that activations of them are cut into whole vectors, also when
+    several threads share them."""
     multiple = ALIGN // math.gcd(ALIGN, *down_shape[1:])
     wanted = -(-max(len(rows), PlainLinear.min_rows) // multiple) * multiple
+    while any(aligned_length(wanted * size, torch.get_num_threads()) != wanted * size for size in down_shape[1:]):
+        wanted += multiple
     return functional.pad(rows, (0, 0, 0, wanted - len(rows)))

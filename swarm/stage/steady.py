@@ -30,14 +30,14 @@ class Steady(torch.nn.Module):
 def steadily(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """``function`` of every element, in aligned pieces."""
     length = tensor.numel()
-    padded = _aligned_length(length, torch.get_num_threads())
+    padded = aligned_length(length, torch.get_num_threads())
     if padded == length and tensor.is_contiguous():
         return function(tensor)
     flat = torch.nn.functional.pad(tensor.reshape(-1), (0, padded - length))
     return function(flat)[:length].view(tensor.shape)
 
 
-def _aligned_length(length: int, num_threads: int) -> int:
+def aligned_length(length: int, num_threads: int) -> int:
     """The least length from ``length`` on that torch cuts into aligned pieces."""
     pieces = max(1, min(num_threads, -(-length // _GRAIN)))
     return pieces * ALIGN * -(-length // (pieces * ALIGN))

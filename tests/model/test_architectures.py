@@ -46,13 +46,13 @@ def test_refused(kind: str) -> None:
 )
 def test_the_check_notices(kind: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: attention that leaves out sinks, soft cap or window is refused by the check."""
-    right = attention._How
+    right = attention.How
 
     def partial(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         given = {"window": window, "softcap": softcap, "sinks": sinks} | {what: None}
         return right(scale, given["window"], given["softcap"], given["sinks"])
 
-    monkeypatch.setattr(attention, "_How", partial)
+    monkeypatch.setattr(attention, "How", partial)
     selfcheck._difference.cache_clear()
     with pytest.raises(ModelError, match="something else than whole"):
         selfcheck.check_cut(AutoConfig.for_model(kind))

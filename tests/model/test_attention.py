@@ -53,7 +53,7 @@ def random_parts(heads: tuple[int, int, int], length: int, seed: int, dtype: tor
 
 def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: float) -> object:
     column = torch.randn(heads[0], generator=torch.Generator().manual_seed(5)).to(dtype) if sinks else None
-    return attention._How(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column)
+    return attention.How(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column)
 
 
 def fed(mine: Tensors, how: object, chunks: Iterable[int], strangers: dict[int, Tensors]) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_rows(heads: tuple[int, int, int], how: str, dtype: torch.dtype) -> None
     assert float(off) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
 
 
-def formula(mine: Tensors, how: attention._How) -> torch.Tensor:
+def formula(mine: Tensors, how: attention.How) -> torch.Tensor:
     """What it should come to, in float64 and without any care for bits."""
     query, keys, values = (part.double().transpose(0, 1) for part in mine)
     fold = len(query) // len(keys)

@@ -36,9 +36,10 @@ def threads(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _set_threads(threads: int) -> Iterable[None]:
+def _set_threads(request: pytest.FixtureRequest) -> Iterable[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    if "threads" in request.fixturenames:
+        torch.set_num_threads(request.getfixturevalue("threads"))
     yield
     torch.set_num_threads(before)
 
@@ -189,6 +190,25 @@ def test_experts(kind: str, dtype: torch.dtype, sizes: tuple[int, int], threads:
                 where = slice(first, first + count)
                 some = experts.mix(module, rows[where].clone(), chosen[where], weights[where])
                 assert torch.equal(some, whole[where]), (count, first)
+
+
+@pytest.mark.parametrize("more", [3, 4, 7])
+def test_experts_with_more_threads(more: int) -> None:
+    """Activations of the gpt-oss kind, which torch computes in one piece per thread, with more threads than two."""
+    experts.register()
+    torch.set_num_threads(more)
+    module = experts_of("gpt_oss", torch.float32, 96, 136)
+    rows = torch.randn(600, 96, generator=torch.Generator().manual_seed(3))
+
+    def mix(some: torch.Tensor) -> torch.Tensor:
+        one = torch.ones(len(some), 1)
+        return experts.mix(module, some, one.long(), one)
+
+    with torch.inference_mode():
+        whole = mix(rows)
+        assert [
+            count for count in range(240, 600, 9) if not torch.equal(mix(rows[:count].clone()), whole[:count])
+        ] == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
