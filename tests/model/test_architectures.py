@@ -130,7 +130,7 @@ def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_dtypes_of_checkpoints(kind: str, stored: str, folders: Any) -> None:
     """Stored in any of the three, a model runs in what ``auto`` picks (float16 is computed in float32 on a CPU), and in
     each of the others. Logits are near those of the stored weights in float32 (on the average: a row may take another

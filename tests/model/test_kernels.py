@@ -75,13 +75,13 @@ def tensors(shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def served_here() -> list[Any]:
-    """Every kernel with every dtype that this machine can run it in, and shapes. Large ones in float16 are left out:
+    """Every kernel with every dtype that this machine can run it in, and shapes. In float16 two small ones:
     that is slow on a CPU, and chosen only where somebody asks for it by name."""
     return [
         pytest.param(kernel, dtype, shape, id=f"{kernel.__name__}-{str(dtype)[6:]}-{shape[0]}x{shape[1]}")
         for kernel in KERNELS
         for dtype in DTYPES
-        for shape in (SMALL if dtype == torch.float16 else [*SMALL, *LARGE, *LARGEST])
+        for shape in ([SMALL[0], SMALL[3]] if dtype == torch.float16 else [*SMALL, *LARGE, *LARGEST])
         if kernel.serves(CPU, dtype, shape[1:])
     ] + [
         pytest.param(choose(CPU, dtype, ONE_OUTPUT[1:]), dtype, ONE_OUTPUT, id=f"chosen-{str(dtype)[6:]}-1x64")
@@ -97,7 +97,8 @@ def test_linears(kernel: Any, shape: tuple[int, int], dtype: torch.dtype, thread
     with torch.inference_mode(), cores.computing(threads, MOST_ROWS):
         for some in (bias, None) if shape in (*SMALL, ONE_OUTPUT) else (None,):
             module = kernel(weight, some)
-            assert unsteady(module, rows, counts_for(shape, kernel.min_rows)) == []
+            counts = counts_for(shape, kernel.min_rows)
+            assert unsteady(module, rows, counts if some is not None or shape not in SMALL else counts[::9]) == []
             near = functional.linear(rows[:8].float(), weight.float(), None if some is None else some.float())
             off = (module(rows)[:8].float() - near).abs().max() / near.abs().max()
             assert float(off) < {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
