@@ -147,6 +147,11 @@ class BrokerSettings(Section):
         default=60.0,
         description="Seconds that a finished answer is kept, so that a client that comes back can still fetch it.",
     )
+    trace_steps: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        default=4096,
+        description="Steps whose times are kept for swarmctl trace; about 1 KB each. 0 keeps none. "
+        "The default is a minute or two of a small model, more of a large one.",
+    )
 
 
 class WorkerSettings(Section):
@@ -239,6 +244,11 @@ class LogSettings(Section):
     format: Literal["auto", "console", "json"] = Field(
         default="auto",
         description="auto: readable lines on a terminal, JSON lines elsewhere. console, json: always that.",
+    )
+    profile_every: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
+        default=0,
+        description="Steps between two profile lines (mean times and sizes since the last one) of the broker and of "
+        "each worker. 0: none, as swarmctl stats shows the same when it is wanted.",
     )
 
 

@@ -66,10 +66,13 @@ class Message(
     tag_field="kind",
     tag=lambda name: "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_"),
 ):
-    """The root of all messages. ``epoch`` is 0 where none applies (everything on the client door)."""
+    """The root of all messages. ``epoch`` is 0 where none applies (everything on the client door). ``cause``: the id of
+    the event at the broker that this message follows from, so that log lines of several machines can be told together;
+    empty where nobody would look for it."""
 
     v: Literal[1] = 1
     epoch: Epoch = 0
+    cause: Annotated[str, msgspec.Meta(max_length=32)] = ""
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -182,7 +185,8 @@ class Failure(Record, frozen=True):
 
 class Hop(Record, frozen=True):
     """One stage's share of one step. ``wait_s``: from arrival to the start of the work; ``idle_s``: how long the stage
-    had nothing to do before; ``wire_bytes``: what it received."""
+    had nothing to do before; ``wire_bytes``: what it received; ``held_s``: from arrival to handing on, all of it, so
+    that a step's time outside of the stages can be told."""
 
     worker: Name
     layers: LayerRange
@@ -191,6 +195,7 @@ class Hop(Record, frozen=True):
     sample_s: Seconds
     idle_s: Seconds
     wire_bytes: _Int
+    held_s: Seconds = 0.0
 
 
 class Asset(Record, frozen=True):
@@ -320,9 +325,10 @@ class GetAsset(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """``swarmctl`` asks for a report."""
+    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins."""
 
-    what: Literal["status", "nodes", "plan", "stats", "requests"]
+    what: Literal["status", "nodes", "plan", "stats", "requests", "trace"]
+    request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class Join(Message, frozen=True):
