@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.wire.messages import Order, ServerMessage, Step, Submit
 
 
@@ -80,6 +82,21 @@ class Note:
     event: str
     level: str = "info"
     fields: dict[str, object] = field(default_factory=dict)
+
+
+def caused(action: Action, cause: str) -> Action:
+    """The action with the id of the event that it follows from, where somebody may want to know it: in lines of the
+    log, in steps, and in orders to workers, which put it into theirs."""
+    match action:
+        case Note():
+            action.fields.setdefault("cause", cause)
+            return action
+        case Dispatch(step):
+            return Dispatch(msgspec.structs.replace(step, cause=cause))
+        case OrderWorker(peer, message):
+            return OrderWorker(peer, msgspec.structs.replace(message, cause=cause))
+        case _:
+            return action
 
 
 Action = (

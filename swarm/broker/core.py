@@ -37,6 +37,8 @@ from swarm.broker.prefix import PrefixCache
 from swarm.broker.requests import Requests, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
 from swarm.broker.state import SequenceState, State
+from swarm.broker.statistics import PipelineStatistics
+from swarm.broker.trace import Tracer
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     Ack,
@@ -50,6 +52,7 @@ from swarm.wire.messages import (
     HostDone,
     HostHello,
     Join,
+    Json,
     Query,
     Report,
     StepDone,
@@ -74,6 +77,9 @@ class BrokerSettings:
     beat_interval_s: float = 0.1
     lease_s: float = 10.0
     prefix_cache: bool = True
+    trace_steps: int = 4096
+    profile_every: int = 0
+    run: str = ""  # tells the ids of this broker's events from those of one before it
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
@@ -91,7 +97,9 @@ class BrokerCore:
         self.settings = settings
         self.state = State(started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
         self._out: list[Action] = []
-        self._requests = Requests(self.state, settings.requests, self._out)
+        self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
+        self._statistics = PipelineStatistics()
+        self._requests = Requests(self.state, settings.requests, self._out, self._tracer)
         self._planner = Planner(self.state, settings.plan, settings.data_endpoint, self._out)
         self._members = Members(
             self.state, settings.member_settings, self._planner, self._requests, out=self._out, now=now
@@ -99,15 +107,23 @@ class BrokerCore:
         self._hosts = Hosts(self._out)
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
         self._last_event_at = now
+        self._num_events = 0
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one fact, return what is to be done, in order."""
+        self.state.now = now
+        self._num_events += 1
         self._notice_own_pause(now)
         self._route(event, now)
         self._fill_pipe(now)
         actions = self._out[:]
         self._out.clear()
         return actions
+
+    @property
+    def cause(self) -> str:
+        """The id of the event that was handled last, for ``actions.caused``."""
+        return f"{self.settings.run}{self._num_events:x}"
 
     def _route(self, event: Event, now: float) -> None:
         match event:
@@ -142,6 +158,7 @@ class BrokerCore:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))
             self.state.count("positions", len(step.tokens))
+            self._statistics.dispatched(step, len(self.state.flights), len(self.state.waiting))
             self._out.append(Dispatch(step))
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -153,6 +170,10 @@ class BrokerCore:
             self.state.count("stale_steps")
             return
         self._take_step_time(now - flight.sent_at)
+        self._statistics.finished(now - flight.sent_at, done)
+        self._tracer.finished(flight.sent_at, now, done)
+        if self.settings.profile_every and self._statistics.total.num % self.settings.profile_every == 0:
+            self._out.append(Note("profile", "info", self._statistics.profile()))
         self._acknowledge(done)
         self._requests.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
@@ -196,8 +217,8 @@ class BrokerCore:
             case GetAsset():
                 self._send_asset(client, message)
             case Query():
-                body = reports.report(message.what, self.state, self.judgements(now), now)
-                self._out.append(SayClient(client, Report(what=message.what, ok=True, body=body)))
+                body = self._report(message, now)
+                self._out.append(SayClient(client, Report(what=message.what, ok="error" not in body, body=body)))
             case Join():
                 self._hosts.join(client, message)
             case HostHello():
@@ -206,6 +227,15 @@ class BrokerCore:
                 self._hosts.done(message)
             case StopWorker():
                 self._stop_worker(client, message, now)
+
+    def _report(self, query: Query, now: float) -> Json:
+        match query.what:
+            case "trace":
+                return self._tracer.report(query.request_id, self.state.requests)
+            case "stats":
+                return reports.stats(self.state, self._statistics)
+            case _:
+                return reports.report(query.what, self.state, self.judgements(now), now)
 
     def _description(self) -> Description:
         book, manifest = self.state.book, self.state.manifest
@@ -256,6 +286,7 @@ class BrokerCore:
         self._members.tick(self._usual_step_s, now)
         self._notice_lost_steps(now)
         self._requests.tick(now)
+        self._tracer.forget_old(now)
         self._planner.tick(now)
 
     def _notice_lost_steps(self, now: float) -> None:

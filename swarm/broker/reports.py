@@ -5,6 +5,7 @@ from __future__ import annotations
 from swarm.broker.blocks import BLOCK, num_blocks
 from swarm.broker.health import Judgement
 from swarm.broker.state import Plan, PlanPhase, Request, SequenceState, State
+from swarm.broker.statistics import PipelineStatistics
 from swarm.wire.messages import Json
 
 
@@ -15,8 +16,6 @@ def report(what: str, state: State, judgements: dict[str, Judgement], now: float
             return nodes(state, judgements)
         case "plan":
             return plan(state)
-        case "stats":
-            return stats(state)
         case "requests":
             return {"requests": [_request(r, now) for r in state.requests.values()]}
         case _:
@@ -129,14 +128,28 @@ def _stages(of: Plan, state: State) -> list[Json]:
     return found
 
 
-def stats(state: State) -> Json:
-    stages: dict[str, dict[str, float]] = {}
-    for worker in state.workers.values():
-        if not worker.is_gone:
-            stages[worker.name] = worker.stats
-    pipeline: dict[str, float] = dict(sorted(state.counters.items()))
+def stats(state: State, statistics: PipelineStatistics) -> Json:
+    """``pipeline``: counters, and sizes and times of all its steps. ``stages``: what each worker says of itself."""
+    stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
+    pipeline: Json = dict(sorted(state.counters.items()))
     pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
-    return {"pipeline": pipeline, "stages": stages}
+    return {"pipeline": pipeline | statistics.body(), "stages": stages}
+
+
+def nested(values: dict[str, float]) -> Json:
+    """``{"a.b": 1}`` → ``{"a": {"b": 1}}``: workers send their figures flat. A name that is taken is kept whole."""
+    tree: Json = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = tree
+        for parent in parents:
+            below = place.setdefault(parent, {})
+            if not isinstance(below, dict):
+                place, last = tree, name
+                break
+            place = below
+        place[last] = value
+    return tree
 
 
 def _request_state(request: Request) -> str:

@@ -15,6 +15,7 @@ from swarm.broker.actions import Action, SayClient, WriteAcceptance, WriteEnd, W
 from swarm.broker.admission import Refusal, check_submit, limit_of, too_large
 from swarm.broker.answers import finished, summary
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
+from swarm.broker.trace import Tracer
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -46,8 +47,9 @@ class RequestSettings:
 class Requests:
     """All requests. Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, settings: RequestSettings, out: list[Action]) -> None:
+    def __init__(self, state: State, settings: RequestSettings, out: list[Action], tracer: Tracer) -> None:
         self._state = state
+        self._tracer = tracer
         self._settings = settings
         self._out = out
         self._finish_interval_s = 1.0  # moving average of the time between two ends, for an honest retry-after
@@ -356,6 +358,8 @@ class Requests:
             hops=tuple(sequence.hops[start:end]),
         )
         sequence.sent = stop
+        if end > len(sequence.sent_at):
+            sequence.sent_at.extend((self._state.now,) * (end - len(sequence.sent_at)))
         return message
 
     def _measure_end(self, now: float) -> None:
@@ -368,6 +372,7 @@ class Requests:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
+        self._tracer.forgotten(request)
         del self._state.requests[request.id]
         for sequence in request.sequences:
             del self._state.sequences[sequence.id]

@@ -8,6 +8,7 @@ finished steps at ports of their own that workers are told when they join.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 from collections import deque
 from typing import TYPE_CHECKING
@@ -184,7 +185,7 @@ class BrokerService:
         facts = deque([event])
         while facts:
             for action in self._core.handle(facts.popleft(), self._clock.now()):
-                fact = self._perform(action)
+                fact = self._perform(act.caused(action, self._core.cause))
                 if fact is not None:
                     facts.append(fact)
 
@@ -241,6 +242,9 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
         beat_interval_s=settings.worker.beat_interval_s,
         lease_s=settings.worker.lease_s,
         prefix_cache=broker.prefix_cache and broker.kv_cache,
+        trace_steps=broker.trace_steps,
+        profile_every=settings.log.profile_every,
+        run=f"{secrets.token_hex(2)}-",
         requests=RequestSettings(broker.max_queue, broker.client_grace_s, broker.retain_s),
         scheduler=SchedulerSettings(
             broker.mode, broker.step_tokens, broker.prefill_chunk, broker.max_running, broker.kv_cache

@@ -8,6 +8,7 @@ A sequence's positions (see ``Sequence``) obey, at every moment::
 from __future__ import annotations
 
 import enum
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -70,6 +71,7 @@ class Sequence:
     finish_sent: bool = False
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
+    sent_at: array[float] = field(default_factory=lambda: array("d"))  # when each generated token was first sent
 
     @property
     def num_prompt(self) -> int:
@@ -314,6 +316,7 @@ class State:
     next_sequence: int = 1
     counters: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0
+    now: float = 0.0  # of the event that is being handled
 
     def leave_stages(self, sequence: Sequence) -> None:
         """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""

@@ -1,0 +1,110 @@
+"""What the pipeline does, in figures: one line of arithmetic per figure and step, and no memory that grows.
+
+Times that a step spends in the stages come with its answer (hops); what remains of its way is the bridge: encoding,
+sockets, networks, decoding, together. No clocks of different machines are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarm.series import Series
+from swarm.wire.messages import Hop, Json, Step, StepDone
+
+_SIZES = ("rows", "positions", "batch_rows", "micro_batches", "queue_depth", "bridge_bytes")
+_TIMES = ("total", "bridge", "wait", "compute", "sample")
+
+
+def held(hop: Hop) -> float:
+    """How long a stage had a step. Never less than what it says to have spent on it."""
+    return max(hop.held_s, hop.wait_s + hop.compute_s + hop.sample_s)
+
+
+@dataclass(slots=True)
+class PipelineStatistics:
+    """Fed by the core at every dispatch and every answer. ``rows``: sequences in a micro-batch; ``batch_rows``: in all
+    micro-batches in flight; ``micro_batches``: how many are in flight, which is also how many stages are busy."""
+
+    calls: int = 0
+    overlapped_calls: int = 0
+    rows: Series = field(default_factory=Series)
+    positions: Series = field(default_factory=Series)
+    batch_rows: Series = field(default_factory=Series)
+    micro_batches: Series = field(default_factory=Series)
+    queue_depth: Series = field(default_factory=Series)
+    bridge_bytes: Series = field(default_factory=Series)
+    total: Series = field(default_factory=Series)
+    bridge: Series = field(default_factory=Series)
+    wait: Series = field(default_factory=Series)
+    compute: Series = field(default_factory=Series)
+    sample: Series = field(default_factory=Series)
+    stages: dict[str, Series] = field(default_factory=dict)  # computing, of the workers of the plan in force
+    _epoch: int = 0
+    _in_flight_rows: int = 0
+    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def dispatched(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
+        """``num_in_flight`` counts this step too."""
+        if step.epoch != self._epoch:
+            self._epoch, self._in_flight_rows = step.epoch, 0
+            self.stages.clear()
+        num_rows = len(step.rows)
+        self.calls += 1
+        self.overlapped_calls += num_in_flight > 1
+        self._in_flight_rows = num_rows if num_in_flight == 1 else self._in_flight_rows + num_rows
+        self.rows.add(num_rows)
+        self.positions.add(len(step.tokens))
+        self.batch_rows.add(self._in_flight_rows)
+        self.micro_batches.add(num_in_flight)
+        self.queue_depth.add(num_waiting)
+
+    def finished(self, seconds: float, done: StepDone) -> None:
+        """The answer to a step that took so long."""
+        self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
+        if not done.hops:
+            return
+        wait = compute = sample = away = 0.0
+        num_bytes = 0
+        for hop in done.hops:
+            wait += hop.wait_s
+            compute += hop.compute_s
+            sample += hop.sample_s
+            away += held(hop)
+            num_bytes += hop.wire_bytes
+            stage = self.stages.get(hop.worker)
+            if stage is None:
+                stage = self.stages[hop.worker] = Series()
+            stage.add(hop.compute_s)
+        self.total.add(seconds)
+        self.bridge.add(max(0.0, seconds - away))
+        self.wait.add(wait)
+        self.compute.add(compute)
+        self.sample.add(sample)
+        self.bridge_bytes.add(num_bytes)
+
+    def body(self) -> Json:
+        """For ``swarmctl stats``."""
+        times: Json = {name: self._series(name).microseconds() for name in _TIMES}
+        times["stages"] = {worker: series.microseconds() for worker, series in self.stages.items()}
+        return {
+            "calls": self.calls,
+            "overlapped_calls": self.overlapped_calls,
+            "sizes": {name: self._series(name).sizes() for name in _SIZES},
+            "microseconds": times,
+        }
+
+    def profile(self) -> dict[str, object]:
+        """Averages since the last time that this was asked; for a line in the log."""
+        line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
+        line |= {name: round(value, 2) for name, value in self._averages(_SIZES)}
+        line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(_TIMES)}
+        self._marks = {name: self._series(name).mark() for name in (*_SIZES, *_TIMES)}
+        return line
+
+    def _averages(self, names: Iterable[str]) -> Iterable[tuple[str, float]]:
+        return ((name, self._series(name).since(self._marks.get(name, (0, 0.0)))) for name in names)
+
+    def _series(self, name: str) -> Series:
+        series: Series = getattr(self, name)
+        return series

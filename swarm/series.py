@@ -1,0 +1,44 @@
+"""Figures that come again and again: how many, the last, the total, the greatest. Pure, and cheap enough to be kept
+always."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Series:
+    """The values of one figure so far."""
+
+    num: int = 0
+    total: float = 0.0
+    last: float = 0.0
+    most: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        self.total += value
+        self.last = value
+        if value > self.most:  # noqa: PLR1730 (twice as quick as a call of max)
+            self.most = value
+
+    @property
+    def average(self) -> float:
+        return self.total / self.num if self.num else 0.0
+
+    def sizes(self) -> dict[str, float]:
+        """For reports of counts and sizes."""
+        return {"total": self.total, "last": self.last, "average": round(self.average, 2), "most": self.most}
+
+    def microseconds(self) -> dict[str, float]:
+        """For reports of times; the values are seconds."""
+        parts = {"total": self.total, "last": self.last, "average": self.average}
+        return {name: round(value * 1e6, 1) for name, value in parts.items()}
+
+    def since(self, earlier: tuple[int, float]) -> float:
+        """The average of what was added after ``mark()`` gave ``earlier``."""
+        num, total = earlier
+        return (self.total - total) / (self.num - num) if self.num > num else 0.0
+
+    def mark(self) -> tuple[int, float]:
+        return self.num, self.total
