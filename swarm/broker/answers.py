@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from swarm.broker.actions import Note
 from swarm.broker.state import Request, Sequence
 from swarm.wire.messages import Finished
@@ -22,19 +24,35 @@ def finished(sequence: Sequence) -> Finished:
 
 
 def summary(request: Request, now: float) -> Note:
-    """One line per request."""
+    """One line per request. Times are seconds from its arrival; None where that never came. ``tokens_per_s`` is from
+    its start on, waiting in the queue left out; ``recomputed`` is how often a sequence of it lost its place in the
+    stages and was computed again (a worker died, or room was short)."""
     first = request.sequences[0]
-    timing = first.timing(now)
+    num_tokens = sum(s.num_generated for s in request.sequences)
+    started_at = _earliest(s.started_at for s in request.sequences)
+    first_token_at = _earliest(s.first_token_at for s in request.sequences)
+    busy_s = 0.0 if started_at is None else now - started_at
     fields: dict[str, object] = {
         "request": request.id,
+        "client": None if request.client is None else request.client.hex(),
         "reasons": [s.reason for s in request.sequences],
         "prompt": first.num_prompt,
-        "tokens": sum(s.num_generated for s in request.sequences),
-        "queued_s": round(timing.queued_s, 4),
-        "first_token_s": round(timing.first_token_s, 4),
+        "tokens": num_tokens,
+        "queued_s": _since(request, started_at),
+        "first_token_s": _since(request, first_token_at),
         "total_s": round(now - request.arrived_at, 4),
+        "tokens_per_s": round(num_tokens / busy_s, 1) if busy_s > 0 else None,
         "recomputed": sum(s.num_recomputed for s in request.sequences),
     }
-    if first.detail:
-        fields["detail"] = first.detail
+    detail = next((s.detail for s in request.sequences if s.detail), "")
+    if detail:
+        fields["detail"] = detail
     return Note("request_ended", "info", fields)
+
+
+def _earliest(moments: Iterable[float | None]) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _since(request: Request, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - request.arrived_at, 4)

@@ -135,6 +135,11 @@ class Client:
         """A report as ``swarmctl --json`` prints it."""
         return self._run(self._client.query(what))
 
+    def trace(self, request_id: str = "") -> Json:
+        """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
+        means the newest."""
+        return self._run(self._client.trace(request_id))
+
     def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
         """Have a running ``swarm up`` start workers."""
         return self._run(self._client.join(count, memory_limit))

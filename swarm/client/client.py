@@ -182,6 +182,13 @@ class AsyncClient:
         """A report as ``swarmctl --json`` prints it."""
         return await self._govern(Query(what=what), _ASK_TIMEOUT_S)
 
+    async def trace(self, request_id: str = "") -> Json:
+        """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
+        means the newest."""
+        if len(request_id) > 128:
+            raise InvalidRequest("a request_id has at most 128 characters", code="request_id")
+        return await self._govern(Query(what="trace", request_id=request_id), _ASK_TIMEOUT_S)
+
     async def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
         """Have a running ``swarm up`` start workers."""
         if not 1 <= count <= 64:

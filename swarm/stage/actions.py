@@ -107,6 +107,7 @@ class Compute:
     epoch: int
     step: int
     batch: Batch
+    cause: str = ""  # for the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,7 @@ class ComputeThread:
             self._events.append(self._inbox.get_nowait())
 
     def _receive(self, frames: list[memoryview]) -> None:
+        began = self._clock.now()
         try:
             message, data = DATA.decode(frames)
         except WireError as error:
@@ -166,6 +167,7 @@ class ComputeThread:
             log.warning("unexpected_on_data", kind=type(message).__name__)
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
+        self._core.statistics.received(self._clock.now() - began)
         self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames)))
 
     def _work(self) -> None:
@@ -228,7 +230,7 @@ class ComputeThread:
             MemoryError,
             ArithmeticError,
         ) as error:  # torch's own errors are RuntimeErrors
-            log.exception("compute_failed", step=action.step)
+            log.exception("compute_failed", epoch=action.epoch, step=action.step, cause=action.cause)
             self._events.appendleft(ComputeFailed(action.epoch, action.step, f"{type(error).__name__}: {error}"))
         else:
             self._events.appendleft(Computed(action.epoch, action.step, forwarded))
@@ -244,8 +246,11 @@ class ComputeThread:
     def _flush(self) -> None:
         """Send what can be sent now. A worker that is parked keeps it."""
         while self._outbox and self._next is not None and not self._core.parked:
-            if not self._next.send(_frames(self._outbox[0], self._outbox_tensors[0])):
+            began = self._clock.now()
+            frames = _frames(self._outbox[0], self._outbox_tensors[0])
+            if not self._next.send(frames):
                 return
+            self._core.statistics.sent(self._clock.now() - began, sum(map(len, frames)))
             self._outbox.popleft()
             self._outbox_tensors.popleft()
 

@@ -55,6 +55,8 @@ from swarm.stage.holdings import Holdings
 from swarm.stage.ordering import StepOrder
 from swarm.stage.positions import HeldTokens, wrong_row
 from swarm.stage.preparation import Preparation
+from swarm.stage.statistics import StageStatistics
+from swarm.stage.work import Work
 from swarm.wire.messages import (
     Activate,
     Activated,
@@ -63,7 +65,6 @@ from swarm.wire.messages import (
     Dismiss,
     Fence,
     HeldSequence,
-    Hop,
     LayerRange,
     Order,
     Park,
@@ -83,22 +84,13 @@ EX_CONFIG = 78  # the exit code that means: starting again will not help
 DEFAULT_LEASE_S = 10.0
 
 
-@dataclass(slots=True)
-class Work:
-    """The step whose turn it is."""
-
-    arrived: StepArrived
-    arrived_at: float
-    started_at: float
-    idle_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class StageSettings:
     name: str
     incarnation: str
     num_layers: int
     log_bytes: int = 256 << 20
+    profile_every: int = 0  # steps between two profile lines; 0: none
 
 
 @dataclass(slots=True)
@@ -118,6 +110,8 @@ class StageCore:
     heard_at: float = 0.0
     idle_since: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
+    statistics: StageStatistics = field(default_factory=StageStatistics)
+    _cause: str = ""  # the broker's event that the order or step at hand follows from
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -146,6 +140,7 @@ class StageCore:
                 self._trouble(f"step {step} of epoch {epoch} failed: {reason}")
             case OrderArrived(order):
                 self.heard_at = now
+                self._cause = order.cause
                 self._take_order(order, now)
             case Loaded(epoch, capacity):
                 self._out.extend(self.preparation.loaded(epoch, capacity))
@@ -237,6 +232,7 @@ class StageCore:
         self._out.append(UseLayers(prepared.layers))
         self.holdings.keep_only(order.live, prepared.layers)
         self._out.append(OpenEdge(order.epoch, prepared.edge))
+        self._note("plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.sequences))
         activated = Activated(
             epoch=order.epoch,
             incarnation=self.settings.incarnation,
@@ -286,8 +282,10 @@ class StageCore:
         """Begin the next step if none is under way."""
         while self.work is None and self.steps.ready and not self.parked:
             arrived, arrived_at = self.steps.ready.popleft()
-            self.work = Work(arrived, arrived_at, now, max(0.0, arrived_at - self.idle_since))
+            idle_s = max(0.0, arrived_at - self.idle_since)
+            self.work = Work(arrived, arrived_at, now, idle_s, len(self.steps.ready))
             step = arrived.step
+            self._cause = step.cause
             assert self.layers is not None
             problem = self.holdings.apply_header(step, self.layers) or wrong_row(self.sequences, step.rows)
             if problem is not None:
@@ -295,7 +293,7 @@ class StageCore:
                 self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}")
                 return
             if step.rows:
-                self._out.append(Compute(step.epoch, step.step, self._batch(arrived)))
+                self._out.append(Compute(step.epoch, step.step, self._batch(arrived), step.cause))
                 return
             self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
 
@@ -339,7 +337,8 @@ class StageCore:
         assert work is not None
         assert self.layers is not None
         step = work.arrived.step
-        hops = (*step.hops, self._hop(work, forwarded))
+        hop = work.hop(self.settings.name, self.layers, forwarded, now)
+        hops = (*step.hops, hop)
         if self.layers.stop == self.settings.num_layers:
             done = StepDone(
                 epoch=step.epoch,
@@ -348,31 +347,18 @@ class StageCore:
                 sampled=forwarded.sampled,
                 failed=forwarded.failed,
                 hops=hops,
+                cause=step.cause,
             )
             self._out.append(SendDone(done))
         else:
             self._out.append(SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden))
-        self._count("steps")
-        self._count("rows", len(step.rows))
-        self._count("positions", len(step.tokens))
-        self._count("wire_bytes_in", work.arrived.num_bytes)
-        self._count("compute_s", forwarded.compute_s)
-        self._count("sample_s", forwarded.sample_s)
-        self._count("idle_s", work.idle_s)
+        for name, amount in work.amounts(forwarded):
+            self._count(name, amount)
         self.idle_since = now
-
-    def _hop(self, work: Work, forwarded: Forwarded) -> Hop:
-        assert self.layers is not None
-        wait_s = max(0.0, work.started_at - work.arrived_at)
-        return Hop(
-            self.settings.name,
-            self.layers,
-            wait_s,
-            forwarded.compute_s,
-            forwarded.sample_s,
-            work.idle_s,
-            work.arrived.num_bytes,
-        )
+        if step.rows:
+            self.statistics.computed(step, forwarded, hop, work.num_waiting)
+            if self.settings.profile_every and self.statistics.calls % self.settings.profile_every == 0:
+                self._out.append(Note("profile", "info", self.statistics.profile()))
 
     def _stop_work(self, why: str, now: float) -> None:
         self._count(f"steps_{why}")
@@ -394,7 +380,7 @@ class StageCore:
         self._note("parked", "warning", reason=reason)
 
     def _trouble(self, reason: str) -> None:
-        self._note("trouble", "error", reason=reason)
+        self._note("trouble", "error", reason=reason, epoch=self.active)
         epoch = self.active if self.active is not None else self.fence
         self._out.append(Tell(Trouble(epoch=epoch, incarnation=self.settings.incarnation, reason=reason[:4000])))
 
@@ -402,4 +388,4 @@ class StageCore:
         self.counters[name] = self.counters.get(name, 0) + amount
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields))
+        self._out.append(Note(event, level, fields | ({"cause": self._cause} if self._cause else {})))

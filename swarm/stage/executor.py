@@ -54,6 +54,7 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Forwarded:
     """``hidden`` for the next stage (None on the last), tokens drawn in the order of ``samples``, device time spent.
+    Parts of ``compute_s``: ``head_s`` for the head and the norm before it, ``copy_s`` for bringing ``hidden`` here.
 
     A sequence whose logits can't be sampled (not finite) stands in ``failed`` with the reason instead of ``sampled``.
     """
@@ -63,6 +64,8 @@ class Forwarded:
     failed: tuple[Failure, ...]
     compute_s: float
     sample_s: float
+    head_s: float = 0.0
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

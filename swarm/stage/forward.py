@@ -29,16 +29,18 @@ def run(
     head_rows: Sequence[int] | None = None,
     threads: int | None = None,
     tally: Tally | None = None,
+    left_layers: Callable[[], None] = lambda: None,
 ) -> torch.Tensor | None:
     """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
 
     ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
     The batch is padded to the number of rows from which on the kernels' bits don't depend on it. ``threads``: how many
-    may compute (default: torch's number). ``tally`` is added to.
+    may compute (default: torch's number). ``tally`` is added to. ``left_layers`` is called between the last layer and
+    the norm and head after it.
     """
     num_tokens = max(len(batch.tokens), stage.min_rows)
     spans = tuple(spans_of(batch.rows))
-    this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed)
+    this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed, left_layers=left_layers)
     this.length = max(span.start + span.count for span in spans)
     this.tally = this.tally if tally is None else tally
     with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():

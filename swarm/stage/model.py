@@ -401,6 +401,7 @@ def _hook(layer: nn.Module, index: int) -> None:
         if this.keep_rows is not None:
             hidden = hidden[:, this.keep_rows]
         this.output = hidden
+        this.left_layers()
         return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])
 
     layer.register_forward_pre_hook(before, with_kwargs=True)

@@ -96,6 +96,7 @@ class Pass:
     keep_rows: torch.Tensor | None = None  # narrows the last layer's output to what the head needs
     fenced: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
+    left_layers: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
     plans: dict[int | None, Plan] = field(default_factory=dict)  # who attends together, by window
     racks: dict[tuple[int, int], list[Together]] = field(default_factory=dict)  # the same for our own kernel
     tally: Tally = field(default_factory=Tally)

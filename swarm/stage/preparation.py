@@ -50,15 +50,26 @@ class Preparation:
             resident_bytes=capacity.resident_bytes,
             kernels=capacity.kernels,
         )
-        return [Tell(message)]
+        fields = {
+            "epoch": epoch,
+            "layers": "" if self.wanted is None else str(self.wanted.layers),
+            "load_s": round(capacity.load_s, 3),
+            "warm_up_s": round(capacity.warm_up_s, 3),
+            "kv_capacity": capacity.kv_tokens,
+        }
+        return [Note("plan_prepared", "info", fields | self._cause()), Tell(message)]
 
     def failed(self, epoch: int, reason: str) -> list[Action]:
         other = self._ended(epoch)
         if other is not None:
             return other
+        fields = {"epoch": epoch, "reason": reason} | self._cause()
         self.wanted = None
         refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000])
-        return [Note("load_failed", "error", {"epoch": epoch, "reason": reason}), Tell(refused)]
+        return [Note("load_failed", "error", fields), Tell(refused)]
+
+    def _cause(self) -> dict[str, object]:
+        return {"cause": self.wanted.cause} if self.wanted is not None and self.wanted.cause else {}
 
     def _ended(self, epoch: int) -> list[Action] | None:
         """A load ended: what to do if it was not the one that is wanted by now, else None."""

@@ -126,7 +126,13 @@ class WorkerService:
         self._costs = equipment.costs
         self._vitals = Vitals(clock)
         self._core = StageCore(
-            StageSettings(self._name, self._incarnation, executor.manifest.num_layers, equipment.log_bytes)
+            StageSettings(
+                self._name,
+                self._incarnation,
+                executor.manifest.num_layers,
+                equipment.log_bytes,
+                settings.log.profile_every,
+            )
         )
         self._pull = PullChannel(context, settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
         self._compute = ComputeThread(
@@ -241,7 +247,7 @@ class WorkerService:
 
     def _stats(self) -> dict[str, float]:
         """Counters of the core and the executor. Read across threads: a value may be a moment old."""
-        values = dict(self._core.counters) | self._executor.stats()
+        values = dict(self._core.counters) | self._executor.stats() | self._core.statistics.values()
         values["log_bytes"] = self._core.log.num_bytes
         values["log_evicted"] = self._core.log.num_evicted
         values["sequences"] = len(self._core.sequences)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -20,6 +20,7 @@ from swarm.log import get_logger
 from swarm.stage import cores, linears
 from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
+from swarm.stage.device import clock_of, memory_of
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
 from swarm.stage.forward import run, to_wire
 from swarm.stage.kernels import describe
@@ -97,6 +98,7 @@ class TorchExecutor:
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
         self._kv_fraction = kv_fraction
         self._arena = KvArena(self._device)
+        self._clock = clock_of(self._device)
         self._active: _Prepared | None = None
         self._prepared: _Prepared | None = None
         self._counters = _Counters()
@@ -259,8 +261,9 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
-        stage = self._stage()
-        began = time.perf_counter()
+        stage, clock = self._stage(), self._clock
+        left_layers: list[Any] = []
+        began = clock.mark()
         for row in batch.rows:
             self._arena.check(row)
         try:
@@ -272,16 +275,21 @@ class TorchExecutor:
                 progressed=progressed,
                 threads=self.threads_alone if batch.alone else self.threads,
                 tally=self._tally,
+                left_layers=lambda: left_layers.append(clock.mark()),
             )
         except Fenced:
             self._counters.fenced += 1
             raise
+        through = clock.mark()
         hidden = None if stage.heads or result is None else to_wire(result)
-        computed = time.perf_counter()
+        computed = clock.mark()
         sampled, failed = self._sample(batch, result) if stage.heads and result is not None else ((), ())
-        done = time.perf_counter()
-        self._count(batch, computed - began, done - computed)
-        return Forwarded(hidden, sampled, failed, computed - began, done - computed)
+        done = clock.mark()
+        compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
+        head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
+        copy_s = 0.0 if hidden is None else clock.between(through, computed)
+        self._count(batch, compute_s, sample_s)
+        return Forwarded(hidden, sampled, failed, compute_s, sample_s, head_s, copy_s)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
@@ -381,6 +389,7 @@ class TorchExecutor:
             "kv_capacity": self.kv_capacity(),
             "weight_bytes": self.weight_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
+            **memory_of(self._device),
         }
 
 

@@ -99,7 +99,9 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     stage = make_stage()
     prepare = Prepare(epoch=3, layers=LayerRange(0, 3), standby=(LayerRange(4, 5),), edge=EDGE, max_sequences=4)
     assert stage.order(prepare) == [act.Load(3, LayerRange(0, 3), (LayerRange(4, 5),), 4)]
-    (told,) = stage.feed(Loaded(3, CAPACITY))
+    note, told = stage.feed(Loaded(3, CAPACITY))
+    assert isinstance(note, act.Note)
+    assert (note.event, note.fields["epoch"], note.fields["layers"]) == ("plan_prepared", 3, "0–2")
     assert told == act.Tell(
         Prepared(
             epoch=3,
@@ -116,6 +118,7 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     assert stage.order(Activate(epoch=3, first_step=17, live=())) == [
         act.UseLayers(LayerRange(0, 3)),
         act.OpenEdge(3, EDGE),
+        act.Note("plan_activated", "info", {"epoch": 3, "layers": "0–2", "sequences": 0}),
         act.Tell(Activated(epoch=3, incarnation="w0.1", held=(), logs=())),
     ]
     # Steps are numbered from 17 on.
@@ -165,7 +168,7 @@ def test_a_load_that_is_overtaken(make_stage: MakeStage, first_fails: bool) -> N
     assert stage.order(Prepare(epoch=2, layers=LayerRange(0, 2), standby=(), edge=EDGE, max_sequences=4)) == []
     done = LoadFailed(1, "no room") if first_fails else Loaded(1, CAPACITY)
     assert stage.feed(done) == [act.Load(2, LayerRange(0, 2), (), 4)]
-    (told,) = stage.feed(Loaded(2, CAPACITY))
+    *_, told = stage.feed(Loaded(2, CAPACITY))
     assert isinstance(told, act.Tell)
     assert told.message.epoch == 2
     # The older plan is not wanted any more.
@@ -190,6 +193,7 @@ def test_activation_keeps_the_live_and_drops_the_others(stage: StageBench) -> No
         act.ReleaseSequence(2),
         act.TruncateSequence(1, 3),
         act.OpenEdge(2, EDGE),
+        act.Note("plan_activated", "info", {"epoch": 2, "layers": "0–2", "sequences": 1}),
         act.Tell(
             Activated(
                 epoch=2,

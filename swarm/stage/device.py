@@ -1,0 +1,78 @@
+"""What a device says of itself: the time on its own clock, and its memory.
+
+A GPU computes while the host is elsewhere, so the host's clock would tell how long it took to ask. There, moments are
+events in the device's own queue; elsewhere they are readings of the host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+
+class DeviceClock(Protocol):
+    """Moments on the line of a device's work."""
+
+    def mark(self) -> Any:
+        """The moment when the device will have done what it was asked for until now."""
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one moment to another; waits until the device has come to the second one."""
+
+
+class HostClock:
+    """For devices whose work is done when the call returns."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+
+    def mark(self) -> float:
+        return self._now()
+
+    def between(self, first: float, last: float) -> float:
+        return last - first
+
+
+class CudaClock:
+    """Events on the current stream."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1000.0  # torch says milliseconds
+
+
+def clock_of(device: torch.device) -> DeviceClock:
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def memory_of(device: torch.device) -> dict[str, float]:
+    """Bytes: what this process uses of the device's memory, the most it ever did, and what the device has in all.
+
+    On the CPU that is the process's resident memory and the machine's.
+    """
+    if device.type == "cuda":
+        return {
+            "device_memory_bytes": torch.cuda.memory_allocated(device),
+            "device_memory_reserved_bytes": torch.cuda.memory_reserved(device),
+            "device_memory_peak_bytes": torch.cuda.max_memory_allocated(device),
+            "device_memory_total_bytes": torch.cuda.get_device_properties(device).total_memory,
+        }
+    if device.type == "mps":
+        return {
+            "device_memory_bytes": torch.mps.current_allocated_memory(),
+            "device_memory_reserved_bytes": torch.mps.driver_allocated_memory(),
+            "device_memory_total_bytes": torch.mps.recommended_max_memory(),
+        }
+    return {
+        "device_memory_bytes": psutil.Process().memory_info().rss,
+        "device_memory_total_bytes": psutil.virtual_memory().total,
+    }

@@ -1,0 +1,98 @@
+"""What a stage does, in figures. One thread writes them, the one that computes; whoever reads may be a step behind.
+
+Times are told in microseconds, sizes in what they count. The names are flat, with dots where reports have levels
+(``microseconds.compute.last``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarm.series import Series
+from swarm.stage.executor import Forwarded
+from swarm.wire.messages import Hop, Step
+
+_SIZES = ("rows", "positions", "queue_depth", "bridge_in_bytes", "bridge_out_bytes")
+_TIMES = ("total", "wait", "idle", "bridge_in", "bridge_out", "copy", "compute", "head", "sample")
+
+
+@dataclass(slots=True)
+class StageStatistics:
+    """``total``: from a step's arrival to handing it on. ``bridge_in``: decoding and checking what arrived;
+    ``bridge_out``: encoding and handing to the socket. ``copy``: bringing the output to the host; ``head``: norm and
+    head, on the last stage; both are parts of ``compute``. ``queue_depth``: steps that wait when one begins.
+    ``overlapped_calls``: calls while other steps were in flight."""
+
+    calls: int = 0
+    overlapped_calls: int = 0
+    rows: Series = field(default_factory=Series)
+    positions: Series = field(default_factory=Series)
+    queue_depth: Series = field(default_factory=Series)
+    bridge_in_bytes: Series = field(default_factory=Series)
+    bridge_out_bytes: Series = field(default_factory=Series)
+    total: Series = field(default_factory=Series)
+    wait: Series = field(default_factory=Series)
+    idle: Series = field(default_factory=Series)
+    bridge_in: Series = field(default_factory=Series)
+    bridge_out: Series = field(default_factory=Series)
+    copy: Series = field(default_factory=Series)
+    compute: Series = field(default_factory=Series)
+    head: Series = field(default_factory=Series)
+    sample: Series = field(default_factory=Series)
+    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def computed(self, step: Step, forwarded: Forwarded, hop: Hop, num_waiting: int) -> None:
+        """A step with rows is on its way on."""
+        self.calls += 1
+        self.overlapped_calls += not step.alone
+        self.rows.add(len(step.rows))
+        self.positions.add(len(step.tokens))
+        self.queue_depth.add(num_waiting)
+        self.bridge_in_bytes.add(hop.wire_bytes)
+        self.total.add(hop.held_s)
+        self.wait.add(hop.wait_s)
+        self.idle.add(hop.idle_s)
+        self.compute.add(hop.compute_s)
+        if forwarded.hidden is not None:
+            self.copy.add(forwarded.copy_s)
+        else:
+            self.head.add(forwarded.head_s)
+            self.sample.add(hop.sample_s)
+
+    def received(self, seconds: float) -> None:
+        """A message was decoded and checked."""
+        self.bridge_in.add(seconds)
+
+    def sent(self, seconds: float, num_bytes: int) -> None:
+        """A message was encoded and handed to the socket."""
+        self.bridge_out.add(seconds)
+        self.bridge_out_bytes.add(num_bytes)
+
+    def values(self) -> dict[str, float]:
+        """For the broker, which shows them in ``swarmctl stats``."""
+        found: dict[str, float] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
+        for name in _SIZES:
+            found |= _flat(f"sizes.{name}", self._series(name).sizes())
+        for name in _TIMES:
+            found |= _flat(f"microseconds.{name}", self._series(name).microseconds())
+        return found
+
+    def profile(self) -> dict[str, object]:
+        """Averages since the last time that this was asked; for a line in the log."""
+        line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
+        line |= {name: round(value, 2) for name, value in self._averages(_SIZES)}
+        line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(_TIMES)}
+        self._marks = {name: self._series(name).mark() for name in (*_SIZES, *_TIMES)}
+        return line
+
+    def _averages(self, names: Iterable[str]) -> Iterable[tuple[str, float]]:
+        return ((name, self._series(name).since(self._marks.get(name, (0, 0.0)))) for name in names)
+
+    def _series(self, name: str) -> Series:
+        series: Series = getattr(self, name)
+        return series
+
+
+def _flat(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}
