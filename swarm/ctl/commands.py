@@ -73,11 +73,52 @@ def plan(context: typer.Context, url: UrlOption = None, as_json: JsonOption = Fa
 
 
 @app.command()
-def stats(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Counters of pipeline and stages."""
-    from swarm.ctl import render
+def stats(
+    context: typer.Context,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch",
+            metavar="SECONDS",
+            min=0.1,
+            max=3600,
+            help="Show it again and again, every so many seconds, until Ctrl-C; with --json, one line each.",
+            show_default=False,
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Counters, sizes and times of the pipeline and its stages."""
+    from swarm.ctl import render_stats
+    from swarm.ctl.watch import watch_stats
 
-    _answer(context, Common(url, as_json), lambda client: client.query("stats"), render.stats)
+    outer: Common = context.obj
+    if watch is None:
+        _answer(context, Common(url, as_json), lambda client: client.query("stats"), render_stats.stats)
+    else:
+        watch_stats(url or outer.url, watch, as_json=as_json or outer.as_json)
+
+
+@app.command()
+def trace(
+    context: typer.Context,
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="[REQUEST]",
+            help="The request's id, as `swarmctl requests` and the log show it; its beginning suffices. "
+            "[default: the newest]",
+            show_default=False,
+        ),
+    ] = "",
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
+    from swarm.ctl import render_trace
+
+    _answer(context, Common(url, as_json), lambda client: client.trace(request), render_trace.trace)
 
 
 @app.command()

@@ -67,7 +67,7 @@ def status(body: Body) -> RenderableType:
 
 
 def nodes(body: Body) -> RenderableType:
-    workers = [_with_kv(worker) for worker in _rows(body.get("workers"))]
+    workers = [_with_kv(worker) for worker in rows_of(body.get("workers"))]
     table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN) if workers else Text("no workers")
     return _with_rest(table, body, {"workers"})
 
@@ -75,23 +75,15 @@ def nodes(body: Body) -> RenderableType:
 def plan(body: Body) -> RenderableType:
     parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming"})]
     parts.append(_stages(body.get("stages")))
-    parts += [Text(f"· {_value('', reason)}") for reason in _list(body.get("why"))]
+    parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
     coming = body.get("coming")
     if isinstance(coming, Mapping):
         parts += [Text(f"\ncoming: epoch {coming.get('epoch')}"), _stages(coming.get("stages"))]
     return Group(*parts)
 
 
-def stats(body: Body) -> RenderableType:
-    pipeline, stages = body.get("pipeline"), body.get("stages")
-    parts: list[RenderableType] = [fields(pipeline)] if isinstance(pipeline, Mapping) else []
-    if isinstance(stages, Mapping) and stages:
-        parts.append(_counters({str(name): values for name, values in stages.items() if isinstance(values, Mapping)}))
-    return _with_rest(Group(*parts), body, {"pipeline", "stages"})
-
-
 def requests(body: Body) -> RenderableType:
-    rows = _rows(body.get("requests"))
+    rows = rows_of(body.get("requests"))
     table = _table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")
     return _with_rest(table, body, {"requests"})
 
@@ -101,7 +93,7 @@ def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for key, value in body.items():
         if key not in (hidden or ()) and not _is_empty(value):
-            grid.add_row(Text(_heading(key)), Text(_value(key, value)))
+            grid.add_row(Text(heading(key)), Text(value_of(key, value)))
     return grid
 
 
@@ -109,18 +101,18 @@ def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
 
 
 def _stages(stages: object) -> RenderableType:
-    rows = _rows(stages)
+    rows = rows_of(stages)
     return _table(rows, _STAGE_COLUMNS, {"incarnation"}) if rows else Text("no stages")
 
 
-def _counters(stages: Mapping[str, Body]) -> RenderableType:
+def counters(stages: Mapping[str, Body]) -> RenderableType:
     """A line per counter, a column per stage."""
     table = Table("counter", box=box.SIMPLE)
     for name in stages:
         table.add_column(Text(name), justify="right")
     for counter in dict.fromkeys(str(counter) for values in stages.values() for counter in values):
-        cells = [_value(counter, values[counter]) if counter in values else "–" for values in stages.values()]
-        table.add_row(Text(_heading(counter)), *map(Text, cells))
+        cells = [value_of(counter, values[counter]) if counter in values else "–" for values in stages.values()]
+        table.add_row(Text(heading(counter)), *map(Text, cells))
     return table
 
 
@@ -133,14 +125,14 @@ def _table(rows: Sequence[Body], known: Sequence[Column], hidden: set[str]) -> R
     """Known columns first, then whatever else the rows have; columns that are empty throughout are left out."""
     names = {key for key, _ in known}
     unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
-    columns = [*known, *((key, _heading(key)) for key in unknown)]
-    columns = [(key, heading) for key, heading in columns if any(not _is_empty(row.get(key)) for row in rows)]
+    columns = [*known, *((key, heading(key)) for key in unknown)]
+    columns = [(key, title) for key, title in columns if any(not _is_empty(row.get(key)) for row in rows)]
     table = Table(box=box.SIMPLE)
-    for key, heading in columns:
+    for key, title in columns:
         is_number = all(isinstance(row.get(key), int | float | None) for row in rows)
-        table.add_column(Text(heading), justify="right" if is_number else "left", overflow="fold")
+        table.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_value(key, row.get(key))) for key, _ in columns))
+        table.add_row(*(Text(value_of(key, row.get(key))) for key, _ in columns))
     return table
 
 
@@ -152,19 +144,19 @@ def _with_rest(part: RenderableType, body: Body, shown: set[str]) -> RenderableT
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _heading(key: str) -> str:
+def heading(key: str) -> str:
     for unit in ("_bytes", "_s"):
         key = key.removesuffix(unit)
     return key.removeprefix("num_").replace("_", " ")
 
 
-def _value(key: str, value: object) -> str:
+def value_of(key: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return _number(key, value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{_heading(str(name))} {_value(str(name), item)}" for name, item in value.items())
+        return ", ".join(f"{heading(str(name))} {value_of(str(name), item)}" for name, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return _listed(key, value)
     return "–" if value is None else str(value)
@@ -174,7 +166,7 @@ def _listed(key: str, values: Sequence[object]) -> str:
     if key == "layers" and len(values) == 2 and isinstance(values[1], int):
         return f"{values[0]}–{values[1] - 1}"
     separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "
-    return separator.join(_value("", item) for item in values)
+    return separator.join(value_of("", item) for item in values)
 
 
 def _number(key: str, value: float) -> str:
@@ -199,7 +191,7 @@ def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}, ())
 
 
-def _rows(value: object) -> list[Body]:
+def rows_of(value: object) -> list[Body]:
     return [item for item in _list(value) if isinstance(item, Mapping)]
 
 

@@ -1,0 +1,73 @@
+"""Statistics for people: counters, sizes and times, of the pipeline and of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.ctl.render import Body, counters, fields, heading, value_of
+
+_KINDS = ("sizes", "microseconds")  # figures with a total, a last value and an average
+_PARTS = ("average", "last", "most", "total")
+_RATES = (("steps", "steps"), ("positions", "positions"), ("tokens", "tokens"))
+
+
+def stats(body: Body) -> RenderableType:
+    """The whole report; what is not known here is shown under its own name."""
+    pipeline, stages = body.get("pipeline"), body.get("stages")
+    parts: list[RenderableType] = []
+    if isinstance(pipeline, Mapping):
+        parts.append(fields(pipeline, hidden=set(_KINDS)))
+        parts += [_figures(f"pipeline, {kind}", {"": pipeline.get(kind)}) for kind in _KINDS if kind in pipeline]
+    if isinstance(stages, Mapping) and stages:
+        named = {str(name): values for name, values in stages.items() if isinstance(values, Mapping)}
+        plain = {name: {key: v for key, v in values.items() if key not in _KINDS} for name, values in named.items()}
+        parts.append(counters(plain))
+        for kind in _KINDS:
+            of_kind = {name: values[kind] for name, values in named.items() if kind in values}
+            if of_kind:
+                parts.append(_figures(f"stages, {kind}", of_kind))
+    rest = {key: value for key, value in body.items() if key not in ("pipeline", "stages")}
+    return Group(*parts, *([fields(rest)] if rest else []))
+
+
+def rates(before: Body, now: Body, seconds: float) -> str:
+    """What was done between two reports of the pipeline; empty if that can't be told (the broker is another one)."""
+    found = []
+    for key, name in _RATES:
+        first, last = before.get(key, 0), now.get(key, 0)
+        if isinstance(first, int | float) and isinstance(last, int | float) and last >= first and seconds > 0:
+            found.append(f"{(last - first) / seconds:.1f} {name}/s")
+    return ", ".join(found)
+
+
+def _figures(title: str, columns: Mapping[str, object]) -> RenderableType:
+    """A line per figure; in each column its average, last, greatest and total, as far as it has them."""
+    found = {name: dict(_flat(values)) for name, values in columns.items() if isinstance(values, Mapping)}
+    figures = dict.fromkeys(figure for values in found.values() for figure in values)
+    kinds = [part for part in _PARTS if any(part in v for values in found.values() for v in values.values())]
+    table = Table("figure", box=box.SIMPLE, title=f"{title}: {' / '.join(kinds)}", title_style="", title_justify="left")
+    for name in found:
+        table.add_column(Text(name), justify="right")
+    for figure in figures:
+        cells = [" / ".join(_cell(values[figure], kinds)) if figure in values else "–" for values in found.values()]
+        table.add_row(Text(heading(figure)), *map(Text, cells))
+    return table
+
+
+def _cell(values: Body, kinds: list[str]) -> list[str]:
+    return [value_of("", values[part]) for part in kinds if part in values]
+
+
+def _flat(values: Body, prefix: str = "") -> list[tuple[str, Body]]:
+    """Figures by name; groups of them (the stages' times in the pipeline's) under "group name"."""
+    found: list[tuple[str, Body]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            is_figure = any(part in value for part in _PARTS)
+            found += [(f"{prefix}{name}", value)] if is_figure else _flat(value, f"{prefix}{name} ")
+    return found

@@ -1,0 +1,84 @@
+"""Traces for people: where each token's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.ctl.render import Body, fields, rows_of, value_of
+
+_PARTS = (
+    ("queue_s", "queue", "in no step: waiting for room or a turn"),
+    ("wire_s", "wire", "between broker and stages: encoding, sockets, networks"),
+    ("wait_s", "waiting", "in a stage, behind other steps"),
+    ("compute_s", "compute", "in the layers"),
+    ("sample_s", "sampling", "from logits to tokens"),
+    ("broker_s", "broker", "from the answer to the client's socket"),
+    ("unaccounted_s", "unaccounted", "the rest: the stages' bookkeeping"),
+)
+_MOST_LINES = 32  # tokens shown; --json has more
+
+
+def trace(body: Body) -> RenderableType:
+    """The whole report."""
+    head = fields({key: value for key, value in body.items() if key != "sequences"})
+    return Group(head, *(part for sequence in rows_of(body.get("sequences")) for part in _sequence(sequence)))
+
+
+def _sequence(sequence: Body) -> list[RenderableType]:
+    head = fields({key: v for key, v in sequence.items() if key not in ("sums", "stages", "tokens")})
+    sums, tokens = sequence.get("sums"), rows_of(sequence.get("tokens"))
+    parts: list[RenderableType] = [Text(""), head]
+    if isinstance(sums, Mapping) and tokens:
+        parts += [_sums(sums), _stages(rows_of(sequence.get("stages"))), _tokens(tokens)]
+    elif not tokens:
+        parts.append(Text("no token of it is traced: none is done yet, or its steps were too long ago"))
+    return parts
+
+
+def _sums(sums: Body) -> RenderableType:
+    total = _number(sums.get("total_s")) or 1.0
+    table = Table("part", "time", "share", "what it is", box=box.SIMPLE)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for key, name, meaning in _PARTS:
+        share = f"{100 * _number(sums.get(key)) / total:.1f} %"
+        table.add_row(name, value_of(key, sums.get(key)), share, meaning)
+    table.add_row("all tokens", value_of("total_s", sums.get("total_s")), "100 %", "")
+    return table
+
+
+def _stages(stages: Sequence[Body]) -> RenderableType:
+    table = Table("worker", "layers", "waiting", "compute", "sampling", "received", box=box.SIMPLE)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for stage in stages:
+        keys = ("worker", "layers", "wait_s", "compute_s", "sample_s", "wire_bytes")
+        table.add_row(*(Text(value_of(key, stage.get(key))) for key in keys))
+    return table
+
+
+def _tokens(tokens: Sequence[Body]) -> RenderableType:
+    """Milliseconds; of long answers, the first and the last ones."""
+    workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
+    title = "milliseconds per token; on the right, what each stage computed"
+    table = Table("token", "time", *(name for _, name, _ in _PARTS), *workers, box=box.SIMPLE, title=title)
+    table.title_style, table.title_justify = "", "left"
+    for column in table.columns:
+        column.justify = "right"
+    for token in tokens if len(tokens) <= _MOST_LINES else [*tokens[: _MOST_LINES // 2], *tokens[-_MOST_LINES // 2 :]]:
+        computed: dict[str, float] = dict.fromkeys(workers, 0.0)
+        for stage in rows_of(token["stages"]):
+            computed[str(stage.get("worker"))] += _number(stage.get("compute_s"))
+        times = [_number(token.get(key)) for key in ("total_s", *(key for key, _, _ in _PARTS))]
+        table.add_row(str(token.get("index")), *(f"{1000 * s:.2f}" for s in (*times, *computed.values())))
+    if len(tokens) <= _MOST_LINES:
+        return table
+    return Group(table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are left out; --json has them"))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

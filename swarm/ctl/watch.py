@@ -1,0 +1,49 @@
+"""``swarmctl stats --watch``: the same report again and again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+
+from rich.console import Group
+from rich.text import Text
+
+from swarm.client.blocking import Client
+from swarm.ctl.render import console
+from swarm.ctl.render_stats import rates, stats
+from swarm.wire.messages import Json
+
+
+def watch_stats(url: str | None, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
+    """Until an interrupt, which is the way to end it and no failure."""
+    try:
+        with Client(url) as client:
+            _watch(client, every_s, as_json, pause)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float], None]) -> None:
+    before: Json = {}
+    asked_at = time.monotonic()
+    screen = console()
+    while True:
+        body = client.query("stats")
+        now = time.monotonic()
+        if as_json:
+            print(json.dumps(body, ensure_ascii=False), flush=True)
+        else:
+            screen.clear()  # does nothing where it isn't a terminal
+            screen.print(Group(Text(_since_last(before, body, now - asked_at)), stats(body)))
+        before, asked_at = body, now
+        pause(every_s)
+
+
+def _since_last(before: Json, body: Json, seconds: float) -> str:
+    first, last = before.get("pipeline"), body.get("pipeline")
+    if not isinstance(first, Mapping) or not isinstance(last, Mapping):
+        return (
+            "every figure counts since the start; from the next look on, this line says how many there are per second"
+        )
+    return f"since the last look: {rates(first, last, seconds) or 'nothing is known'}"
