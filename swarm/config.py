@@ -176,6 +176,12 @@ class WorkerSettings(Section):
         default=0,
         description="Threads that compute. 0: the machine's cores, shared out among the workers started together.",
     )
+    kernels: Literal["auto", "torch"] = Field(
+        default="auto",
+        description="What multiplies. auto: Swarm's own kernels where the processor has the instructions for them, "
+        "else torch's. torch: always torch's, for comparisons. All workers of a swarm should use the same, since their "
+        "last bits differ.",
+    )
     host: Host = Field(
         default="127.0.0.1", description="Address for data from other workers. Only loopback without keys."
     )

@@ -28,8 +28,8 @@ from swarm.stage.model import DTYPES  # noqa: E402
 from swarm.stage.torch_executor import TorchExecutor  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
-CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
-ROWS = (4, 12, 16, 64, 256)
+CASES = ((1, 8, 1), (4, 8, 1), (10, 8, 1), (16, 8, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
+ROWS = (1, 4, 12, 16, 64, 256)
 
 
 def best_s(run: Callable[[], object], runs: int) -> float:
@@ -51,7 +51,7 @@ def memory_speed(runs: int) -> float:
 def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[dict[str, object]]:
     """Milliseconds for one of several equal matrices in turn, so that none stays in the caches."""
     weights = [torch.randn(shape).to(dtype) for _ in range(max(2, (128 << 20) // (shape[0] * shape[1] * 2)))]
-    for kind in (linears.PackedLinear, linears.PlainLinear):
+    for kind in (each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])):
         modules = [kind(weight, None) for weight in weights]
         for count in (rows for rows in ROWS if rows >= kind.min_rows):
             rows = torch.randn(count, shape[1]).to(dtype)
@@ -91,9 +91,9 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
     whole = best_s(lambda: step(executor, num, context, count), runs)
     clock = Clock()
     kinds: dict[type[nn.Module], str] = {
-        linears.PackedLinear: "linears",
-        linears.PlainLinear: "linears",
+        **dict.fromkeys(linears.KERNELS, "linears"),
         joined.RmsNorm: "norms",
+        joined.NativeRmsNorm: "norms",
     }
     patches: list[Any] = [mock.patch.object(attention, "attend_rows", clock.timed("attention", attention.attend_rows))]
     for kind, name in kinds.items():

@@ -35,6 +35,7 @@ from swarm.wire import messages
 # that of the modules it calls: an MLP's is its activation, an attention module's is rotating and reshaping.
 KINDS = {
     "Linear": "linears",
+    "Gated": "linears",
     "Norm": "norms",
     "Rope": "rope",
     "Rotary": "rope",

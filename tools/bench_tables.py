@@ -6,6 +6,8 @@
     masks anew   every layer makes masks and groups for itself
     both anew
 
+Swarm's own kernels need no masks; --torch measures what the table saves torch's.
+
 One executor with all layers, in one process; single steps in turns (A B C D, D C B A, …). Ratios are medians over
 neighbouring turns, above 1 where tables save time. The stage's own counters say what was found and what was made.
 """
@@ -23,7 +25,7 @@ import torch
 from bench_lib import PASSIVE, Row, add_model_options, model_of, note, tell
 from bench_step import CASES, Case, Model
 
-from swarm.stage import attention
+from swarm.stage import attention, native
 from swarm.stage.passes import Pass, current_pass
 from swarm.stage.rope import RopeTable
 from swarm.stage.tiles import Plan
@@ -94,11 +96,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--rounds", type=int, default=20, help="that count; one more warms up")
+    parser.add_argument("--torch", action="store_true", help="torch's kernels, not Swarm's own")
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     if any(name not in os.environ for name in PASSIVE):  # read when torch is loaded: too late for this process
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | PASSIVE)
+    if arguments.torch:
+        native.do_without("--torch")
     folder = model_of(arguments)
     model = Model(folder, arguments.threads)
     counted = {name: dict.fromkeys(COUNTERS, 0) for name in VARIANTS}
@@ -108,6 +113,7 @@ def main() -> None:
         rows.append(measure(model, case, arguments.rounds, counted))
     facts: dict[str, object] = {name: told(counts) for name, counts in counted.items()}
     facts |= {"model": str(folder), "threads": torch.get_num_threads()}
+    facts["kernels"] = native.absence() or "Swarm's own, where the dtype allows"
     tell(rows, "tables", facts, as_json=arguments.json)
 
 

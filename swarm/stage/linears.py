@@ -72,6 +72,7 @@ class NativeGated(NativeLinear):
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, function: tuple[str, str]) -> None:
         torch.nn.Module.__init__(self)
+        assert function != ("none", ""), "without a function, it is another product"
         self.out_features, self.in_features = gate.shape
         half = _BLOCK // 2
         missing = -len(gate) % half

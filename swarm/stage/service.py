@@ -28,6 +28,7 @@ from swarm.demo import model_path
 from swarm.errors import ConfigError, WireError
 from swarm.log import get_logger
 from swarm.stage import actions as act
+from swarm.stage import native
 from swarm.stage.budget import Budget, share_out
 from swarm.stage.compute import ComputeThread, Outward
 from swarm.stage.core import StageCore, StageSettings
@@ -76,6 +77,8 @@ def run(settings: Settings) -> int:
     """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
+    if worker.kernels == "torch":
+        native.do_without("worker.kernels is torch")
     executor = TorchExecutor(
         _model(settings),
         device=worker.device,

@@ -34,15 +34,22 @@ class Matrix(ctypes.Structure):
     ]
 
 
-@cache
+_refusals: list[str] = []  # at most one: why this process shall do without
+
+
 def library() -> ctypes.CDLL | None:
-    """The built kernels, if they are there and this processor can run them."""
-    return _open()[0]
+    """The built kernels, if they are there, wanted, and this processor can run them."""
+    return None if _refusals else _open()[0]
 
 
 def absence() -> str:
     """Why there is no library; empty if there is one."""
-    return _open()[1]
+    return _refusals[0] if _refusals else _open()[1]
+
+
+def do_without(reason: str) -> None:
+    """From now on this process uses torch's kernels. Call it before anything is loaded."""
+    _refusals[:] = [reason]
 
 
 @cache
