@@ -113,7 +113,7 @@ class FakeExecutor:
     dtype: str = "float32"
 
     def measure(self) -> tuple[LayerCost, ...]:
-        return (LayerCost(1, 0.001),)
+        return (LayerCost("decode", 1, 0, 0.001, False),)
 
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
@@ -183,6 +183,8 @@ class FakeExecutor:
             del chain[position:]  # what lies beyond was cut, or belongs to a step that a fence ended
             state, hidden = fake_layer(layer, chain[-1] if chain else 0, hidden)
             chain.append(state)
+        if position % _BLOCK == 0 and self.kv_used() > self.capacity:
+            raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
         return hidden
 
     def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
@@ -206,7 +208,9 @@ class FakeExecutor:
         return self.capacity
 
     def kv_used(self) -> int:
-        return sum(-(-limit // _BLOCK) * _BLOCK for limit in self.limits.values())
+        """What is written counts, in blocks."""
+        lengths = (max(map(len, chains.values()), default=0) for chains in self.chains.values())
+        return sum(-(-length // _BLOCK) * _BLOCK for length in lengths)
 
     def warm_up(self) -> float:
         return 0.0

@@ -148,7 +148,7 @@ class TorchExecutor:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[LayerCost, ...]:
-        costs = layer_costs(self._skeleton)
+        costs = layer_costs(self._skeleton, self.threads, self.threads_alone)
         give_back()
         return costs
 

@@ -207,10 +207,31 @@ class Asset(Record, frozen=True):
 
 
 class LayerCost(Record, frozen=True):
-    """Measured: seconds for one layer to prefill ``rows`` positions of one sequence, or decode ``rows`` sequences."""
+    """Measured at join. ``prefill``: seconds for one layer to take ``rows`` positions of one sequence with ``context``
+    positions before them. ``decode``: for one layer to take one more position of ``rows`` sequences of that length.
+    ``stage``: what a step of so many rows takes beside its layers. ``head``, ``embed``: for so many rows. ``alone``: with all cores of the host, as in a step that is the only one."""
 
+    kind: Literal["prefill", "decode", "stage", "head", "embed"]
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)]
+    context: Position
     seconds: Seconds
+    alone: bool
+
+
+class LinkCost(Record, frozen=True):
+    """Measured at join between a worker and the broker, over the worker's own connection: there and back, and bytes."""
+
+    round_trip_s: Seconds
+    bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Suppose(Record, frozen=True):
+    """What would the plan be without these workers, with this objective, with ``more`` workers like this one?"""
+
+    without: Names = ()
+    objective: Literal["", "auto", "throughput", "latency"] = ""
+    more: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    like: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class Edge(Record, frozen=True):
@@ -275,7 +296,8 @@ def _are_of_two_kinds(mine: Asset | None, theirs: Asset | None) -> bool:
 
 
 class Submit(Message, frozen=True):
-    """A request. The same id with the same body is the same request; with another body it is a conflict."""
+    """A request. The same id with the same body is the same request; with another body it is a conflict. ``tenant``: on
+    whose account it is computed; tenants get equal shares. Empty: that of the connection."""
 
     request_id: RequestId
     prompt: TokenIds
@@ -283,6 +305,7 @@ class Submit(Message, frozen=True):
     seed: _Int
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    tenant: Annotated[str, msgspec.Meta(max_length=128)] = ""
     hops: bool = False
 
 
@@ -329,6 +352,7 @@ class Query(Message, frozen=True):
 
     what: Literal["status", "nodes", "plan", "stats", "requests", "trace"]
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    suppose: Suppose | None = None  # only with "plan": the plan that would be made then; nothing is changed
 
 
 class Join(Message, frozen=True):
@@ -485,6 +509,14 @@ class Hello(Message, frozen=True):
     held_layers: LayerRange | None
     held: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
     logs: Annotated[tuple[LogRange, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    link: LinkCost | None = None
+
+
+class Probe(Message, frozen=True):
+    """A worker measures its way to the broker: this is answered at once, before it is a member."""
+
+    ticket: _Int
+    payload: PayloadSpec | None = None
 
 
 class Prepared(Message, frozen=True):
@@ -574,6 +606,7 @@ class Trouble(Message, frozen=True):
 
 WorkerMessage = (
     Hello
+    | Probe
     | Prepared
     | Refused
     | Activated
@@ -663,13 +696,21 @@ class Dismiss(Message, frozen=True):
     """The plan of ``epoch`` does without this worker: forget all sequences and logs, keep the layers."""
 
 
+class Probed(Message, frozen=True):
+    """The answer to a probe."""
+
+    ticket: _Int
+
+
 class Rejoin(Message, frozen=True):
     """The worker was declared out, yet it lives: it shall say Hello with what it holds."""
 
     reason: Text
 
 
-Order = Welcome | Denied | Prepare | Fence | Activate | Replay | Copy | Release | Park | Alive | Dismiss | Rejoin
+Order = (
+    Welcome | Denied | Probed | Prepare | Fence | Activate | Replay | Copy | Release | Park | Alive | Dismiss | Rejoin
+)
 
 
 # --- beat door -------------------------------------------------------------------------------------------------------

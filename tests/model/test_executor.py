@@ -21,6 +21,7 @@ from tests.model.cutting import MANY, never, nothing, random_tokens, ready
 from tests.model.models import llama_config
 
 TOKENS = random_tokens(60, seed=21)
+KINDS_OF_COST = ("prefill", "decode", "stage", "head", "embed")
 
 
 def step(executor: TorchExecutor, start: int, count: int, sequence: int = 1, hidden: Any = None) -> Any:
@@ -171,13 +172,20 @@ def test_not_finite_fails_the_sequence(llama: Path) -> None:
 
 
 def test_measured_costs(llama: Path) -> None:
-    """Costs are measured before anything is loaded, for one row and for many."""
-    executor = TorchExecutor(str(llama), memory_limit=MANY)
+    """Costs are measured before anything is loaded: prompts and decodes of several sizes, short and long, the head and
+    the embedding; with the threads of a step among others, and where they differ, with all."""
+    executor = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=2)
     costs = executor.measure()
-    assert costs[0].rows == 1
-    assert [cost.rows for cost in costs] == sorted({cost.rows for cost in costs})
+    for alone in (False, True):
+        kinds = {kind: [c for c in costs if c.kind == kind and c.alone is alone] for kind in KINDS_OF_COST}
+        assert all(kinds.values())
+        assert {cost.rows for cost in kinds["decode"]} >= {1, 4, 16}
+        assert len({cost.context for cost in kinds["decode"]}) > 1
+        assert len({(cost.rows, cost.context) for cost in kinds["prefill"]}) == len(kinds["prefill"])
     assert all(cost.seconds > 0 for cost in costs)
     assert executor.stats()["loaded_bytes"] == 0
+    executor = TorchExecutor(str(llama), memory_limit=MANY, threads=2, threads_alone=2)
+    assert not any(cost.alone for cost in executor.measure())
 
 
 def test_manifest(llama: Path) -> None:

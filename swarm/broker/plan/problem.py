@@ -1,0 +1,152 @@
+"""What is to be planned, as plain values: the model, the devices, the rules; and what comes out.
+
+Seconds are those of one step of the load that is planned for (``load.Load``); bytes are real bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarm.wire.messages import LayerRange, Manifest
+
+Objective = Literal["throughput", "latency"]
+
+# A stage's memory must also hold activations and the interpreter's own heap; a worker takes its log off by itself
+# before it says how much memory it has.
+OVERHEAD_BYTES = 64 << 20
+# The part of what the weights leave that a worker gives to keys and values.
+KV_FRACTION = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A device's way to the others: one way, and how many bytes pass in a second."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One that could hold a stage.
+
+    ``layer_s``: a layer of weight 1. ``held``: what it has loaded. ``pinned``: exactly these layers, by hand.
+    ``max_layers``: no more than so many, by hand. ``standby_bytes``: promised to layers that it keeps for others.
+    """
+
+    name: str
+    memory_bytes: int
+    layer_s: float = 0.001
+    embed_s: float = 0.0
+    head_s: float = 0.0
+    host: str = ""
+    kind: str = "cpu"
+    cores: int = 1
+    link: Link = field(default_factory=Link)
+    held: LayerRange | None = None
+    pinned: LayerRange | None = None
+    max_layers: int | None = None
+    standby_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What its parts weigh. ``layer_weights``: a layer's time as a multiple of the measured one's.
+
+    ``hop_bytes``: what one step sends from stage to stage. Buffers: what computing a step needs beside weights and KV,
+    on any stage, and more on the one with the head.
+    """
+
+    name: str
+    layer_bytes: tuple[int, ...]
+    embed_bytes: int
+    head_bytes: int
+    kv_bytes: tuple[int, ...]
+    layer_weights: tuple[float, ...]
+    hop_bytes: int = 0
+    buffer_bytes: int = OVERHEAD_BYTES
+    head_buffer_bytes: int = OVERHEAD_BYTES
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_bytes)
+
+    @property
+    def all_layers(self) -> LayerRange:
+        return LayerRange(0, self.num_layers)
+
+    def weight_bytes(self, layers: LayerRange) -> int:
+        """What a stage with these layers loads, embedding on the first and head on the last counted."""
+        total = sum(self.layer_bytes[layers.first : layers.stop])
+        total += self.embed_bytes if layers.first == 0 else 0
+        return total + (self.head_bytes if layers.stop == self.num_layers else 0)
+
+    def buffers(self, layers: LayerRange) -> int:
+        return self.head_buffer_bytes if layers.stop == self.num_layers else self.buffer_bytes
+
+    def needed_bytes(self, layers: LayerRange, kv_positions: int) -> int:
+        """The least memory of a device that holds these layers, and keys and values of so many positions in them."""
+        kv = kv_positions * sum(self.kv_bytes[layers.first : layers.stop])
+        return self.weight_bytes(layers) + max(self.buffers(layers), int(kv / KV_FRACTION))
+
+    def kv_positions(self, layers: LayerRange, memory_bytes: int) -> int:
+        """How many positions a worker with this much memory has room for in these layers, as it reckons itself."""
+        per_position = sum(self.kv_bytes[layers.first : layers.stop])
+        room = int(max(0, memory_bytes - self.weight_bytes(layers)) * KV_FRACTION)
+        return room // per_position if per_position else 1 << 40
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, positions: int = 0, vocabulary_rows: int = 0) -> Model:
+        """``positions``: the largest step. ``vocabulary_rows``: the most positions that logits are computed for.
+
+        The layer that is measured is the second, since a first layer is now and then unlike the others. How long
+        another one takes is told by its bytes.
+        """
+        measured = manifest.layer_bytes[min(1, manifest.num_layers - 1)] or 1
+        buffers = positions * manifest.hidden_size * 4 * 8
+        logits = vocabulary_rows * manifest.vocab_size * 4 * 2
+        return cls(
+            name=manifest.name,
+            layer_bytes=manifest.layer_bytes,
+            embed_bytes=manifest.embed_bytes,
+            head_bytes=manifest.head_bytes,
+            kv_bytes=manifest.kv_bytes_per_token,
+            layer_weights=tuple(size / measured if size else 1.0 for size in manifest.layer_bytes),
+            hop_bytes=0,
+            buffer_bytes=max(OVERHEAD_BYTES, buffers),
+            head_buffer_bytes=max(OVERHEAD_BYTES, buffers + logits),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """``takes_turns``: one step in flight, so a step's time is the sum of its stages' times, else the slowest stage's.
+
+    ``free_hops``: hops between workers of one host don't count. ``kv_positions``: room that every stage must have.
+    ``tolerance``: plans within this part of the best are equally good; the one that moves least is taken.
+    """
+
+    model: Model
+    devices: tuple[Device, ...]
+    takes_turns: bool = False
+    free_hops: bool = False
+    kv_positions: int = 0
+    tolerance: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    device: int  # index into the problem's devices
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The model does not fit: in words, and how many bytes are missing."""
+
+    text: str
+    missing_bytes: int
+
+
+Line = tuple[Share, ...]

@@ -1,0 +1,129 @@
+"""The plan for a problem: the best by its objective, then, among equally good ones, the one that moves least.
+
+Up to ``EXACT`` devices, every set of them in every order is looked at; beyond, see ``orders``. Either way a device that
+would make it slower is left out, since sets without it are looked at too.
+
+Equally good is what lies within the problem's tolerance: what was measured is not more exact than that. Among such
+plans the fewest bytes are loaded; then shares are even, and hops short. Where stages take turns on the cores of one
+machine, any cut is as quick as any other: there, even shares come before staying in place, so that a newcomer gets its
+part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from swarm.broker.plan import tables
+from swarm.broker.plan.orders import good_line
+from swarm.broker.plan.problem import Device, Line, Problem, Share, Shortage
+from swarm.broker.plan.search import EQUAL, Combine, along, best
+from swarm.wire.messages import LayerRange
+
+EXACT = 8
+_STAYING = 1000.0  # how much more staying in place counts than even shares
+_EVEN_IN_TURNS = 4.0  # how much more even shares count than staying in place, where any cut is as quick
+
+
+def solve(problem: Problem) -> Line | Shortage:
+    """Stages in pipeline order that cover every layer once; or why the model does not fit."""
+    if not problem.devices:
+        return Shortage("a worker: none has joined yet", 0)
+    combine: Combine = np.add if problem.takes_turns else np.maximum
+    hops = tables.hops(problem)
+    must = frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
+    if len(problem.devices) <= EXACT:
+        own = [tables.seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
+        found = best(own, hops, combine, must)
+    else:
+        found = good_line(problem, combine, hops)
+    if found is None:
+        return shortage(problem)
+    return _settled(problem, found[0], found[1], hops, must)
+
+
+def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must: frozenset[int]) -> Line:
+    """Among plans that are as good, the one that moves least."""
+    many = len(problem.devices) > EXACT
+    chosen = [share.device for share in line] if many else list(range(len(problem.devices)))
+    limit = cost * (1 + problem.tolerance) * (1 + EQUAL)
+    second = [_second_cost(problem, problem.devices[i], cost, limit) for i in chosen]
+    between = hops[np.ix_(chosen, chosen)]
+    if problem.takes_turns:
+        room = max(problem.tolerance, EQUAL) * cost
+        second = [first + room * more for first, more in second]
+    else:
+        ways = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / cost, np.inf)
+        second = [more for _, more in second]
+        between = ways
+    places = {device: place for place, device in enumerate(chosen)}
+    needed = frozenset(places[i] for i in must)
+    found = (
+        along(second, between, np.add, range(len(chosen)), needed) if many else best(second, between, np.add, needed)
+    )
+    if found is None:
+        return line
+    settled = tuple(Share(chosen[share.device], share.layers) for share in found[1])
+    return settled if tables.step_seconds(problem, settled) <= limit else line
+
+
+def _second_cost(
+    problem: Problem, device: Device, cost: float, limit: float
+) -> tuple[tables.Table, tables.Table]:
+    """The device's time, and what counts where times are equal: bytes to load, and how uneven the shares are."""
+    own = tables.seconds(problem.model, device, problem.kv_positions)
+    moved = tables.moved_bytes(problem.model, device)
+    moved = moved / max(1, problem.model.weight_bytes(problem.model.all_layers))
+    finite = np.where(np.isfinite(own), own, 0.0)
+    uneven = (finite / max(cost, 1e-12)) ** 2
+    if problem.takes_turns:
+        return own, (moved + _EVEN_IN_TURNS * uneven) / (1 + _EVEN_IN_TURNS)
+    return own, np.where(own <= limit, _STAYING * moved + uneven, np.inf)
+
+
+def _latencies(problem: Problem) -> tables.Table:
+    return tables.hops(replace(problem, takes_turns=True))
+
+
+def shortage(problem: Problem) -> Shortage:
+    """Why there is no plan, and how many bytes are missing where."""
+    model, devices = problem.model, problem.devices
+    by_hand = [d for d in devices if d.pinned is not None or d.max_layers is not None]
+    for device in by_hand:
+        if device.pinned is not None:
+            needed = model.needed_bytes(device.pinned, problem.kv_positions) + device.standby_bytes
+            missing = needed - device.memory_bytes
+            if missing > 0:
+                text = f"{_mib(missing)} more memory for {device.name}: layers {device.pinned}, which are pinned to it,"
+                return Shortage(f"{text} need {_mib(needed)}, and it has {_mib(device.memory_bytes)}", missing)
+    whole = model.weight_bytes(model.all_layers)
+    needed = whole + model.buffer_bytes * len(devices)
+    have = sum(d.memory_bytes - d.standby_bytes for d in devices)
+    missing = max(0, needed - have)
+    where = _each(problem)
+    if missing:
+        text = f"{_mib(missing)} more memory: {model.name} needs {_mib(needed)} on {len(devices)} workers, joined are"
+        return Shortage(f"{text} {where}", missing)
+    if by_hand:
+        return Shortage(f"other pins or caps: with those of [plan], the layers can't be laid out over {where}", 0)
+    return Shortage(f"workers with more memory each: the layers don't pack into {where}", 0)
+
+
+def _each(problem: Problem) -> str:
+    """Every device with its memory, and what the next layer that it can't take lacks."""
+    shown = [f"{d.name} {_mib(d.memory_bytes)}{_lack(problem, d)}" for d in problem.devices[:16]]
+    more = len(problem.devices) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _lack(problem: Problem, device: Device) -> str:
+    """A device without room for even the smallest layer: by how much."""
+    model = problem.model
+    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
+    missing = least + device.standby_bytes - device.memory_bytes
+    return f" ({_mib(missing)} short of one layer)" if missing > 0 else ""
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"
