@@ -36,7 +36,7 @@ from swarm.broker.planning import Planner, PlanSettings
 from swarm.broker.prefix import PrefixCache
 from swarm.broker.requests import Requests, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
-from swarm.broker.state import SequenceState, State
+from swarm.broker.state import Flight, SequenceState, State
 from swarm.broker.statistics import PipelineStatistics
 from swarm.broker.trace import Tracer
 from swarm.wire.messages import (
@@ -160,6 +160,8 @@ class BrokerCore:
             self.state.count("positions", len(step.tokens))
             self._statistics.dispatched(step, len(self.state.flights), len(self.state.waiting))
             self._out.append(Dispatch(step))
+        while self.state.hopeless:
+            self._requests.too_late(self.state.hopeless.pop(), now)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -174,23 +176,27 @@ class BrokerCore:
         self._tracer.finished(flight.sent_at, now, done)
         if self.settings.profile_every and self._statistics.total.num % self.settings.profile_every == 0:
             self._out.append(Note("profile", "info", self._statistics.profile()))
-        self._acknowledge(done)
+        self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
+        self._acknowledge(done, flight)
         self._requests.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.end(sequence, "failed", now, failure.reason)
 
-    def _acknowledge(self, done: StepDone) -> None:
+    def _acknowledge(self, done: StepDone, flight: Flight) -> None:
         """Every stage has done these rows: their keys and values are everywhere."""
         for sequence_id, position in ((k.sequence, k.position) for k in done.kv):
             sequence = self.state.sequences.get(sequence_id)
-            if sequence is not None and sequence.state is SequenceState.RUNNING:
+            if sequence is None or sequence.stay != flight.stays.get(sequence_id):
+                continue  # it has given its room back since
+            if sequence.state is SequenceState.RUNNING:
                 sequence.kv = min(max(sequence.kv, position), sequence.scheduled)
                 self.state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
                 if not self.settings.scheduler.kv_cache and sequence.kv == sequence.scheduled == sequence.sampled:
                     sequence.kv = sequence.scheduled = 0
                     sequence.truncate = True
+                    self.state.running.refresh(sequence)
 
     def _take_step_time(self, seconds: float) -> None:
         self.state.count("step_seconds", seconds)

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from swarm.broker.blocks import num_blocks
-from swarm.broker.state import Sequence, SequenceState, State
+from swarm.broker.room import entry_blocks
+from swarm.broker.state import Sequence, State
 from swarm.wire.messages import Activated, HeldSequence, LayerRange
 
 
 def keep_what_fits(state: State) -> list[Sequence]:
-    """Running sequences that have room under the new plan, oldest first; the others wait again."""
+    """Running sequences that have room under the new plan, those with the best claim first; the others wait again."""
     book, blocks = state.book, 0
-    kept: list[Sequence] = []
+    kept: list[tuple[Sequence, int]] = []
     evicted: list[Sequence] = []
-    for sequence in sorted(state.running, key=lambda s: s.id):
-        needed = num_blocks(sequence.limit)
-        if len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
+    for sequence in sorted(state.running, key=lambda s: s.rank, reverse=True):
+        needed = entry_blocks(state, sequence, headroom=0)
+        can_end = num_blocks(sequence.limit) <= book.kv_blocks
+        if can_end and len(kept) < book.max_sequences and blocks + needed <= book.kv_blocks:
             blocks += needed
-            kept.append(sequence)
-            continue
-        sequence.cut_to(0)
-        sequence.truncate = False
+            kept.append((sequence, needed))
+        else:
+            evicted.append(sequence)
+    state.running.clear()
+    for sequence in evicted:
+        sequence.wait_again()
         sequence.unfit_s = 0.0
-        sequence.state = SequenceState.WAITING
-        evicted.append(sequence)
-    state.waiting.extendleft(reversed(evicted))  # they came before whoever has not run yet
-    for sequence in kept:
+        state.waiting.add(sequence)
+    for sequence, needed in kept:
         sequence.cut_to(sequence.kv)
-    state.running[:] = kept
-    return kept
+        state.running.add(sequence, needed)
+    return [sequence for sequence, _ in kept]
 
 
 def take_inventory(state: State, message: Activated) -> None:
@@ -41,6 +43,7 @@ def take_inventory(state: State, message: Activated) -> None:
         if position < sequence.kv:
             sequence.num_recomputed += 1
             sequence.kv = sequence.scheduled = position
+            state.running.refresh(sequence)
 
 
 def held_position(held: HeldSequence | None, layers: LayerRange) -> int:

@@ -222,7 +222,7 @@ class Members:
     def _end_the_dangerous(self, now: float) -> None:
         """A request present at several deaths may be their cause; it must not take the swarm with it."""
         for sequence in [
-            s for s in self._state.running + list(self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER
+            s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER
         ]:
             detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths"
             self._requests.end(sequence, "failed", now, detail)

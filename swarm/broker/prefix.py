@@ -83,12 +83,17 @@ class PrefixCache:
         self.enabled = enabled
         self.index = PrefixIndex()
         self.retired: OrderedDict[int, Retired] = OrderedDict()  # the longest unused first
+        self.num_blocks = 0  # room that retired sequences take
         self._pins: dict[int, int] = {}
 
     @property
-    def num_blocks(self) -> int:
-        """Room that retired sequences take."""
-        return sum(retired.num_blocks for retired in self.retired.values())
+    def evictable_blocks(self) -> int:
+        """Room that retired sequences would give back."""
+        return self.num_blocks - sum(self.retired[s].num_blocks for s in self._pins if s in self.retired)
+
+    @property
+    def num_evictable(self) -> int:
+        return len(self.retired) - sum(s in self.retired for s in self._pins)
 
     def acknowledge(self, sequence: int, tokens: Sequence[int], position: int) -> None:
         if self.enabled:
@@ -119,6 +124,7 @@ class PrefixCache:
             self.index.forget(sequence)
             return None
         self.retired[sequence] = Retired(sequence, num_blocks)
+        self.num_blocks += num_blocks
         return self.retired[sequence]
 
     def evict(self, blocks: int, places: int) -> Iterator[int]:
@@ -128,7 +134,9 @@ class PrefixCache:
                 return
             if self.is_pinned(sequence):
                 continue
-            blocks -= self.retired.pop(sequence).num_blocks
+            freed = self.retired.pop(sequence).num_blocks
+            self.num_blocks -= freed
+            blocks -= freed
             places -= 1
             self.index.forget(sequence)
             yield sequence
@@ -137,6 +145,7 @@ class PrefixCache:
         """A new epoch: the stages keep only what runs."""
         self.index.clear()
         self.retired.clear()
+        self.num_blocks = 0
         self._pins.clear()
 
 

@@ -15,6 +15,7 @@ from swarm.broker.actions import Action, SayClient, WriteAcceptance, WriteEnd, W
 from swarm.broker.admission import Refusal, check_submit, limit_of, too_large
 from swarm.broker.answers import finished, summary
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
+from swarm.broker.timers import Timers, TurnedAway
 from swarm.broker.trace import Tracer
 from swarm.wire.messages import (
     Accepted,
@@ -52,8 +53,8 @@ class Requests:
         self._tracer = tracer
         self._settings = settings
         self._out = out
-        self._finish_interval_s = 1.0  # moving average of the time between two ends, for an honest retry-after
-        self._last_end_at: float | None = None
+        self._turned_away = TurnedAway()
+        self._timers = Timers()
         self._ticked_at = 0.0
         self._num_unaccepted = 0  # sequences that the journal has not confirmed yet
 
@@ -64,7 +65,7 @@ class Requests:
         if known is not None:
             self._resubmit(known, client, submit)
             return
-        refusal = self._refusal(submit)
+        refusal = self._refusal(submit, now)
         if refusal is not None:
             self._reject(client, submit.request_id, refusal)
             return
@@ -81,7 +82,7 @@ class Requests:
         request.accepted = True
         for sequence in request.sequences:
             if sequence.state is SequenceState.WAITING:
-                self._state.waiting.append(sequence)
+                self._state.waiting.add(sequence)
         self._say(request, Accepted(request_id=request_id))
         for sequence in request.sequences:
             self._deliver(sequence)
@@ -143,6 +144,7 @@ class Requests:
             if request.client == client:
                 request.client = None
                 request.detached_at = now
+                self._timers.add(now + self._settings.client_grace_s, request.id)
 
     # --- what the stages say ---------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Requests:
         ends: list[tuple[Sequence, FinishReason]] = []
         for item in sampled:
             sequence = self._state.sequences.get(item.sequence)
-            if sequence is None or sequence.state is not SequenceState.RUNNING:
+            if sequence is None or sequence.state is SequenceState.ENDED:
                 self._state.count("late_tokens")
                 continue
             if item.position != sequence.sampled:
@@ -182,6 +184,9 @@ class Requests:
             sequence.hops.append(hops)
         if sequence.first_token_at is None:
             sequence.first_token_at = now
+        self._state.waiting.charge(sequence.request.tenant, 1)
+        if sequence.state is SequenceState.RUNNING:  # else it had to give way meanwhile, and keeps the token
+            self._state.running.refresh(sequence)
         self._state.count("tokens")
 
     def _end_reason(self, sequence: Sequence) -> FinishReason | None:
@@ -203,31 +208,45 @@ class Requests:
             return
         if sequence.state is SequenceState.RUNNING:
             self._state.leave_stages(sequence)
-        elif sequence in self._state.waiting:
+        else:
             self._state.waiting.remove(sequence)
         sequence.state = SequenceState.ENDED
         sequence.reason, sequence.detail, sequence.ended_at = reason, detail, now
         self._state.count(f"sequences_{reason}")
         self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated))
-        self._measure_end(now)
+        if reason in ("stop", "length"):
+            self._state.pace.sequence_done(sequence.num_generated, sequence.request.submit.params.max_tokens)
         self._deliver(sequence)
         if sequence.request.ended:
+            self._timers.add(now + self._settings.retain_s, sequence.request.id)
             self._out.append(summary(sequence.request, now))
 
     def end_all(self, request: Request, reason: FinishReason, detail: str, now: float) -> None:
         for sequence in request.sequences:
             self.end(sequence, reason, now, detail)
 
+    def too_late(self, sequence: Sequence, now: float) -> None:
+        """Its turn has come (again), but even the quickest steps would not finish it by its deadline."""
+        self._state.count("sequences_too_late")
+        detail = "the deadline can't be kept any more, even by the quickest steps: allow more time, or ask for less"
+        self.end_all(sequence.request, "failed", detail, now)
+
     def tick(self, now: float) -> None:
         """Deadlines, clients that did not come back, what fits nowhere, and requests that nobody will ask for again."""
-        for request in list(self._state.requests.values()):
-            if not request.ended and request.deadline_at is not None and now >= request.deadline_at:
-                self.end_all(request, "failed", "the deadline passed before the request was finished", now)
-            if not request.ended and self._is_abandoned(request, now):
-                self.end_all(request, "cancelled", "the client went away and did not come back", now)
-            if request.ended and now - request.ended_at >= self._settings.retain_s:
-                self._forget(request)
+        for request_id in self._timers.due(now):
+            request = self._state.requests.get(request_id)
+            if request is not None:
+                self._look_at(request, now)
         self._end_the_too_large(now)
+
+    def _look_at(self, request: Request, now: float) -> None:
+        if not request.ended and request.deadline_at is not None and now >= request.deadline_at:
+            self._state.count("sequences_too_late")
+            self.end_all(request, "failed", "the deadline passed before the request was finished", now)
+        if not request.ended and self._is_abandoned(request, now):
+            self.end_all(request, "cancelled", "the client went away and did not come back", now)
+        if request.ended and now - request.ended_at >= self._settings.retain_s:
+            self._forget(request)
 
     def _end_the_too_large(self, now: float) -> None:
         """What was accepted under another plan may fit no longer. Only time in which a plan serves counts: between two
@@ -235,7 +254,7 @@ class Requests:
         passed_s, self._ticked_at = now - self._ticked_at, now
         if self._state.book.phase is not PlanPhase.SERVING:
             return
-        for sequence in list(self._state.waiting):
+        for sequence in list(self._state.waiting.parked.values()):
             refusal = too_large(sequence.limit, self._state.book.kv_blocks)
             sequence.unfit_s = sequence.unfit_s + passed_s if refusal is not None else 0.0
             if refusal is not None and sequence.unfit_s > self._settings.too_large_patience_s:
@@ -248,15 +267,17 @@ class Requests:
         for request in self._state.requests.values():
             if request.deadline_at is not None:
                 request.deadline_at += pause_s
+                self._timers.add(request.deadline_at, request.id)
             if request.detached_at is not None:
                 request.detached_at += pause_s
+                self._timers.add(request.detached_at + self._settings.client_grace_s, request.id)
 
     def live(self) -> Iterator[Sequence]:
         return (s for s in self._state.sequences.values() if s.state is not SequenceState.ENDED)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _refusal(self, submit: Submit) -> Refusal | None:
+    def _refusal(self, submit: Submit, now: float) -> Refusal | None:
         manifest = self._state.manifest
         if manifest is None:
             waits_for = self._state.book.waits_for
@@ -266,10 +287,19 @@ class Requests:
             return Refusal("invalid", reason)
         num_waiting = len(self._state.waiting) + self._num_unaccepted
         if num_waiting + submit.params.n > self._settings.max_queue:
-            retry_after_s = round(max(0.1, self._finish_interval_s * (num_waiting / 8 + 1)), 1)
+            retry_after_s = self._retry_after(submit.params.n, now)
             reason = f"{num_waiting} sequences are waiting already, at most {self._settings.max_queue} may"
             return Refusal("overloaded", reason, retry_after_s)
         return check_submit(submit, manifest) or self._too_large(submit, manifest)
+
+    def _retry_after(self, num_sequences: int, now: float) -> float:
+        """When there will be places: those who were turned away before will have come back by then."""
+        pace, waiting = self._state.pace, self._state.waiting
+        rate = pace.tokens_per_s
+        if rate is None or not waiting:
+            return 1.0
+        interval_s = waiting.work(pace.fill) / len(waiting) / rate
+        return round(min(3600.0, max(0.1, self._turned_away.add(num_sequences, interval_s, now))), 1)
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:
         """A plan is in force, and even empty it could not hold a sequence of this length."""
@@ -279,7 +309,7 @@ class Requests:
     def _make_request(self, client: bytes, submit: Submit, now: float) -> Request:
         assert self._state.manifest is not None
         deadline_at = None if submit.deadline_s is None else now + submit.deadline_s
-        request = Request(submit, client, now, deadline_at)
+        request = Request(submit, client, now, deadline_at, submit.tenant or f"client {client.hex()}")
         limit = limit_of(submit, self._state.manifest)
         for index in range(submit.params.n):
             sequence = Sequence(
@@ -295,6 +325,8 @@ class Requests:
             self._state.sequences[sequence.id] = sequence
             request.sequences.append(sequence)
         self._state.requests[request.id] = request
+        if deadline_at is not None:
+            self._timers.add(deadline_at, request.id)
         return request
 
     def _resubmit(self, known: Request, client: bytes, submit: Submit) -> None:
@@ -361,11 +393,6 @@ class Requests:
         if end > len(sequence.sent_at):
             sequence.sent_at.extend((self._state.now,) * (end - len(sequence.sent_at)))
         return message
-
-    def _measure_end(self, now: float) -> None:
-        if self._last_end_at is not None:
-            self._finish_interval_s += 0.1 * (min(60.0, now - self._last_end_at) - self._finish_interval_s)
-        self._last_end_at = now
 
     def _forget_if_done(self, request: Request) -> None:
         if request.fully_delivered:

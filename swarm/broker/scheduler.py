@@ -1,12 +1,19 @@
 """Who joins the next step.
 
-First come, first served, with continuous joining and leaving; small sequences may overtake one that has no room yet,
-but not for long. A step takes the decodes that are due first (one row each), then fills its token budget with prefill
-chunks in order of arrival. A sequence enters when the stages have room for the most positions that it can come to hold,
-so a running sequence never runs out of room.
+Continuous joining and leaving. Who enters the stages is decided by class, share and deadline (``queue``), how much room
+it gets by ``room``; small sequences may overtake one that has no room yet, but not for long.
 
-Several micro-batches are in flight at once (see ``depth``). Nothing here must know which: a sequence's tokens that no
-step carries yet are its ``pending`` ones, and a decode has none while its step is under way.
+A step takes the decodes that are due, the longest unserved first, one row each; then chunks of prompts by class,
+deadline and arrival. The two are governed apart:
+
+* *Decodes* are spread evenly over the micro-batches in flight (see ``depth``).
+* *Prompts* get what the decodes leave of the step's budget, and always a little, so that neither starves the other.
+  What is pending is shared out over the micro-batches. While answers are running, prompts are held back as free room
+  gets short, so that those who run come to their end before more join; and they get no more than keeps a step's
+  measured time below ``step_target_s``.
+
+Nothing here must know which micro-batch is which: a sequence's tokens that no step carries yet are its ``pending``
+ones, and a decode has none while its step is under way. A step costs time in proportion to its rows, whatever waits.
 """
 
 from __future__ import annotations
@@ -15,6 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm.broker.blocks import num_blocks
+from swarm.broker.pace import CHUNK
+from swarm.broker.room import Room
 from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.wire.messages import MAX_ROWS, Open, Row, SequencePosition, Step
 
@@ -27,6 +36,10 @@ SPLIT_FROM = 16
 MAX_PASSED = 16
 MAX_PASSED_S = 5.0
 
+LOOK_AHEAD = 16  # how many that have no room are passed over in looking for one that has
+PROMPT_SHARE = 64  # prompts are not cut smaller to share them out over the micro-batches: each pays for the weights
+KV_SHORT = 0.05  # below this part of free room, prompts get the least there is
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -35,6 +48,10 @@ class SchedulerSettings:
     prefill_chunk: int = 256
     max_running: int = 256
     kv_cache: bool = True  # False: every token computes its whole sequence anew; only good for comparisons
+    step_target_s: float = 0.0  # 0: a step has all of ``step_tokens``, however long it takes
+    kv_headroom: int = 64  # positions beyond its prompt for which a sequence gets room when it enters
+    max_passed: int = MAX_PASSED
+    max_passed_s: float = MAX_PASSED_S
 
 
 def depth(mode: Mode, num_stages: int, *, shares_cores: bool = False) -> int:
@@ -48,85 +65,72 @@ def depth(mode: Mode, num_stages: int, *, shares_cores: bool = False) -> int:
     return max(1, num_stages)
 
 
+# --- entering ---------------------------------------------------------------------------------------------------------
+
+
 def admit(state: State, settings: SchedulerSettings, now: float) -> None:
     """Let waiting sequences in while there is room. One that doesn't fit yet doesn't hold up smaller ones behind it,
     until they have passed it too often or for too long; then nobody does, so that there will be room."""
-    if not state.waiting:
+    waiting = state.waiting
+    if not waiting:
         return
-    room = _Room.of(state, settings)
-    kept: list[Sequence] = []
-    first: Sequence | None = None  # the first that waits for room which others have now
-    while state.waiting and room.places + len(state.prefix.retired) > 0 and not _may_not_be_passed(first, now):
-        sequence = state.waiting.popleft()
-        if not _enter(state, sequence, room):
-            kept.append(sequence)
-            if first is None and num_blocks(sequence.limit) <= state.book.kv_blocks:
-                first = sequence
-                first.passed_since = now if first.passed_since is None else first.passed_since
+    room = Room(state, settings.kv_headroom, settings.max_running)
+    passed: list[Sequence] = []  # those that have no room now, the first of them first
+    while len(passed) < LOOK_AHEAD and _has_place(state, room) and not _may_not_be_passed(passed, settings, now):
+        sequence = waiting.pop()
+        if sequence is None:
+            break
+        if num_blocks(sequence.limit) > state.book.kv_blocks:
+            waiting.park(sequence)
             continue
-        if first is not None:
-            first.num_passed += 1
-        sequence.num_passed, sequence.passed_since = 0, None
-        sequence.state = SequenceState.RUNNING
-        sequence.started_at = now if sequence.started_at is None else sequence.started_at
-        state.running.append(sequence)
-    state.waiting.extendleft(reversed(kept))
+        sequence.unfit_s = 0.0
+        if _is_hopeless(state, sequence, now):
+            state.hopeless.append(sequence)
+        elif room.enter(sequence):
+            _entered(state, sequence, passed, now)
+        else:
+            if not passed:
+                sequence.passed_since = now if sequence.passed_since is None else sequence.passed_since
+            passed.append(sequence)
+    for sequence in passed:
+        waiting.add(sequence)
 
 
-def _may_not_be_passed(first: Sequence | None, now: float) -> bool:
-    if first is None or first.passed_since is None:
+def _has_place(state: State, room: Room) -> bool:
+    """One may be free for whoever is next, at once or by others' going."""
+    if room.places + state.prefix.num_evictable > 0:
+        return True
+    highest, lowest = state.waiting.highest, state.running.lowest
+    return highest is not None and lowest is not None and highest > lowest
+
+
+def _may_not_be_passed(passed: list[Sequence], settings: SchedulerSettings, now: float) -> bool:
+    if not passed or passed[0].passed_since is None:
         return False
-    return first.num_passed >= MAX_PASSED or now - first.passed_since >= MAX_PASSED_S
+    first = passed[0]
+    return first.num_passed >= settings.max_passed or now - passed[0].passed_since >= settings.max_passed_s
 
 
-@dataclass(slots=True)
-class _Room:
-    """What is free now, retired sequences counted as used."""
-
-    blocks: int
-    places: int
-
-    def holds(self, blocks: int) -> bool:
-        return self.blocks >= blocks and self.places >= 1
-
-    @classmethod
-    def of(cls, state: State, settings: SchedulerSettings) -> _Room:
-        used = sum(num_blocks(s.limit) for s in state.running) + state.prefix.num_blocks
-        most = min(settings.max_running, state.book.max_sequences - len(state.prefix.retired))
-        return cls(state.book.kv_blocks - used, most - len(state.running))
-
-
-def _enter(state: State, sequence: Sequence, room: _Room) -> bool:
-    """Take room for a sequence, from retired ones if need be; begin with a prefix that somebody holds."""
-    blocks = num_blocks(sequence.limit)
-    if room.blocks + state.prefix.num_blocks < blocks:
+def _is_hopeless(state: State, sequence: Sequence, now: float) -> bool:
+    """Even with the quickest steps of late, alone and at once, it would be too late."""
+    deadline, params = sequence.request.deadline_at, sequence.request.submit.params
+    if deadline is None:
         return False
-    found = state.prefix.find(sequence.tokens)
-    if found is not None:
-        state.prefix.pin(found[0])
-        _make_room(state, room, blocks)
-        if not room.holds(blocks):  # only at the cost of what it would begin with
-            state.prefix.unpin(found[0])
-            found = None
-    _make_room(state, room, blocks)
-    if not room.holds(blocks):
-        return False
-    room.blocks -= blocks
-    room.places -= 1
-    if found is not None:
-        sequence.fork_of, sequence.kv = found
-        sequence.scheduled = sequence.kv
-        state.count("prefix_hits")
-        state.count("prefix_positions", sequence.kv)
-    return True
+    may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids
+    least = params.min_tokens if may_end_early else params.max_tokens
+    return now + max(1, least - sequence.num_generated) * state.pace.least_step_s > deadline
 
 
-def _make_room(state: State, room: _Room, blocks: int) -> None:
-    """Let retired sequences go as far as needed."""
-    before = state.prefix.num_blocks, len(state.prefix.retired)
-    state.to_release.extend(state.prefix.evict(blocks - room.blocks, 1 - room.places))
-    room.blocks += before[0] - state.prefix.num_blocks
-    room.places += before[1] - len(state.prefix.retired)
+def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: float) -> None:
+    if passed:
+        passed[0].num_passed += 1
+    sequence.num_passed, sequence.passed_since = 0, None
+    if sequence.started_at is None:
+        sequence.started_at = now
+        state.waiting.charge(sequence.request.tenant, sequence.sampled - sequence.kv)
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
 
 
 def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
@@ -135,6 +139,7 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
     if plan is None or not state.book.serving:
         return None
     most = depth(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
+    state.gauges.depth, state.gauges.mode = most, "batch" if most == 1 else "overlapped"
     if len(state.flights) >= most:
         return None
     admit(state, settings, now)
@@ -146,26 +151,72 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
 
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
     """(sequence, number of tokens) in the order of the step's rows."""
-    budget = settings.step_tokens
-    due = [s for s in state.running if s.is_decoding]
-    chosen = [(s, 1) for s in due[: min(budget, MAX_ROWS, _decode_share(state, settings, most_in_flight))]]
-    budget -= len(chosen)
-    for sequence in state.running:
-        if budget <= 0 or len(chosen) >= MAX_ROWS:
+    room = Room(state, settings.kv_headroom, settings.max_running)
+    kept = _kept_for_prompts(state, settings)
+    most = min(settings.step_tokens - kept, MAX_ROWS, _decode_share(state, settings, most_in_flight))
+    chosen: list[tuple[Sequence, int]] = []
+    for sequence in list(state.running.due.values()):
+        if len(chosen) >= most:
             break
-        if sequence.pending > 0 and not sequence.is_decoding:
-            count = min(sequence.pending, settings.prefill_chunk, budget)
+        if sequence.state is SequenceState.RUNNING and room.grow(sequence, sequence.sampled):
+            chosen.append((sequence, 1))
+    left = _prompt_tokens(state, settings, len(chosen), kept, most_in_flight)
+    for sequence in state.running.prefilling if left else ():
+        if left <= 0 or len(chosen) >= MAX_ROWS:
+            break
+        count = min(sequence.pending, settings.prefill_chunk, left)
+        if sequence.state is SequenceState.RUNNING and room.grow(sequence, sequence.scheduled + count):
             chosen.append((sequence, count))
-            budget -= count
-    return chosen
+            left -= count
+    # Whoever was chosen first and had to give way to a later one with more claim is in the queue again.
+    return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
 
 
 def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int) -> int:
     """Decodes in one micro-batch: an even share, or all of them where splitting doesn't pay."""
-    num_running = len(state.running)
-    if most_in_flight == 1 or (settings.mode == "auto" and num_running < SPLIT_FROM):
-        return max(1, num_running)
-    return -(-num_running // most_in_flight)
+    num_decoding = len(state.running) - state.running.num_prefilling
+    if most_in_flight == 1 or (settings.mode == "auto" and num_decoding < SPLIT_FROM):
+        return max(1, num_decoding)
+    return max(1, -(-num_decoding // most_in_flight))
+
+
+def _kept_for_prompts(state: State, settings: SchedulerSettings) -> int:
+    """Tokens of the step that decodes must leave to prompts: up to a chunk, a quarter of the step at most. Where a step
+    has only one or two tokens, they take turns."""
+    running = state.running
+    if not running.num_pending or not running.due:
+        running.prompts_are_next = False
+        return 0
+    quarter = settings.step_tokens // 4
+    if quarter:
+        return min(running.num_pending, CHUNK, quarter)
+    running.prompts_are_next = not running.prompts_are_next
+    return 0 if running.prompts_are_next else 1
+
+
+def _prompt_tokens(state: State, settings: SchedulerSettings, num_decodes: int, kept: int, most_in_flight: int) -> int:
+    """How many tokens of prompts join this many decodes."""
+    pending, gauges = state.running.num_pending, state.gauges
+    gauges.budget, gauges.prefill, gauges.throttle = settings.step_tokens, 0, "none"
+    if not pending:
+        return 0
+    least = max(kept, min(CHUNK, settings.step_tokens - num_decodes))
+    most = settings.step_tokens - num_decodes
+    limits = {"none": min(pending, most), "pending": max(least, PROMPT_SHARE, -(-pending // most_in_flight))}
+    if len(state.running) > state.running.num_prefilling:  # answers are running, in this micro-batch or another
+        gauges.budget = state.pace.budget(settings.step_target_s, settings.step_tokens)
+        limits["time"] = max(least, gauges.budget - num_decodes)
+        limits["kv"] = max(least, int(most * _kv_ease(state)))
+    tokens = min(limits.values())
+    gauges.prefill, gauges.throttle = tokens, next(name for name, limit in limits.items() if limit == tokens)
+    return tokens
+
+
+def _kv_ease(state: State) -> float:
+    """1 as long as all room is free, falling to 0 where it is short."""
+    total = state.book.kv_blocks
+    free = total - state.running.blocks - state.prefix.num_blocks + state.prefix.evictable_blocks
+    return max(0.0, (free / total - KV_SHORT) / (1 - KV_SHORT)) if total else 0.0
 
 
 def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: float) -> Step:
@@ -177,9 +228,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
         if not sequence.told:
             opens.append(_open(sequence))
             sequence.told = True
-            if sequence.fork_of is not None:
-                state.prefix.unpin(sequence.fork_of)  # what may release it now comes behind this step
-                sequence.fork_of = None
+            state.unfork(sequence)  # what may release its model now comes behind this step
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
             sequence.truncate = False
@@ -201,8 +250,10 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
     state.next_step += 1
     state.to_release.clear()
     state.to_retire.clear()
-    state.flights[step.step] = Flight(tuple((s, s.scheduled) for s, _ in chosen), now)
-    _rotate(state, chosen)
+    for sequence, _ in chosen:
+        state.running.refresh(sequence)
+    ends = tuple((s, s.scheduled) for s, _ in chosen)
+    state.flights[step.step] = Flight(ends, now, len(tokens), {s.id: s.stay for s, _ in chosen})
     return step
 
 
@@ -217,14 +268,3 @@ def _open(sequence: Sequence) -> Open:
         sequence.fork_of,
         sequence.kv if sequence.fork_of is not None else 0,
     )
-
-
-def _rotate(state: State, chosen: list[tuple[Sequence, int]]) -> None:
-    """Decodes that were served go behind those that were not, so that a small share reaches everybody in turn."""
-    if len(chosen) < len(state.running):
-        served = {s.id for s, _ in chosen if s.scheduled == s.sampled}
-        rest: list[Sequence] = []
-        behind: list[Sequence] = []
-        for sequence in state.running:
-            (behind if sequence.id in served else rest).append(sequence)
-        state.running[:] = rest + behind

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections import deque
 from dataclasses import dataclass, field
 
 from swarm.broker.blocks import BLOCK
+from swarm.broker.pace import Pace
 from swarm.broker.prefix import PrefixCache
+from swarm.broker.queue import Queue
+from swarm.broker.running import Running
 from swarm.wire.messages import (
     FinishReason,
     Hello,
@@ -60,6 +62,9 @@ class Sequence:
     fork_of: int | None = None  # its first ``kv`` positions are to be copied from this sequence when it is opened
     reason: FinishReason | None = None
     detail: str = ""
+    blocks: int = 0  # room that is kept for it in the stages
+    stay: int = 0  # how often it has left them without an end: what was sent before then is known by a smaller number
+    num_preempted: int = 0  # how often it had to give its room to another
     num_deaths: int = 0  # worker deaths at which it was in flight
     num_recomputed: int = 0
     num_passed: int = 0  # how many came later and were let in while it was the first to wait for room
@@ -72,6 +77,20 @@ class Sequence:
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
     sent_at: array[float] = field(default_factory=lambda: array("d"))  # when each generated token was first sent
+
+    @property
+    def priority(self) -> int:
+        return self.request.submit.priority
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who has the better claim to room: the higher class, then who came first."""
+        return (self.request.submit.priority, -self.id)
+
+    @property
+    def most_to_come(self) -> int:
+        """Tokens that it may still grow by."""
+        return self.limit - len(self.tokens)
 
     @property
     def num_prompt(self) -> int:
@@ -107,6 +126,13 @@ class Sequence:
         self.truncate = True
         self.fork_of = None
 
+    def wait_again(self) -> None:
+        """It holds nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
+        self.cut_to(0)
+        self.truncate = False
+        self.stay += 1
+        self.state = SequenceState.WAITING
+
     def timing(self, now: float) -> Timing:
         arrived = self.request.arrived_at
 
@@ -127,6 +153,7 @@ class Request:
     client: bytes | None
     arrived_at: float
     deadline_at: float | None
+    tenant: str = ""  # on whose account it is computed
     sequences: list[Sequence] = field(default_factory=list)
     accepted: bool = False
     detached_at: float | None = None
@@ -239,6 +266,11 @@ class Plan:
         return len({stage.host for stage in self.stages}) == 1 and all(s.device == "cpu" for s in self.stages)
 
     @property
+    def commits_on_write(self) -> bool:
+        """Keys and values take memory as they are written. Elsewhere than on CPUs they take all that was reserved."""
+        return all(stage.device == "cpu" for stage in self.stages)
+
+    @property
     def members(self) -> frozenset[str]:
         return frozenset(stage.incarnation for stage in self.stages)
 
@@ -294,6 +326,19 @@ class Flight:
 
     sequences: tuple[tuple[Sequence, int], ...]  # with the position each row ends at
     sent_at: float
+    num_tokens: int = 0
+    stays: dict[int, int] = field(default_factory=dict)  # sequence -> its ``stay`` when the step was sent
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What the scheduler decided last, for whoever looks."""
+
+    mode: str = ""  # in force: "batch" or "overlapped"
+    depth: int = 0  # steps that may be in flight
+    budget: int = 0  # tokens that a step may have beside running answers' next ones
+    prefill: int = 0  # of those, tokens of prompts
+    throttle: str = "none"  # what holds prompts back: "none", "pending" (shared out over the pipe), "kv" or "time"
 
 
 @dataclass(slots=True)
@@ -304,8 +349,11 @@ class State:
     assets: dict[str, bytes] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)
+    waiting: Queue = field(default_factory=Queue)
+    running: Running = field(default_factory=Running)
+    hopeless: list[Sequence] = field(default_factory=list)  # whose deadline can't be kept any more: to be ended
+    pace: Pace = field(default_factory=Pace)
+    gauges: Gauges = field(default_factory=Gauges)
     to_release: list[int] = field(default_factory=list)
     to_retire: list[SequencePosition] = field(default_factory=list)
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(enabled=False))
@@ -321,14 +369,29 @@ class State:
     def leave_stages(self, sequence: Sequence) -> None:
         """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""
         self.running.remove(sequence)
-        if sequence.fork_of is not None:
-            self.prefix.unpin(sequence.fork_of)
-            sequence.fork_of = None
+        self.unfork(sequence)
         retired = self.prefix.retire(sequence.id)
         if retired is None:
             self.to_release.append(sequence.id)
         else:
             self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))
+
+    def give_way(self, sequence: Sequence) -> None:
+        """A running sequence gives all its room back with the next step, and waits to be computed again."""
+        self.running.remove(sequence)
+        self.unfork(sequence)
+        self.prefix.index.forget(sequence.id)
+        self.to_release.append(sequence.id)
+        sequence.wait_again()
+        sequence.num_preempted += 1
+        self.waiting.add(sequence)
+        self.count("preemptions")
+
+    def unfork(self, sequence: Sequence) -> None:
+        """It will not begin as a copy after all, or has done so."""
+        if sequence.fork_of is not None:
+            self.prefix.unpin(sequence.fork_of)
+            sequence.fork_of = None
 
     def empty_stages(self) -> None:
         """A new epoch: nothing is in the pipe, and the stages keep only what they are told to."""
@@ -336,6 +399,7 @@ class State:
         self.to_release.clear()
         self.to_retire.clear()
         self.prefix.clear()
+        self.waiting.unpark()
 
     def count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from swarm.broker.admission import limit_of
 from swarm.broker.blocks import num_blocks
 from swarm.broker.requests import WINDOW, derive_seed
-from swarm.broker.state import SequenceState, State
+from swarm.broker.room import MAX_PREEMPTED
+from swarm.broker.state import Request, SequenceState, State
 from swarm.client.events import Deliver
 from swarm.testing import fake_continuation
 from swarm.wire.messages import Finished, Manifest, Submit
@@ -101,6 +102,13 @@ class Audit:
         _demand(state.book.serving and not fits, "I1", f"{request_id} ({limit} positions) would fit into the stages")
         self.may_fail.add(request_id)
 
+    def too_late(self, request: Request, state: State, now: float) -> None:
+        """A request may be given up at its deadline; before, only if no steps are quick enough."""
+        least_s = request.submit.params.max_tokens * state.pace.least_step_s
+        is_late = request.deadline_at is not None and now + least_s >= request.deadline_at
+        _demand(is_late, "I1", f"{request.id} was given up before its deadline")
+        self.may_fail.add(request.id)
+
     # --- at the broker and the stages --------------------------------------------------------------------------------
 
     def check_broker(self, state: State) -> None:
@@ -122,10 +130,13 @@ class Audit:
             if case is not None:
                 generated = sequence.tokens[sequence.num_prompt :]
                 _demand(generated == case.tokens[: len(generated)], "I2", f"sequence {sequence.id} went astray")
+            _demand(sequence.num_preempted <= MAX_PREEMPTED, "I1", f"sequence {sequence.id} gave way too often")
         running = [s for s in state.sequences.values() if s.state is SequenceState.RUNNING]
         _demand(len(running) == len(state.running), "I9", "the running list and the sequences disagree")
         if state.book.serving:
-            blocks = sum(num_blocks(s.limit) for s in state.running) + state.prefix.num_blocks
+            blocks = sum(s.blocks for s in state.running) + state.prefix.num_blocks
+            for sequence in state.running:
+                _demand(num_blocks(sequence.scheduled) <= sequence.blocks, "I9", f"sequence {sequence.id} has no room")
             _demand(blocks <= state.book.kv_blocks, "I9", f"{blocks} blocks promised of {state.book.kv_blocks}")
 
     def check_stage(self, node: WorkerNode, epoch: int) -> None:

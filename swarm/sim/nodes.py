@@ -97,6 +97,8 @@ class BrokerNode:
                 audit.refused_for_size(request_id, state)
             case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
                 audit.refused_for_size(state.sequences[sequence].request.id, state)
+            case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:
+                audit.too_late(state.sequences[sequence].request, state, self._world.now)
             case _:
                 pass
 

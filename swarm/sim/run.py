@@ -31,6 +31,8 @@ class Outcome:
     num_plans: int
     num_lost_workers: int
     num_too_large: int
+    num_preemptions: int
+    num_too_late: int
     failure: str | None
     story: tuple[str, ...]
 
@@ -57,6 +59,8 @@ def run(seed: int, *, faults: bool = True) -> Outcome:
         num_plans=int(counters.get("plans", 0)),
         num_lost_workers=int(counters.get("workers_lost", 0)),
         num_too_large=int(counters.get("sequences_too_large", 0)),
+        num_preemptions=int(counters.get("preemptions", 0)),
+        num_too_late=int(counters.get("sequences_too_late", 0)),
         failure=failure,
         story=world.retell() if failure else (),
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
+import msgspec
+
 from swarm.broker.core import BrokerSettings
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import RequestSettings
@@ -18,6 +20,8 @@ MIB = 1 << 20
 FaultKind = Literal["crash", "freeze", "leave", "terminate", "double", "join", "client_drop"]
 SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
+TIGHT = 0.4  # how often the room for keys and values is so short that sequences have to give way
+DEADLINE = 0.1  # how often a request has one
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
@@ -78,7 +82,10 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
         num_layers=num_layers,
         workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
         clients=clients,
-        requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
+        requests=_ranked(
+            Random(f"ranks {seed}"),
+            tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
+        ),
         faults=_faults(random) if faults else (),
     )
 
@@ -95,6 +102,8 @@ def _settings(random: Random) -> BrokerSettings:
             step_tokens=random.choice([8, 32, 512]),
             prefill_chunk=random.choice([1, 7, 32, 256]),
             max_running=random.choice([1, 3, 64]),
+            kv_headroom=random.choice([1, 32, 64]),
+            step_target_s=random.choice([0.0, 0.01]),
         ),
         plan=PlanSettings(settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
     )
@@ -122,10 +131,13 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
 
 def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
     """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
-    if random.random() >= SMALL:
-        return workers
+    drawn = random.random()
     small = random.randrange(len(workers))
-    return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
+    if drawn < SMALL:
+        return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
+    if drawn < SMALL + TIGHT:
+        return tuple(replace(w, capacity=9 << 5) if i == small else w for i, w in enumerate(workers))
+    return workers
 
 
 def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
@@ -153,6 +165,22 @@ def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
         client=random.randrange(num_clients),
         leaves_after=random.choice([None, None, None, random.uniform(0, 1.0)]),
         stops=stops,
+    )
+
+
+def _ranked(random: Random, requests: tuple[RequestSpec, ...]) -> tuple[RequestSpec, ...]:
+    """Classes, tenants and deadlines. Chance of its own here too."""
+    return tuple(
+        replace(
+            spec,
+            submit=msgspec.structs.replace(
+                spec.submit,
+                priority=random.choice([0, 0, 0, 50, -50]),
+                tenant=random.choice(["", "", "a", "b"]),
+                deadline_s=random.uniform(0.01, 10.0) if random.random() < DEADLINE else None,
+            ),
+        )
+        for spec in requests
     )
 
 

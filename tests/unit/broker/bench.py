@@ -42,6 +42,7 @@ from swarm.broker.health import Judgement
 from swarm.broker.journal import MemoryJournal, Written
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import WINDOW, RequestSettings
+from swarm.broker.room import MAX_PREEMPTED
 from swarm.broker.scheduler import SchedulerSettings, depth
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
@@ -91,7 +92,11 @@ def settings(**parts: object) -> BrokerSettings:
 
 def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Submit:
     """A request of ``num_prompt`` tokens; what is not a field of Submit is a sampling parameter."""
-    own = {name: fields.pop(name) for name in ("seed", "deadline_s", "hops", "priority", "prompt") if name in fields}
+    own = {
+        name: fields.pop(name)
+        for name in ("seed", "deadline_s", "hops", "priority", "prompt", "tenant")
+        if name in fields
+    }
     defaults: dict[str, object] = {"prompt": tuple(1 + i % 90 for i in range(num_prompt)), "seed": 1}
     params = SamplingParams(**({"max_tokens": 8} | fields))  # type: ignore[arg-type]
     return Submit(request_id=request_id, params=params, **(defaults | own))  # type: ignore[arg-type]
@@ -482,6 +487,11 @@ def check_state(state: State, of: BrokerSettings) -> None:
     assert len(state.running) == len(running)
     assert all(s.state is SequenceState.WAITING for s in state.waiting)
     assert len({s.id for s in state.waiting}) == len(state.waiting)
+    assert state.running.blocks == sum(s.blocks for s in state.running)
+    assert all(num_blocks(s.scheduled) <= s.blocks for s in state.running), [
+        (s.scheduled, s.blocks) for s in state.running
+    ]
+    assert all(s.blocks == 0 for s in state.sequences.values() if s.id not in running)
     _check_flights(state, of)
 
 
@@ -491,7 +501,13 @@ def _check_flights(state: State, of: BrokerSettings) -> None:
     if plan is None or not state.book.serving:
         return
     assert len(state.flights) <= depth(of.scheduler.mode, len(plan.stages))
-    assert sum(num_blocks(s.limit) for s in state.running) <= state.book.kv_blocks
+    assert state.running.blocks + state.prefix.num_blocks <= state.book.kv_blocks
+    due = {s.id for s in state.running if s.pending and s.is_decoding}
+    prefilling = {s.id: s.pending for s in state.running if s.pending and not s.is_decoding}
+    assert state.running.due.keys() == due
+    assert {s.id for s in state.running.prefilling} == prefilling.keys()
+    assert state.running.num_pending == sum(prefilling.values())
+    assert all(s.num_preempted <= MAX_PREEMPTED for s in state.sequences.values())
     assert len(state.running) <= min(state.book.max_sequences, of.scheduler.max_running)
     decoding = [s.id for f in state.flights.values() for s, end in f.sequences if end > s.num_prompt and _alone(s, end)]
     assert len(decoding) == len(set(decoding)), "a decode in two micro-batches"
