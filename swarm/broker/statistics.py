@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from swarm.series import Series
 from swarm.wire.messages import Hop, Json, Step, StepDone
 
-_SIZES = ("rows", "positions", "batch_rows", "micro_batches", "queue_depth", "bridge_bytes")
+_SIZES = ("rows", "positions", "batch_rows", "micro_batches", "queue_depth", "bytes_bridged")
 _TIMES = ("total", "bridge", "wait", "compute", "sample")
 
 
@@ -33,7 +33,7 @@ class PipelineStatistics:
     batch_rows: Series = field(default_factory=Series)
     micro_batches: Series = field(default_factory=Series)
     queue_depth: Series = field(default_factory=Series)
-    bridge_bytes: Series = field(default_factory=Series)
+    bytes_bridged: Series = field(default_factory=Series)
     total: Series = field(default_factory=Series)
     bridge: Series = field(default_factory=Series)
     wait: Series = field(default_factory=Series)
@@ -50,6 +50,8 @@ class PipelineStatistics:
             self._epoch, self._in_flight_rows = step.epoch, 0
             self.stages.clear()
         num_rows = len(step.rows)
+        if num_rows == 0:  # it only tells the stages something
+            return
         self.calls += 1
         self.overlapped_calls += num_in_flight > 1
         self._in_flight_rows = num_rows if num_in_flight == 1 else self._in_flight_rows + num_rows
@@ -62,7 +64,7 @@ class PipelineStatistics:
     def finished(self, seconds: float, done: StepDone) -> None:
         """The answer to a step that took so long."""
         self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
-        if not done.hops:
+        if not done.hops or not done.kv:
             return
         wait = compute = sample = away = 0.0
         num_bytes = 0
@@ -81,7 +83,7 @@ class PipelineStatistics:
         self.wait.add(wait)
         self.compute.add(compute)
         self.sample.add(sample)
-        self.bridge_bytes.add(num_bytes)
+        self.bytes_bridged.add(num_bytes)
 
     def body(self) -> Json:
         """For ``swarmctl stats``."""

@@ -140,8 +140,8 @@ class Tracer:
         if not found:
             what = f"no request {asked!r}" if asked else "no request"
             return {
-                "error": f"{what} is known here: it is under way with a broker or ended within the last "
-                f"{self.retain_s:g} s, or there is no trace of it; swarmctl requests lists those under way"
+                "error": f"{what} is known: traces are of requests under way and for {self.retain_s:g} s after "
+                "their end (swarmctl requests lists those under way)"
             }
         if len(found) > 1:
             return {"error": f"{len(found)} requests begin with {asked!r}: give more of the id"}

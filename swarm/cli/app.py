@@ -10,6 +10,7 @@ from swarm import __version__
 from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
+from swarm.cli.profile import profile
 from swarm.cli.run import broker, config_app, worker
 from swarm.cli.sim import sim
 from swarm.cli.up import up
@@ -52,5 +53,6 @@ app.command()(broker)
 app.command()(worker)
 app.command()(generate)
 app.command()(chat)
+app.command()(profile)
 app.command()(sim)
 app.add_typer(config_app, name="config")

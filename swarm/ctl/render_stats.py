@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.ctl.render import Body, counters, fields, heading, value_of
+from swarm.ctl.render import Body, counters, fields
 
 _KINDS = ("sizes", "microseconds")  # figures with a total, a last value and an average
 _PARTS = ("average", "last", "most", "total")
@@ -50,17 +50,23 @@ def _figures(title: str, columns: Mapping[str, object]) -> RenderableType:
     found = {name: dict(_flat(values)) for name, values in columns.items() if isinstance(values, Mapping)}
     figures = dict.fromkeys(figure for values in found.values() for figure in values)
     kinds = [part for part in _PARTS if any(part in v for values in found.values() for v in values.values())]
-    table = Table("figure", box=box.SIMPLE, title=f"{title}: {' / '.join(kinds)}", title_style="", title_justify="left")
+    table = Table("figure", box=box.SIMPLE)
     for name in found:
         table.add_column(Text(name), justify="right")
     for figure in figures:
         cells = [" / ".join(_cell(values[figure], kinds)) if figure in values else "–" for values in found.values()]
-        table.add_row(Text(heading(figure)), *map(Text, cells))
-    return table
+        table.add_row(Text(figure.replace("_", " ")), *map(Text, cells))
+    return Group(Text(f"{title}: {' / '.join(kinds)}"), table)
 
 
 def _cell(values: Body, kinds: list[str]) -> list[str]:
-    return [value_of("", values[part]) for part in kinds if part in values]
+    return [_number(values[part]) for part in kinds if part in values]
+
+
+def _number(value: object) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def _flat(values: Body, prefix: str = "") -> list[tuple[str, Body]]:

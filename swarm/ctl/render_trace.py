@@ -65,8 +65,7 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
     """Milliseconds; of long answers, the first and the last ones."""
     workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
-    table = Table("token", "time", *(name for _, name, _ in _PARTS), *workers, box=box.SIMPLE, title=title)
-    table.title_style, table.title_justify = "", "left"
+    table = Table("token", "time", *(name for _, name, _ in _PARTS), *workers, box=box.SIMPLE)
     for column in table.columns:
         column.justify = "right"
     for token in tokens if len(tokens) <= _MOST_LINES else [*tokens[: _MOST_LINES // 2], *tokens[-_MOST_LINES // 2 :]]:
@@ -76,8 +75,10 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
         times = [_number(token.get(key)) for key in ("total_s", *(key for key, _, _ in _PARTS))]
         table.add_row(str(token.get("index")), *(f"{1000 * s:.2f}" for s in (*times, *computed.values())))
     if len(tokens) <= _MOST_LINES:
-        return table
-    return Group(table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are left out; --json has them"))
+        return Group(Text(title), table)
+    return Group(
+        Text(title), table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are left out; --json has them")
+    )
 
 
 def _number(value: object) -> float:

@@ -13,7 +13,7 @@ from swarm.series import Series
 from swarm.stage.executor import Forwarded
 from swarm.wire.messages import Hop, Step
 
-_SIZES = ("rows", "positions", "queue_depth", "bridge_in_bytes", "bridge_out_bytes")
+_SIZES = ("rows", "positions", "queue_depth", "bytes_in", "bytes_out")
 _TIMES = ("total", "wait", "idle", "bridge_in", "bridge_out", "copy", "compute", "head", "sample")
 
 
@@ -29,8 +29,8 @@ class StageStatistics:
     rows: Series = field(default_factory=Series)
     positions: Series = field(default_factory=Series)
     queue_depth: Series = field(default_factory=Series)
-    bridge_in_bytes: Series = field(default_factory=Series)
-    bridge_out_bytes: Series = field(default_factory=Series)
+    bytes_in: Series = field(default_factory=Series)
+    bytes_out: Series = field(default_factory=Series)
     total: Series = field(default_factory=Series)
     wait: Series = field(default_factory=Series)
     idle: Series = field(default_factory=Series)
@@ -49,7 +49,7 @@ class StageStatistics:
         self.rows.add(len(step.rows))
         self.positions.add(len(step.tokens))
         self.queue_depth.add(num_waiting)
-        self.bridge_in_bytes.add(hop.wire_bytes)
+        self.bytes_in.add(hop.wire_bytes)
         self.total.add(hop.held_s)
         self.wait.add(hop.wait_s)
         self.idle.add(hop.idle_s)
@@ -67,7 +67,7 @@ class StageStatistics:
     def sent(self, seconds: float, num_bytes: int) -> None:
         """A message was encoded and handed to the socket."""
         self.bridge_out.add(seconds)
-        self.bridge_out_bytes.add(num_bytes)
+        self.bytes_out.add(num_bytes)
 
     def values(self) -> dict[str, float]:
         """For the broker, which shows them in ``swarmctl stats``."""

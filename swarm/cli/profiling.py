@@ -1,0 +1,329 @@
+"""What ``swarm profile`` measures: requests made one after another and together, timed where a client would time them.
+
+Prompts are random token ids, so any model will do; each is another one, so that the prefix cache helps only where it is
+what is measured. Answers have exactly as many tokens as asked for (``ignore_eos``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from swarm.client.client import AsyncClient
+from swarm.errors import Unavailable
+from swarm.wire.messages import Json, Manifest
+
+OUTPUTS = (5, 10, 20, 50)
+PROMPTS = {"short": 8, "medium": 64, "long": 512}
+BATCHES = (1, 2, 4, 8, 16)
+SUSTAINED_RUNS = 10
+PATIENCE_S = 600.0  # for a swarm that isn't serving yet: it may have to fetch a model
+STATS_S = 5.0  # workers report every second
+
+_COMMUNICATION = ("queue_s", "wire_s", "broker_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    repeats: int = 3
+    runs: int = SUSTAINED_RUNS
+    tokens: int = 20
+    batches: tuple[int, ...] = BATCHES
+
+    @classmethod
+    def quick(cls) -> Plan:
+        return cls(repeats=1, tokens=10, batches=(1, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request as its client saw it."""
+
+    request_id: str
+    num_prompt: int
+    first_s: float
+    total_s: float
+    gaps: tuple[float, ...]  # between one token and the next
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.gaps) + 1
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.total_s
+
+
+@dataclass(slots=True)
+class Profiler:
+    """Runs the phases against one swarm; ``say`` hears what is going on."""
+
+    client: AsyncClient
+    plan: Plan
+    say: Callable[[str], None]
+    seed: int = 1
+    now: Callable[[], float] = time.perf_counter
+    _random: random.Random = field(init=False)
+    _ids: list[int] = field(default_factory=list)
+    _context: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    async def run(self, *, fresh: bool) -> Json:
+        """All phases; ``fresh``: nobody has asked this swarm for anything yet."""
+        manifest = await self._ready()
+        plan, before = await self.client.query("plan"), await self.client.query("stats")
+        warm_up = await self._warm_up(plan, fresh)
+        scaling = await self._output_scaling()
+        prompts = await self._prompts()
+        sustained_runs, overhead = await self._sustained()
+        batches = await self._batches()
+        prefix = await self._prefix()
+        return {
+            "model": manifest.name,
+            "url": self.client.url,
+            "stages": [{"worker": s["worker"], "layers": s["layers"]} for s in _list(plan.get("stages"))],
+            "warm_up": warm_up,
+            "output_scaling": scaling,
+            "prompts": prompts,
+            "sustained": _steadiness(sustained_runs),
+            "batches": batches,
+            "latency": {
+                "ttft_s": spread([run.first_s for run in sustained_runs]),
+                "per_token_s": spread([gap for run in sustained_runs for gap in run.gaps]),
+                "tokens_per_s": round(statistics.mean(run.tokens_per_s for run in sustained_runs), 2),
+            },
+            "caches": caches(before, await self._settled_stats(before)) | {"prefix_ttft": prefix},
+            "overhead": overhead,
+        }
+
+    # --- phases ------------------------------------------------------------------------------------------------------
+
+    async def _ready(self) -> Manifest:
+        """Wait until the swarm serves."""
+        limit = self.now() + PATIENCE_S
+        waits_for = ""
+        while True:
+            description = await self.client.describe()
+            if description.state == "serving" and description.manifest is not None:
+                break
+            if description.waits_for != waits_for:
+                waits_for = description.waits_for
+                self.say(f"not serving yet: {waits_for or description.state}")
+            if self.now() > limit:
+                raise Unavailable(f"the swarm does not serve after {PATIENCE_S:g} s: it waits for {waits_for}")
+            await asyncio.sleep(0.25)
+        manifest = description.manifest
+        self._context = manifest.context
+        self._ids = [i for i in range(min(manifest.vocab_size, 1 << 16)) if i not in manifest.eos_token_ids]
+        return manifest
+
+    async def _warm_up(self, plan: Json, fresh: bool) -> Json:
+        """The first request beside later ones like it. Stages warm up before they serve: what that took is what the
+        first request would have waited."""
+        self.say("warm-up")
+        first, *later = [await self._one(16, self.plan.tokens) for _ in range(4)]
+        stages = [float(s.get("warm_up_s") or 0.0) for s in _list(plan.get("stages"))]
+        later_s = statistics.median(run.first_s for run in later)
+        return {
+            "first_ever": fresh,
+            "first_ttft_s": round(first.first_s, 6),
+            "later_ttft_s": round(later_s, 6),
+            "first_total_s": round(first.total_s, 6),
+            "later_total_s": round(statistics.median(run.total_s for run in later), 6),
+            "extra_s": round(max(0.0, first.first_s - later_s), 6),
+            "stages_warm_up_s": round(sum(stages), 6),
+        }
+
+    async def _output_scaling(self) -> list[Json]:
+        rows: list[Json] = []
+        for num_tokens in OUTPUTS:
+            self.say(f"output scaling: {num_tokens} tokens")
+            runs = [await self._one(16, num_tokens) for _ in range(self.plan.repeats)]
+            rows.append({"tokens": num_tokens, **_typical(runs)})
+        return rows
+
+    async def _prompts(self) -> list[Json]:
+        rows: list[Json] = []
+        for name, length in PROMPTS.items():
+            num_prompt = min(length, max(1, self._context - self.plan.tokens - 1))
+            self.say(f"prompts: {name}, {num_prompt} tokens")
+            runs = [await self._one(num_prompt, self.plan.tokens) for _ in range(self.plan.repeats)]
+            typical = _typical(runs)
+            rate = num_prompt / statistics.median(run.first_s for run in runs)
+            rows.append({"name": name, "prompt": num_prompt, **typical, "prompt_tokens_per_s": round(rate, 1)})
+        return rows
+
+    async def _sustained(self) -> tuple[list[Run], Json]:
+        """One after another, and where the time of their tokens went according to the swarm itself."""
+        runs: list[Run] = []
+        traces: list[Json] = []
+        for number in range(self.plan.runs):
+            self.say(f"sustained: run {number + 1} of {self.plan.runs}")
+            runs.append(await self._one(16, self.plan.tokens))
+            traces.append(await self.client.trace(runs[-1].request_id))
+        return runs, overhead(traces)
+
+    async def _batches(self) -> list[Json]:
+        rows: list[Json] = []
+        single = 0.0
+        for size in self.plan.batches:
+            self.say(f"batches: {size} at a time")
+            runs: list[Run] = []
+            rates: list[float] = []
+            for _ in range(self.plan.repeats):
+                began = self.now()
+                together = await asyncio.gather(*(self._one(16, self.plan.tokens) for _ in range(size)))
+                rates.append(sum(run.num_tokens for run in together) / (self.now() - began))
+                runs += together
+            rate = statistics.median(rates)
+            single = single or rate / size
+            row = {"size": size, "together_per_s": round(rate, 2), "speed_up": round(rate / single, 2)}
+            rows.append(row | {"efficiency": round(rate / single / size, 3)} | _typical(runs))
+        return rows
+
+    async def _prefix(self) -> Json:
+        """The same prompt again, when the stages still hold its beginning."""
+        self.say("prefix cache")
+        prompt = self._prompt(min(256, max(1, self._context - 8)))
+        cold = await self._timed(prompt, 4)
+        again = [await self._timed(prompt, 4) for _ in range(max(2, self.plan.repeats))]
+        again_s = statistics.median(run.first_s for run in again)
+        return {"prompt": len(prompt), "cold_s": round(cold.first_s, 6), "again_s": round(again_s, 6)}
+
+    async def _settled_stats(self, before: Json) -> Json:
+        """Statistics in which the workers' own figures cover what was done: they come once a second."""
+        limit = self.now() + STATS_S
+        while True:
+            after = await self.client.query("stats")
+            done = _figure(after, "pipeline", "calls") - _figure(before, "pipeline", "calls")
+            stages = after.get("stages")
+            names = list(stages) if isinstance(stages, Mapping) else []
+            told = [_figure(after, "stages", n, "calls") - _figure(before, "stages", n, "calls") for n in names]
+            if all(each >= done for each in told) or self.now() > limit:
+                return after
+            await asyncio.sleep(0.1)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _prompt(self, length: int) -> list[int]:
+        return self._random.choices(self._ids, k=length)
+
+    async def _one(self, num_prompt: int, num_tokens: int) -> Run:
+        return await self._timed(self._prompt(num_prompt), num_tokens)
+
+    async def _timed(self, prompt: list[int], num_tokens: int) -> Run:
+        request_id = f"profile-{secrets.token_hex(8)}"
+        moments: list[float] = []
+        began = self.now()
+        stream = self.client.stream(prompt, max_tokens=num_tokens, ignore_eos=True, request_id=request_id)
+        async for piece in stream:
+            if piece.token is not None:
+                moments.append(self.now())
+        gaps = tuple(after - before for before, after in pairwise(moments))
+        return Run(request_id, len(prompt), moments[0] - began, moments[-1] - began, gaps)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float]) -> Json:
+    """Mean and percentiles; a percentile is a value that was measured (the nearest rank)."""
+    if not values:
+        return {"mean": None, "p50": None, "p95": None, "p99": None}
+    ranked = sorted(values)
+    found: Json = {"mean": round(statistics.mean(ranked), 6)}
+    for percent in (50, 95, 99):
+        found[f"p{percent}"] = round(ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)], 6)
+    return found
+
+
+def caches(before: Json, after: Json) -> Json:
+    """Hits and misses of the stages' tables, and of the broker's prefix cache, between two reports."""
+    found: Json = {}
+    stages = after.get("stages")
+    names = list(stages) if isinstance(stages, Mapping) else []
+    for table in ("rope", "mask"):
+        counts = []
+        for kind in ("hits", "misses"):
+            key = f"{table}_{kind}"
+            counts.append(sum(_figure(after, "stages", n, key) - _figure(before, "stages", n, key) for n in names))
+        found[table] = _rate(*counts)
+    hits = _figure(after, "pipeline", "prefix_hits") - _figure(before, "pipeline", "prefix_hits")
+    ended = [_figure(r, "pipeline", "sequences_length") for r in (before, after)]
+    found["prefix"] = _rate(hits, max(0.0, ended[1] - ended[0] - hits))
+    return found
+
+
+def overhead(traces: Sequence[Json]) -> Json:
+    """The parts of a token's time, on average and as shares; what is neither computing nor sampling nor waiting for
+    other micro-batches is communication."""
+    sums: dict[str, float] = {}
+    num_tokens = 0
+    for trace in traces:
+        for sequence in _list(trace.get("sequences")):
+            num_tokens += int(sequence["num_traced"])
+            for part, seconds in sequence["sums"].items():
+                sums[part] = sums.get(part, 0.0) + float(seconds)
+    total = sums.pop("total_s", 0.0)
+    if not num_tokens or not total:
+        return {"tokens": 0, "per_token_s": {}, "share": {}, "communication": None}
+    return {
+        "tokens": num_tokens,
+        "per_token_s": {part: round(seconds / num_tokens, 6) for part, seconds in sums.items()},
+        "share": {part: round(seconds / total, 4) for part, seconds in sums.items()},
+        "communication": round(sum(sums.get(part, 0.0) for part in _COMMUNICATION) / total, 4),
+    }
+
+
+def _typical(runs: Sequence[Run]) -> Json:
+    """The medians of some like runs."""
+    gaps = [gap for run in runs for gap in run.gaps]
+    return {
+        "ttft_s": round(statistics.median(run.first_s for run in runs), 6),
+        "total_s": round(statistics.median(run.total_s for run in runs), 6),
+        "tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs), 2),
+        "per_token_s": round(statistics.median(gaps), 6) if gaps else None,
+    }
+
+
+def _steadiness(runs: Sequence[Run]) -> Json:
+    rates = [run.tokens_per_s for run in runs]
+    half = len(rates) // 2 or 1
+    first, second = statistics.mean(rates[:half]), statistics.mean(rates[-half:])
+    return {
+        "runs": len(runs),
+        "tokens_per_s": round(statistics.mean(rates), 2),
+        "slowest": round(min(rates), 2),
+        "fastest": round(max(rates), 2),
+        "deviation": round(statistics.pstdev(rates), 2),
+        "drift": round(second / first - 1, 4),
+    }
+
+
+def _rate(hits: float, misses: float) -> Json:
+    total = hits + misses
+    return {"hits": int(hits), "misses": int(misses), "rate": round(hits / total, 4) if total else None}
+
+
+def _figure(report: Json, *path: str) -> float:
+    """A number somewhere in a report; 0 if it isn't there."""
+    value: object = report
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _list(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
