@@ -2,8 +2,8 @@
 
 Sequences of like length share a *rack*: one piece of address space per layer with a place for each, as long as such a
 sequence may ever become. So neighbours can be multiplied in one product, and nothing is gathered, copied or moved as
-they grow. The system commits pages when they are first written and takes them back at release; room is counted in
-blocks all the same.
+they grow. On a CPU the system commits pages when they are first written and takes them back at release, so what is
+written counts, in blocks; elsewhere a place is committed when it is made, so what is reserved counts.
 """
 
 from __future__ import annotations
@@ -48,6 +48,16 @@ class Slab:
             size = tensor.stride(0) * tensor.itemsize
             pages.madvise(mmap.MADV_DONTNEED, place * size, size)
 
+    def cut(self, place: int, position: int) -> None:
+        """Give back the pages of a place on which there is nothing but what lies beyond ``position``."""
+        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
+            for head in range(tensor.shape[1]):
+                begin = (place * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
+                first = -(-(begin + position * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
+                stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
+                if first < stop:
+                    pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
 
 @dataclass(slots=True, eq=False)
 class Rack:
@@ -63,6 +73,7 @@ class _Held:
     rack: Rack
     place: int
     limit: int
+    taken: int  # positions that count
     layers: set[int] = field(default_factory=set)  # where something was written
 
 
@@ -71,6 +82,7 @@ class KvArena:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._counts_written = device.type == "cpu"
         self._num_places = _PLACES if device.type == "cpu" and sys.platform == "linux" else 1
         self._held: dict[int, _Held] = {}
         self._racks: dict[int, list[Rack]] = {}
@@ -82,8 +94,9 @@ class KvArena:
     def open(self, sequence: int, limit: int) -> None:
         self.release(sequence)
         rack = self._rack_for(limit)
-        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit))
-        self.used += round_up(limit)
+        taken = 0 if self._counts_written else round_up(limit)
+        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit), taken)
+        self.used += taken
 
     def _rack_for(self, limit: int) -> Rack:
         """One with a free place for this many positions, in powers of two."""
@@ -102,6 +115,7 @@ class KvArena:
         if source not in self._held or position > self._held[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
+        self._take(self._held[sequence], position)
         for layer in self._held[source].layers:
             old = self._region(source, layer)
             new = self.make(sequence, layer, old.keys, old.values)
@@ -109,10 +123,16 @@ class KvArena:
             new.values[:, :position] = old.values[:, :position]
 
     def shrink(self, sequence: int, limit: int) -> None:
-        """Reserve no more than this. Pages beyond it were hardly ever written: nothing else is to give back."""
-        if sequence in self._held:
-            self.used -= self._held[sequence].limit - round_up(limit)
-            self._held[sequence].limit = round_up(limit)
+        """Reserve no more than this, and give back what was written beyond it."""
+        held = self._held.get(sequence)
+        if held is None:
+            return
+        held.limit = round_up(limit)
+        if held.taken > held.limit:
+            self.used -= held.taken - held.limit
+            held.taken = held.limit
+            for layer in held.layers if self._num_places > 1 else ():
+                held.rack.slabs[layer].cut(held.place, held.limit)
 
     def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
         """One block's keys and values ``[2, key heads, 32, size]``; for layers whose two are of one size."""
@@ -122,6 +142,7 @@ class KvArena:
     def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
         """Take a block that ``copy_out`` gave, here or on another machine."""
         region = self.make(sequence, layer, data[0], data[1])
+        self._take(self._held[sequence], (block + 1) * GRID)
         where = slice(block * GRID, (block + 1) * GRID)
         region.keys[:, where], region.values[:, where] = data[0], data[1]
 
@@ -129,7 +150,7 @@ class KvArena:
         held = self._held.pop(sequence, None)
         if held is None:
             return
-        self.used -= held.limit
+        self.used -= held.taken
         self._clear(held)
         held.rack.free.append(held.place)
         held.rack.free.sort(reverse=True)
@@ -152,8 +173,12 @@ class KvArena:
 
     def truncate(self, sequence: int, position: int) -> None:
         """Positions from ``position`` on will be written again before they are read; only a cut to nothing frees."""
-        if position == 0 and sequence in self._held:
-            self._clear(self._held[sequence])
+        held = self._held.get(sequence)
+        if position == 0 and held is not None:
+            self._clear(held)
+            if self._counts_written:
+                self.used -= held.taken
+                held.taken = 0
 
     def keep(self, layers: LayerRange) -> None:
         """Drop what other layers hold."""
@@ -173,6 +198,17 @@ class KvArena:
                 f"sequence {row.sequence} reserved {held.limit} positions; "
                 f"positions {row.start} to {row.start + row.count} don't fit"
             )
+
+    def take(self, row: Row) -> None:
+        """The row's positions are about to be written: they count from now on."""
+        self.check(row)
+        self._take(self._held[row.sequence], row.start + row.count)
+
+    def _take(self, held: _Held, position: int) -> None:
+        more = round_up(position) - held.taken
+        if more > 0:
+            held.taken += more
+            self.used += more
 
     def place(self, sequence: int) -> tuple[Rack, int]:
         """Where the sequence lies, in every layer."""

@@ -265,7 +265,9 @@ class TorchExecutor:
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
-            self._arena.check(row)
+            self._arena.take(row)
+        if self._arena.used > self.kv_capacity():
+            raise IllegalMove(f"{self._arena.used} positions are held, there is room for {self.kv_capacity()}")
         try:
             result = run(
                 stage,
@@ -302,6 +304,8 @@ class TorchExecutor:
     def _logits(self, batch: Batch, head_rows: Sequence[int]) -> torch.Tensor:
         stage = self._stage()
         threads = self.threads_alone if batch.alone else self.threads
+        for row in batch.rows:
+            self._arena.take(row)
         result = run(stage, self._arena, batch, head_rows=head_rows, threads=threads)
         if result is None or not stage.heads:
             raise IllegalMove(f"the stage of layers {stage.layers} has no head")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -121,22 +122,69 @@ def test_fence_between_layers(llama: Path) -> None:
 
 
 def test_kv_is_counted_in_blocks(llama: Path) -> None:
-    """Room is reserved in blocks of 32 positions and comes back; opening again drops what was there."""
+    """What is written counts, in blocks of 32 positions, and comes back; opening again drops what was there."""
     executor = ready(llama, LayerRange(0, 2))
-    executor.open(1, 1)
-    executor.open(2, 33)
+    executor.open(1, 100)
+    executor.open(2, 100)
+    assert executor.kv_used() == 0
+    step(executor, 0, 1, 1)
+    step(executor, 0, 33, 2)
     assert executor.kv_used() == 32 + 64
+    step(executor, 33, 20, 2)
+    assert executor.kv_used() == 32 + 64
+    executor.fork(3, 2, 32, 100)
+    assert executor.kv_used() == 32 + 64 + 32
+    executor.shrink(2, 32)
+    assert executor.kv_used() == 32 + 32 + 32
     executor.open(2, 32)
-    assert executor.kv_used() == 64
-    executor.release(2)
-    executor.release(2)
+    assert executor.kv_used() == 32 + 32
+    executor.release(3)
+    executor.release(3)
     executor.truncate(99, 0)
     assert executor.kv_used() == 32
+    executor.truncate(1, 0)
+    assert executor.kv_used() == 0
     executor.reset()
     assert executor.kv_used() == 0
     assert executor.kv_capacity() % 32 == 0
     per_token = sum(executor.manifest.kv_bytes_per_token[:2])
     assert executor.kv_capacity() == executor.kv_budget_bytes // per_token // 32 * 32
+
+
+def test_no_more_is_written_than_there_is_room_for(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences may reserve more than there is; a step that would write more than there is is refused, and what was
+    there before it stays as it was."""
+    executor, reference = ready(llama, LayerRange(0, 2)), ready(llama, LayerRange(0, 2))
+    monkeypatch.setattr(executor, "kv_capacity", lambda: 64)
+    for each in (executor, reference):
+        each.open(1, 64)
+        each.open(2, 64)
+        step(each, 0, 32, 1)
+    step(executor, 0, 32, 2)
+    with pytest.raises(IllegalMove, match="96 positions are held, there is room for 64"):
+        step(executor, 32, 1, 2)
+    executor.release(2)
+    assert np.array_equal(step(executor, 32, 5, 1).hidden, step(reference, 32, 5, 1).hidden)
+
+
+def test_what_is_cut_off_gives_its_memory_back(llama: Path) -> None:
+    """Keys and values beyond the cut read as zeros afterwards, those before it are untouched."""
+    executor = ready(llama, LayerRange(0, 2))
+    length, cut = 512, 160
+    executor.open(1, length)
+    tokens = np.asarray(random_tokens(length, seed=5), np.int64)
+    executor.forward(Batch((Row(1, 0, length, False),), tokens, None, ()), never, nothing)
+    region = executor._arena.region(1, 1)
+    assert region is not None
+    on_a_page = mmap.PAGESIZE // (region.keys.shape[2] * region.keys.itemsize)  # positions of one head
+    first_free = -(-cut // on_a_page) * on_a_page
+    assert first_free < length
+    before = region.keys[:, :cut].clone()
+    assert region.keys[:, first_free:].any()
+    executor.shrink(1, cut)
+    assert torch.equal(region.keys[:, :cut], before)
+    assert not region.keys[:, first_free:].any()
+    assert not region.values[:, first_free:].any()
 
 
 def test_broken_rules(llama: Path) -> None:
