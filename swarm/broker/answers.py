@@ -25,8 +25,8 @@ def finished(sequence: Sequence) -> Finished:
 
 def summary(request: Request, now: float) -> Note:
     """One line per request. Times are seconds from its arrival; None where that never came. ``tokens_per_s`` is from
-    its start on, waiting in the queue left out; ``recomputed`` is how often a sequence of it lost its place in the
-    stages and was computed again (a worker died, or room was short)."""
+    its start on, waiting in the queue left out; ``recomputed`` is how often a sequence of it was computed again,
+    ``preempted`` how often because it had to give its room to another."""
     first = request.sequences[0]
     num_tokens = sum(s.num_generated for s in request.sequences)
     started_at = _earliest(s.started_at for s in request.sequences)
@@ -43,6 +43,7 @@ def summary(request: Request, now: float) -> Note:
         "total_s": round(now - request.arrived_at, 4),
         "tokens_per_s": round(num_tokens / busy_s, 1) if busy_s > 0 else None,
         "recomputed": sum(s.num_recomputed for s in request.sequences),
+        "preempted": sum(s.num_preempted for s in request.sequences),
     }
     detail = next((s.detail for s in request.sequences if s.detail), "")
     if detail:

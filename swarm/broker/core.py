@@ -172,9 +172,10 @@ class BrokerCore:
             self.state.count("stale_steps")
             return
         self._take_step_time(now - flight.sent_at)
-        self._statistics.finished(now - flight.sent_at, done)
         self._tracer.finished(flight.sent_at, now, done)
-        if self.settings.profile_every and self._statistics.total.num % self.settings.profile_every == 0:
+        if self._statistics.finished(now - flight.sent_at, done) and self._statistics.is_due(
+            self.settings.profile_every
+        ):
             self._out.append(Note("profile", "info", self._statistics.profile()))
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
         self._acknowledge(done, flight)

@@ -61,11 +61,11 @@ class PipelineStatistics:
         self.micro_batches.add(num_in_flight)
         self.queue_depth.add(num_waiting)
 
-    def finished(self, seconds: float, done: StepDone) -> None:
-        """The answer to a step that took so long."""
+    def finished(self, seconds: float, done: StepDone) -> bool:
+        """The answer to a step that took so long; False if it had no rows, which counts nowhere."""
         self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
         if not done.hops or not done.kv:
-            return
+            return False
         wait = compute = sample = away = 0.0
         num_bytes = 0
         for hop in done.hops:
@@ -84,6 +84,11 @@ class PipelineStatistics:
         self.compute.add(compute)
         self.sample.add(sample)
         self.bytes_bridged.add(num_bytes)
+        return True
+
+    def is_due(self, every: int) -> bool:
+        """After every so many steps a profile line is written; 0 is never."""
+        return every > 0 and self.total.num % every == 0
 
     def body(self) -> Json:
         """For ``swarmctl stats``."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from swarm.client.blocking import BlockingStream, Client
     from swarm.client.request import Prompt, RequestOptions
     from swarm.client.results import Choice, Completion, Piece
@@ -94,6 +92,8 @@ def generate(
         completion = _follow(stream, client, silent=as_json or n > 1)
         _print_rest(completion, client, as_json=as_json)
     if hops and not as_json:
+        from swarm.cli.hops import print_hops
+
         print_hops(completion.choices)
 
 
@@ -193,52 +193,3 @@ def as_data(completion: Completion) -> dict[str, object]:
 
 def _choice_data(choice: Choice) -> dict[str, object]:
     return {"text": choice.text, "tokens": list(choice.tokens), "finish_reason": choice.finish_reason}
-
-
-def print_hops(choices: Sequence[Choice]) -> None:
-    """Which layers ran where and how long each took, to stderr."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "worker",
-        "layers",
-        box=box.SIMPLE,
-        title="where the time went (milliseconds)",
-        title_style="",
-        title_justify="left",
-    )
-    for heading in ("first token", "per token", "waited", "sampling"):
-        table.add_column(heading, justify="right")
-    for row in hop_rows(choices):
-        table.add_row(*row)
-    Console(stderr=True, highlight=False).print(table)
-
-
-def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
-    """Per stage, in milliseconds: computing for the first token (the prompt) and for each later one, waiting, sampling.
-
-    A stage is a worker with its layers; one that changed its layers on the way is two.
-    """
-    firsts: dict[tuple[str, str], list[float]] = {}
-    laters: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    for choice in choices:
-        for index, hops in enumerate(choice.hops):
-            for hop in hops:
-                stage = (hop.worker, str(hop.layers))
-                firsts.setdefault(stage, [])
-                laters.setdefault(stage, [])
-                if index == 0:
-                    firsts[stage].append(hop.compute_s)
-                else:
-                    laters[stage].append((hop.compute_s, hop.wait_s, hop.sample_s))
-    rows = []
-    for stage, first in firsts.items():
-        means = [_milliseconds(column) for column in zip(*laters[stage], strict=True)] or ["–"] * 3
-        rows.append((*stage, _milliseconds(first), *means))
-    return rows
-
-
-def _milliseconds(seconds: Sequence[float]) -> str:
-    return f"{1000 * sum(seconds) / len(seconds):.2f}" if seconds else "–"
