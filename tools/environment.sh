@@ -30,7 +30,7 @@ make_environment() {
   python=$(find_python) || fail "Python 3.11 or newer is needed; install it, or name it with PYTHON=/path/to/python"
   wanted=$("$python" -c 'import hashlib, pathlib, sys
 print(hashlib.sha256(b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])).hexdigest())' \
-    pyproject.toml constraints.txt) || fail "pyproject.toml and constraints.txt can't be read"
+    pyproject.toml constraints.txt swarm/stage/native/*.[ch]) || fail "pyproject.toml, constraints.txt or the kernels' sources can't be read"
   if "$VENV/bin/python" -c '' 2>/dev/null && grep -qsxE "$wanted ($extra|dev)" "$STAMP"; then
     return # the development extra contains the others
   fi
