@@ -1,0 +1,113 @@
+"""The kernels in C as a library: built, clean, safe to share between threads, and possible to do without."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.stage import cores, linears, native
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCES = Path(native.__file__).parent
+FLAGS = Path("/proc/cpuinfo")
+
+needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+
+
+def extension() -> dict[str, list[str]]:
+    table = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    (found,) = table["tool"]["setuptools"]["ext-modules"]
+    return dict(found)
+
+
+def test_every_source_is_built() -> None:
+    """What lies in the folder is what the package builds, and what it depends on."""
+    named = {REPOSITORY / name for key in ("sources", "depends") for name in extension()[key]}
+    assert named == {path for path in SOURCES.iterdir() if path.suffix in (".c", ".h")}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
+    """With the package's own arguments and the compiler's usual complaints as errors."""
+    command = ["cc", *extension()["extra-compile-args"], "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    sources = [str(REPOSITORY / name) for name in extension()["sources"]]
+    subprocess.run([*command, *sources, "-o", str(tmp_path / "native.so")], check=True, timeout=240)
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not FLAGS.exists() or "avx512_bf16" not in FLAGS.read_text(),
+    reason="no C compiler, or a processor that doesn't multiply bfloat16",
+)
+def test_they_are_there_where_they_can_be() -> None:
+    """An installation that silently lost its kernels would be slow, and nobody would know why."""
+    assert native.library() is not None, native.absence()
+
+
+def test_a_process_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then torch's kernels are chosen, and the reason is told."""
+    monkeypatch.setattr(native, "_refusals", [])
+    native.do_without("somebody wants to compare")
+    assert native.library() is None
+    assert native.absence() == "somebody wants to compare"
+    assert linears.choose(torch.device("cpu"), torch.bfloat16, (64,)) is not linears.NativeLinear
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions may take other arguments."""
+    if not list(SOURCES.glob("_native*")):
+        pytest.skip(f"no library was built: {native.absence()}")
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    native._open.cache_clear()
+    try:
+        assert native.library() is None
+        assert "another version" in native.absence()
+    finally:
+        native._open.cache_clear()
+
+
+@needs_library
+def test_callers_at_the_same_time_disturb_nobody() -> None:
+    """A stage warms up while another one computes: whoever finds the helpers busy works alone, with the same bits."""
+    torch.manual_seed(3)
+    module = linears.NativeLinear(torch.randn(1000, 256).bfloat16(), None)
+    rows = [torch.randn(count, 256).bfloat16() for count in (1, 3, 6, 7, 13, 40)]
+    expected = [module(each) for each in rows]
+
+    def again(index: int) -> bool:
+        with cores.computing(1 + index % 4, 1):
+            return all(torch.equal(module(each), right) for each, right in zip(rows, expected, strict=True))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(again, range(200)))
+
+
+@needs_library
+def test_more_threads_than_pieces_or_cores() -> None:
+    """Only those who took something are waited for."""
+    torch.manual_seed(4)
+    module = linears.NativeLinear(torch.randn(130, 64).bfloat16(), torch.randn(130).bfloat16())
+    rows = torch.randn(5, 64).bfloat16()
+    expected = module(rows)
+    for count in (2, 3, 8, 16):
+        with cores.computing(count, 5):
+            assert torch.equal(module(rows), expected)
+
+
+@needs_library
+def test_the_helpers_end_with_the_process() -> None:
+    """A process that used them ends as others do, at once and with its own status."""
+    code = (
+        "import torch; from swarm.stage import linears, cores\n"
+        "module = linears.NativeLinear(torch.ones(640, 64, dtype=torch.bfloat16), None)\n"
+        "with cores.computing(2, 1): module(torch.ones(1, 64, dtype=torch.bfloat16))\n"
+        "raise SystemExit(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False, cwd=REPOSITORY)
+    assert done.returncode == 7
