@@ -18,7 +18,9 @@ from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.output import run_app
 from swarm.ctl.main import run as swarmctl
-from swarm.wire.messages import Cancel, Join, Rejected, Report, StopWorker, Submit
+from swarm.ctl.render_stats import rates
+from swarm.ctl.watch import watch_stats
+from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
 SCRIPT = """
@@ -110,12 +112,16 @@ def test_generate_several(broker: FakeBroker, capsys: pytest.CaptureFixture[str]
 
 
 def test_generate_shows_the_hops(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which layers ran where and how long they took, on stderr: stdout has only the answer."""
+    """Which layers ran where and how long they took, on stderr: stdout has only the answer. Then a line per token,
+    with its milliseconds at each stage and a bar: waiting, then computing."""
     assert swarm("generate", "hello", "--hops") == 0
     shown = capsys.readouterr()
     assert shown.out == "hello#0\n"
     [line] = [line for line in shown.err.splitlines() if "w0" in line]
     assert line.split() == ["w0", "0–1", "2.00", "2.00", "1.00", "0.00"]
+    tokens = [line.split() for line in shown.err.splitlines() if "█" in line and line.split()[0].isdecimal()]
+    assert tokens[0] == ["0", "0–1", "3.00", "░" * 5 + "█" * 11]
+    assert len(tokens) == len(say("hello#0")) + 1
 
 
 def test_generate_through_the_chat_template(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,8 +304,20 @@ REPORTS: dict[str, dict[str, object]] = {
         "coming": {"epoch": 4, "stages": [{"worker": "w1", "layers": [0, 4]}]},
     },
     "stats": {
-        "pipeline": {"steps": 12, "tokens": 3.0},
-        "stages": {"w0": {"steps": 12, "late": 1}, "w1": {"steps": 11}},
+        "pipeline": {
+            "steps": 12,
+            "tokens": 3.0,
+            "sizes": {"rows": {"total": 24, "last": 2, "average": 2.0, "most": 4}},
+            "microseconds": {
+                "bridge": {"total": 9000.0, "last": 700.0, "average": 750.0},
+                "stages": {"w0": {"total": 2400.0, "last": 210.0, "average": 12345.5}},
+            },
+        },
+        "stages": {
+            "w0": {"steps": 12, "late": 1, "microseconds": {"head": {"total": 5.0, "last": 0.5, "average": 1.5}}},
+            "w1": {"steps": 11},
+        },
+        "era": 7,
     },
     "requests": {
         "requests": [{"request_id": "r1", "state": "running", "num_prompt": 3, "num_tokens": 5, "age_s": 0.5}]
@@ -315,7 +333,17 @@ EXPECTED = {
         "coming: epoch 4",
         "w1 0–3",
     ],
-    "stats": ["steps 12 11", "late 1 –", "tokens 3"],
+    "stats": [
+        "steps 12 11",
+        "late 1 –",
+        "tokens 3",
+        "pipeline, sizes: average / last / most / total",
+        "rows 2 / 2 / 4 / 24",
+        "bridge 750 / 700 / 9,000",
+        "stages w0 12,346 / 210 / 2,400",
+        "head 1.5 / 0.5 / 5",
+        "era 7",
+    ],
     "requests": ["r1 running 3 5 500.0 ms"],
 }
 
@@ -343,6 +371,87 @@ def test_empty_and_strange_reports(broker: FakeBroker, capsys: pytest.CaptureFix
         broker.reports[what] = Report(what=what, ok=True, body=dict.fromkeys(body, 5) | {"new": [{"a": 1}]})
         assert swarmctl([what]) == 0
         assert "new" in capsys.readouterr().out
+
+
+TRACE = {
+    "request_id": "r1",
+    "state": "ended",
+    "sequences": [
+        {
+            "index": 0,
+            "num_tokens": 40,
+            "num_traced": 40,
+            "sums": {"total_s": 0.4, "queue_s": 0.1, "wire_s": 0.1, "compute_s": 0.2, "unaccounted_s": 0.0},
+            "stages": [{"worker": "w0", "layers": [0, 4], "compute_s": 0.2, "wire_bytes": 2048}],
+            "tokens": [
+                {
+                    "index": index,
+                    "total_s": 0.01,
+                    "queue_s": 0.0025,
+                    "wire_s": 0.0025,
+                    "compute_s": 0.005,
+                    "stages": [{"worker": "w0", "layers": [0, 4], "compute_s": 0.005}],
+                }
+                for index in range(40)
+            ],
+        },
+        {"index": 1, "num_tokens": 0, "num_traced": 0, "tokens": []},
+    ],
+}
+
+
+def test_traces_for_people_and_programs(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shares of the whole, what each stage did, and each token; of many, the first and the last."""
+    broker.reports["trace"] = Report(what="trace", ok=True, body=TRACE)
+    assert swarmctl(["trace", "r1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "queue 100.0 ms 25.0 % in no step",
+        "compute 200.0 ms 50.0 %",
+        "w0 0–3",
+        "2.0 KiB",
+        "15 10.00 2.50 2.50 0.00 5.00 0.00 0.00 0.00 5.00 24 10.00",
+        "8 tokens between them are left out",
+        "no token of it is traced",
+    ):
+        assert text in shown, shown
+    assert swarmctl(["trace", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == TRACE
+    assert [m.request_id for m in broker.heard_of(Query) if isinstance(m, Query)] == ["r1", ""]
+
+
+def test_a_trace_that_is_not_there(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The broker's words, on stderr."""
+    broker.reports["trace"] = Report(what="trace", ok=False, body={"error": "no request 'x' is known"})
+    assert swarmctl(["trace", "x"]) == 1
+    assert capsys.readouterr().err == "swarmctl: no request 'x' is known\n"
+
+
+def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until an interrupt, which is no failure; from the second look on, with what was done per second."""
+    broker.reports["stats"] = Report(what="stats", ok=True, body=REPORTS["stats"])
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    watch_stats(broker.url, 1.5, as_json=False, pause=pause)
+    shown = capsys.readouterr().out
+    assert pauses == [1.5, 1.5]
+    assert shown.count("pipeline, sizes") == 2
+    assert "since the last look: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
+    pauses.clear()
+    watch_stats(broker.url, 1.5, as_json=True, pause=pause)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
+
+
+def test_rates_between_two_looks() -> None:
+    """What was done in the time; nothing of a broker that is another one, whose figures began anew."""
+    before, now = {"steps": 10, "positions": 100, "tokens": 10}, {"steps": 20, "positions": 300, "tokens": 15}
+    assert rates(before, now, 2.0) == "5.0 steps/s, 100.0 positions/s, 2.5 tokens/s"
+    assert rates(now, before, 2.0) == ""
 
 
 def test_join_and_stop(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
