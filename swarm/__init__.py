@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swarm.client.blocking import BlockingStream, Client
+    from swarm.client.blocking import BlockingBatchStream, BlockingStream, Client
     from swarm.client.client import AsyncClient
-    from swarm.client.results import Choice, Completion, Piece, Usage
-    from swarm.client.stream import PieceStream, PromptStream
+    from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
+    from swarm.client.stream import BatchStream, PromptStream
     from swarm.errors import (
         ClientError,
         InvalidRequest,
@@ -29,6 +29,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncClient": "swarm.client.client",
+    "BatchPiece": "swarm.client.results",
+    "BatchStream": "swarm.client.stream",
+    "BlockingBatchStream": "swarm.client.blocking",
     "BlockingStream": "swarm.client.blocking",
     "Choice": "swarm.client.results",
     "Client": "swarm.client.blocking",
@@ -37,7 +40,6 @@ _HOMES = {
     "InvalidRequest": "swarm.errors",
     "Overloaded": "swarm.errors",
     "Piece": "swarm.client.results",
-    "PieceStream": "swarm.client.stream",
     "PromptStream": "swarm.client.stream",
     "RequestCancelled": "swarm.errors",
     "RequestFailed": "swarm.errors",
@@ -50,6 +52,9 @@ _HOMES = {
 
 __all__ = [
     "AsyncClient",
+    "BatchPiece",
+    "BatchStream",
+    "BlockingBatchStream",
     "BlockingStream",
     "Choice",
     "Client",
@@ -58,7 +63,6 @@ __all__ = [
     "InvalidRequest",
     "Overloaded",
     "Piece",
-    "PieceStream",
     "PromptStream",
     "RequestCancelled",
     "RequestFailed",

@@ -135,8 +135,8 @@ async def steady_rate(client: AsyncClient, prompts: list[list[int]], new: int) -
     """Tokens per second while all sequences are generating: from the last first token to the first last one."""
     times: dict[int, list[float]] = {place: [] for place in range(len(prompts))}
     stream = client.stream_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S)
-    async for place, piece in stream:
-        if piece.token is not None:
+    async for place, token, _, _ in stream:
+        if token is not None:
             times[place].append(perf_counter())
     begin, end = max(seen[0] for seen in times.values()), min(seen[-1] for seen in times.values())
     if end <= begin:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from swarm.client.client import AsyncClient, What
 from swarm.client.request import Prompt, RequestOptions
-from swarm.client.results import Completion, Piece
-from swarm.client.stream import PromptStream
+from swarm.client.results import BatchPiece, Completion, Piece
+from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description, Json
 
 _T = TypeVar("_T")
-_Item = TypeVar("_Item", Piece, tuple[int, Piece])
+_Item = TypeVar("_Item", Piece, BatchPiece)
 
 
 class Client:
@@ -120,10 +120,10 @@ class Client:
 
     def stream_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Iterator[tuple[int, Piece]]:
-        """Yields (index of the prompt, piece) as they come."""
-        stream = self._client.stream_batch(prompts, params, **options)
-        return self._iterate(stream.take_ready, stream.close)
+    ) -> BlockingBatchStream:
+        """The answers to many prompts, all under way together, token by token as they come: yields
+        ``(index of the prompt, token, text, finished)``. Leaving the iterator early cancels all of them."""
+        return BlockingBatchStream(self, self._client.stream_batch(prompts, params, **options))
 
     # --- questions
 
@@ -233,3 +233,29 @@ class BlockingStream:
     @property
     def completion(self) -> Completion | None:
         return self._stream.completion
+
+
+class BlockingBatchStream:
+    """An iterator over the tokens of a batch: ``(index, token, text, finished)``. Leaving it early, or :meth:`close`,
+    cancels what is under way.
+
+    ``completions`` is what each prompt's pieces add up to, once the end of all has been reached; None before.
+    """
+
+    def __init__(self, client: Client, stream: BatchStream) -> None:
+        self._stream = stream
+        self._pieces = client._iterate(stream.take_ready, stream.close)
+
+    def __iter__(self) -> BlockingBatchStream:
+        return self
+
+    def __next__(self) -> BatchPiece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Cancel what is under way."""
+        self._pieces.close()
+
+    @property
+    def completions(self) -> list[Completion] | None:
+        return self._stream.completions

@@ -15,7 +15,7 @@ from swarm.client.link import Link, Mailbox
 from swarm.client.request import Conversation, Prompt, RequestOptions, Source, Wish, as_source, check_wish
 from swarm.client.results import Completion, Piece
 from swarm.client.session import Session
-from swarm.client.stream import Call, Model, Opened, PieceStream, PromptStream
+from swarm.client.stream import BatchStream, Call, Model, Opened, PieceStream, PromptStream
 from swarm.client.text import ASSET_FILES, Chat, TextModel
 from swarm.errors import ClientError, InvalidRequest, ModelError, RequestFailed, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
@@ -166,9 +166,11 @@ class AsyncClient:
 
     def stream_batch(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> PieceStream:
-        """Yields (index of the prompt, piece) as they come."""
-        return self._stream([as_source(prompt) for prompt in prompts], check_wish(params, options))
+    ) -> BatchStream:
+        """The answers to many prompts, all under way together, token by token as they come: yields
+        ``(index of the prompt, token, text, finished)``. Leaving the iterator early cancels all of them."""
+        sources = [as_source(prompt) for prompt in prompts]
+        return BatchStream(self._stream(sources, check_wish(params, options)), len(sources))
 
     # --- questions
 

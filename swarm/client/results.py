@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from swarm.wire.messages import Hop, Timing, TokenLogprob
 
@@ -26,6 +27,30 @@ class Piece:
     finish_reason: str | None = None
     logprobs: Logprobs = ()
     hops: tuple[Hop, ...] = ()
+
+
+class _BatchPiece(NamedTuple):
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody needs here
+    token: int | None
+    text: str
+    finished: bool
+
+
+class BatchPiece(_BatchPiece):
+    """One token of a batch: ``index, token, text, finished``.
+
+    ``index`` is the prompt's place in the batch; ``finished`` says that this is the last of its answer. ``piece`` is
+    the whole piece: its place in the answer, the finish reason, and with n > 1 which continuation it belongs to, and
+    finishes.
+    """
+
+    piece: Piece
+
+    @classmethod
+    def of(cls, index: int, piece: Piece) -> Self:
+        made = cls(index, piece.token, piece.text, piece.finish_reason is not None)
+        made.piece = piece
+        return made
 
 
 @dataclass(frozen=True, slots=True)

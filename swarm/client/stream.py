@@ -10,7 +10,7 @@ from swarm.client.assemble import Assembler
 from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound
 from swarm.client.link import Link, Mailbox, News
 from swarm.client.request import Wish
-from swarm.client.results import Choice, Completion, Piece, Usage
+from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
 from swarm.client.text import TextModel
 from swarm.errors import ClientError, InvalidRequest
 from swarm.wire.messages import Finished, Manifest, Submit
@@ -244,6 +244,53 @@ class PromptStream:
 
     async def aclose(self) -> None:
         """Cancel the request if it is under way."""
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class BatchStream:
+    """An asynchronous iterator over the tokens of a batch, as they come: ``(index, token, text, finished)``. Leaving it
+    early cancels what is under way; ``async with`` makes sure of that whatever happens. The first failure cancels the
+    others and is raised.
+
+    ``completions`` is what each prompt's pieces add up to, once the end of all has been reached; None before.
+    """
+
+    def __init__(self, stream: PieceStream, num_prompts: int) -> None:
+        self._stream = stream
+        self._pieces: list[list[Piece]] = [[] for _ in range(num_prompts)]
+
+    async def __aenter__(self) -> BatchStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> BatchStream:
+        return self
+
+    async def __anext__(self) -> BatchPiece:
+        return self._note(*await self._stream.__anext__())
+
+    async def take_ready(self) -> list[BatchPiece]:
+        """All that is there, at least one; empty at the end."""
+        return [self._note(index, piece) for index, piece in await self._stream.take_ready()]
+
+    def _note(self, index: int, piece: Piece) -> BatchPiece:
+        self._pieces[index].append(piece)
+        return BatchPiece.of(index, piece)
+
+    @property
+    def completions(self) -> list[Completion] | None:
+        calls = self._stream.finished
+        if len(calls) < len(self._pieces) or self._stream.has_ready:
+            return None
+        return [calls[index].completion(pieces) for index, pieces in enumerate(self._pieces)]
+
+    async def aclose(self) -> None:
+        """Cancel what is under way."""
         self.close()
 
     def close(self) -> None:

@@ -125,12 +125,50 @@ async def test_batches_keep_their_order() -> None:
 
 
 async def test_stream_of_a_batch() -> None:
-    """Pieces of several prompts come as they come, each with its prompt's place."""
+    """Tokens of several prompts come as they come, each with its prompt's place, and exactly one says that it is the
+    last; in the end the answers are there as :meth:`generate_batch` gives them."""
     async with FakeBroker(echo) as broker, AsyncClient(broker.url) as client:
-        texts = ["", ""]
-        async for place, piece in client.stream_batch(["a", "b"], max_tokens=50):
-            texts[place] += piece.text
+        texts, tokens, ends = ["", ""], [0, 0], [0, 0]
+        async with client.stream_batch(["a", "b"], max_tokens=50) as stream:
+            assert stream.completions is None
+            async for index, token, text, finished in stream:
+                texts[index] += text
+                tokens[index] += token is not None
+                ends[index] += finished
+        assert stream.completions is not None
+        together = await client.generate_batch(["a", "b"], max_tokens=50)
     assert texts == ["a #0", "b #0"]
+    assert ends == [1, 1]
+    assert [(done.text, len(done.tokens)) for done in stream.completions] == list(zip(texts, tokens, strict=True))
+    assert [done.tokens for done in stream.completions] == [done.tokens for done in together]
+
+
+async def test_pieces_of_a_batch_know_the_rest() -> None:
+    """With several continuations, each piece says to which it belongs and why it is the last."""
+    async with FakeBroker(echo) as broker, AsyncClient(broker.url) as client:
+        ends = [entry.piece async for entry in client.stream_batch(["a"], n=2, max_tokens=50) if entry.finished]
+    assert sorted((piece.choice, piece.finish_reason) for piece in ends) == [(0, "length"), (1, "length")]
+
+
+async def test_leaving_a_batch_cancels_all_of_it() -> None:
+    """By leaving the block, with nothing of it finished."""
+    async with FakeBroker(echo, allowed=1) as broker, AsyncClient(broker.url) as client:
+        async with client.stream_batch(["long one", "long two"], max_tokens=50) as stream:
+            index, token, _, finished = await anext(stream)
+            assert index in (0, 1)
+            assert token is not None
+            assert not finished
+        await broker.wait_until(lambda: len(broker.heard_of(Cancel)) == 2)
+        assert stream.completions is None
+        assert [piece async for piece in stream] == []
+
+
+async def test_an_empty_batch_has_no_tokens() -> None:
+    """And no answers."""
+    async with FakeBroker(echo) as broker, AsyncClient(broker.url) as client:
+        stream = client.stream_batch([])
+        assert [piece async for piece in stream] == []
+        assert stream.completions == []
 
 
 async def test_errors_in_a_batch() -> None:
@@ -461,7 +499,10 @@ def test_the_blocking_client() -> None:
             assert stream.completion is not None
             assert stream.completion.text == "b #0"
             assert [done.text for done in client.generate_batch(["c", "d"], max_tokens=50)] == ["c #0", "d #0"]
-            assert {place for place, _ in client.stream_batch(["c", "d"], max_tokens=50)} == {0, 1}
+            batch = client.stream_batch(["c", "d"], max_tokens=50)
+            assert sorted(index for index, _, _, finished in batch if finished) == [0, 1]
+            assert batch.completions is not None
+            assert [done.text for done in batch.completions] == ["c #0", "d #0"]
             assert client.chat([{"role": "user", "content": "e"}], max_tokens=90).text.startswith("user: e")
             with pytest.raises(InvalidRequest, match="unknown option"):
                 client.stream("x", colour=1)  # type: ignore[call-arg]
