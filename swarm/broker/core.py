@@ -158,6 +158,7 @@ class BrokerCore:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))
             self.state.count("positions", len(step.tokens))
+            self.state.book.gauge.dispatched(step.step, step.rows)
             self._statistics.dispatched(step, len(self.state.flights), len(self.state.waiting))
             self._out.append(Dispatch(step))
         while self.state.hopeless:
@@ -172,6 +173,7 @@ class BrokerCore:
             self.state.count("stale_steps")
             return
         self._take_step_time(now - flight.sent_at)
+        self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
         self._tracer.finished(flight.sent_at, now, done)
         if self._statistics.finished(now - flight.sent_at, done) and self._statistics.is_due(
             self.settings.profile_every

@@ -28,6 +28,8 @@ from swarm.wire.messages import (
     Leaving,
     LoadProgress,
     Prepared,
+    Probe,
+    Probed,
     Refused,
     Rejoin,
     Release,
@@ -80,6 +82,9 @@ class Members:
     def said(self, peer: bytes, message: WorkerMessage, now: float) -> None:
         if isinstance(message, Hello):
             self._hello(peer, message, now)
+            return
+        if isinstance(message, Probe):
+            self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
             return
         worker = self._member(peer)
         if worker is None:
@@ -173,7 +178,7 @@ class Members:
             difference = self._state.manifest.difference(hello.manifest)
             if difference is not None:
                 return f"this swarm serves another model: {difference}"
-        return None
+        return self._planner.why_not(hello)
 
     def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
         """Tell a worker that it is a member (again: it is how a member is asked for files)."""
@@ -221,9 +226,7 @@ class Members:
 
     def _end_the_dangerous(self, now: float) -> None:
         """A request present at several deaths may be their cause; it must not take the swarm with it."""
-        for sequence in [
-            s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER
-        ]:
+        for sequence in [s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER]:
             detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths"
             self._requests.end(sequence, "failed", now, detail)
 

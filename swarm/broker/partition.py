@@ -1,8 +1,7 @@
-"""Layer ranges from memory: which worker holds which layers.
+"""What is a pipeline, and what is not.
 
-The rule of this version: every worker that can hold at least one layer takes part, in the order given; each gets an
-even share, unless its memory is smaller; what it can't take goes to the others. ``check_stages`` is the other half: it
-refuses a set of stages that is not a pipeline, by the name of the rule it breaks, before anything is loaded.
+``check_stages`` refuses a set of stages that can't serve a model, by the name of the rule it breaks, before anything is
+loaded. Who gets which layers is decided in ``plan``.
 """
 
 from __future__ import annotations
@@ -13,34 +12,8 @@ from dataclasses import dataclass
 from swarm.errors import StageSetError
 from swarm.wire.messages import LayerRange, Manifest
 
-# A stage's memory must also hold activations, the sender's log and the interpreter's own heap.
-OVERHEAD_BYTES = 64 << 20
 DEVICES = ("cpu", "cuda", "mps")
 MODES = ("batch", "overlapped", "auto")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker that could hold layers. ``memory_bytes`` is all that it may use."""
-
-    name: str
-    memory_bytes: int
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    candidate: int  # index into the candidates
-    layers: LayerRange
-    weight_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """The model does not fit: in words, and how many bytes are missing."""
-
-    text: str
-    missing_bytes: int
 
 
 def weight_bytes(manifest: Manifest, layers: LayerRange) -> int:
@@ -51,72 +24,6 @@ def weight_bytes(manifest: Manifest, layers: LayerRange) -> int:
     if layers.stop == manifest.num_layers:
         total += manifest.head_bytes
     return total
-
-
-def partition(manifest: Manifest, candidates: Sequence[Candidate]) -> list[Share] | Shortage:
-    """Shares in pipeline order, covering every layer once; or why the model does not fit."""
-    if not candidates:
-        return Shortage("a worker: none has joined yet", 0)
-    for num in range(min(len(candidates), manifest.num_layers), 0, -1):
-        shares = _even(manifest, candidates[:num]) or _greedy(manifest, candidates[:num])
-        if shares is not None:
-            return shares
-    return _greedy(manifest, candidates) or _shortage(manifest, candidates)
-
-
-def _even(manifest: Manifest, candidates: Sequence[Candidate]) -> list[Share] | None:
-    base, extra = divmod(manifest.num_layers, len(candidates))
-    counts = [base + (i < extra) for i in range(len(candidates))]
-    return _cut(manifest, candidates, counts)
-
-
-def _cut(manifest: Manifest, candidates: Sequence[Candidate], counts: list[int]) -> list[Share] | None:
-    shares, first = [], 0
-    for index, count in enumerate(counts):
-        layers = LayerRange(first, first + count)
-        needed = weight_bytes(manifest, layers)
-        if count == 0 or needed + OVERHEAD_BYTES > candidates[index].memory_bytes:
-            return None
-        shares.append(Share(index, layers, needed))
-        first += count
-    return shares
-
-
-def _greedy(manifest: Manifest, candidates: Sequence[Candidate]) -> list[Share] | None:
-    """Unequal memories: give each at most its fill, as even as the fills allow (the smallest cap that still covers)."""
-    for cap in range(1, manifest.num_layers + 1):
-        counts, first = [], 0
-        for candidate in candidates:
-            count = _most(manifest, candidate, first, cap)
-            counts.append(count)
-            first += count
-        if first >= manifest.num_layers:
-            used = [i for i, count in enumerate(counts) if count]
-            shares = _cut(manifest, [candidates[i] for i in used], [counts[i] for i in used])
-            return shares and [Share(used[s.candidate], s.layers, s.weight_bytes) for s in shares]
-    return None
-
-
-def _most(manifest: Manifest, candidate: Candidate, first: int, cap: int) -> int:
-    """How many layers from ``first`` on this candidate can take, at most ``cap``."""
-    for stop in range(min(first + cap, manifest.num_layers), first, -1):
-        if weight_bytes(manifest, LayerRange(first, stop)) + OVERHEAD_BYTES <= candidate.memory_bytes:
-            return stop - first
-    return 0
-
-
-def _shortage(manifest: Manifest, candidates: Sequence[Candidate]) -> Shortage:
-    needed = weight_bytes(manifest, LayerRange(0, manifest.num_layers)) + OVERHEAD_BYTES * len(candidates)
-    have = sum(c.memory_bytes for c in candidates)
-    missing = max(0, needed - have)
-    where = ", ".join(f"{c.name} {c.memory_bytes / 2**20:.0f} MiB" for c in candidates)
-    if not missing:
-        return Shortage(f"workers with more memory each: the layers don't pack into {where}", 0)
-    text = (
-        f"{missing / 2**20:.0f} MiB more memory: {manifest.name} needs {needed / 2**20:.0f} MiB "
-        f"on {len(candidates)} workers, joined are {where}"
-    )
-    return Shortage(text, missing)
 
 
 @dataclass(frozen=True, slots=True)

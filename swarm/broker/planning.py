@@ -11,17 +11,25 @@
 * ``Activate`` lists the sequences that stay, with the positions that count; everything else is dropped by the stages.
   Their answers say what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
   computed again from its tokens, which the broker knows.
+* A plan that serves is changed when it must be (a member leaves), when a newcomer on the same machine shall get its
+  part, and when another one is quicker by more than the margin. Among equally good ones the one that moves least is
+  taken (``plan.solve``).
 * A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it says that it
   loads more and more bytes, the deadline moves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
 from swarm.broker.inventory import keep_what_fits, take_inventory
-from swarm.broker.partition import Shortage, check_stages, planned_stage, weight_bytes
+from swarm.broker.partition import check_stages, planned_stage, weight_bytes
+from swarm.broker.plan.explain import sentences
+from swarm.broker.plan.gauge import StageGauge
+from swarm.broker.plan.load import Speeds
+from swarm.broker.plan.problem import Model, Shortage
 from swarm.broker.state import (
     Plan,
     PlanPhase,
@@ -30,14 +38,14 @@ from swarm.broker.state import (
     Worker,
     WorkerState,
 )
-from swarm.broker.wanted import wanted_shares
+from swarm.broker.wanted import PlanRules, Proposal, propose
 from swarm.wire.messages import (
     Activate,
     Activated,
     Dismiss,
     Edge,
     Fence,
-    LayerRange,
+    Hello,
     LoadProgress,
     Order,
     Prepare,
@@ -45,14 +53,20 @@ from swarm.wire.messages import (
     Refused,
     Release,
     SequencePosition,
+    Suppose,
 )
 
+# How often the workers' pace is compared with what was predicted, and how much it must differ to be believed: a plan
+# made anew for every whim of a machine would move layers for nothing.
+LOOK_AGAIN_S = 30.0
+PACE_DIFFERS = 0.15
+PACE_LEAST, PACE_MOST = 0.2, 20.0
 QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    objective: str = "throughput"
+    rules: PlanRules = field(default_factory=PlanRules)
     min_workers: int = 0
     gather_s: float = 30.0  # how long the first plan waits for ``min_workers`` once one has joined
     settle_s: float = 0.5
@@ -69,6 +83,8 @@ class Planner:
         self._settings = settings
         self._data_endpoint = data_endpoint
         self._out = out
+        self._looked_at = 0.0
+        self._remembered: tuple[object, Proposal | Shortage] | None = None
 
     # --- what moves the plan -----------------------------------------------------------------------------------------
 
@@ -83,6 +99,7 @@ class Planner:
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
+        self._take_paces(now)
         if book.phase is PlanPhase.SERVING and not self._wants_change():
             return
         if now - book.changed_at >= self._settings.settle_s:
@@ -186,16 +203,24 @@ class Planner:
 
     def shortage_without(self, worker: Worker) -> str | None:
         """What the swarm would wait for without this worker; None if it could do without."""
-        shares = wanted_shares(self._state, without=worker)
-        return shares.text if isinstance(shares, Shortage) else None
+        found = propose(self._state, self._settings.rules, without=worker)
+        return found.text if isinstance(found, Shortage) else None
+
+    def why_not(self, hello: Hello) -> str | None:
+        """Why this worker is not taken: too little memory, too slow; None if it is welcome."""
+        return self._settings.rules.why_not(hello)
+
+    def suppose(self, suppose: Suppose) -> Proposal | Shortage:
+        """The plan that would be made if things were so. Nothing is changed."""
+        return propose(self._state, self._settings.rules, suppose=suppose)
 
     def look_again(self, now: float) -> None:
         """Somebody asks what the swarm waits for: the answer is that of this moment."""
         if self._state.book.phase is not PlanPhase.NONE or self._still_gathers(now):
             return
-        shares = wanted_shares(self._state)
-        if isinstance(shares, Shortage):
-            self._wait_for(shares)
+        found = self._wanted()
+        if isinstance(found, Shortage):
+            self._wait_for(found)
         else:
             self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
 
@@ -205,26 +230,60 @@ class Planner:
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 
+    def _wanted(self) -> Proposal | Shortage:
+        """The plan that would be made now; worked out again only when something that it depends on has changed."""
+        state = self._state
+        seen = tuple(
+            (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned)
+            for w in state.workers.values()
+            if not w.is_gone
+        )
+        key = (seen, state.book.current and state.book.current.epoch, state.manifest is None)
+        if self._remembered is None or self._remembered[0] != key:
+            self._remembered = key, propose(state, self._settings.rules)
+        return self._remembered[1]
+
     def _wants_change(self) -> bool:
-        """A serving plan is changed when the workers that it would be made with are others."""
-        book = self._state.book
-        if book.current is None:
+        """A serving plan is changed if it can't stay, or if it is worth it."""
+        current = self._state.book.current
+        if current is None:
             return False
-        shares = wanted_shares(self._state)
-        if isinstance(shares, Shortage):
+        found = self._wanted()
+        if isinstance(found, Shortage):
             return False
-        return [(i, r) for i, r in shares] != [(s.incarnation, s.layers) for s in book.current.stages]
+        now = [(s.incarnation, s.layers) for s in current.stages]
+        if list(found.shares) == now:
+            return False
+        if found.now_s is None:
+            return True
+        newcomers = {incarnation for incarnation, _ in found.shares} - current.members
+        if newcomers and found.forecast.takes_turns and current.members <= {i for i, _ in found.shares}:
+            return True
+        return found.now_s > found.forecast.step_s * (1 + self._settings.rules.margin)
+
+    def _take_paces(self, now: float) -> None:
+        """Believe what is measured, where it differs much from what was predicted."""
+        if now - self._looked_at < LOOK_AGAIN_S:
+            return
+        self._looked_at = now
+        current = self._state.book.current
+        for stage in current.stages if current is not None else ():
+            worker, gauge = self._state.workers[stage.incarnation], self._state.book.gauge.stages.get(stage.name)
+            pace = None if gauge is None else gauge.pace
+            if pace is not None and not 1 - PACE_DIFFERS < pace / worker.pace < 1 + PACE_DIFFERS:
+                worker.pace = min(PACE_MOST, max(PACE_LEAST, pace))
+                self._note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
 
     def _start(self, now: float) -> None:
         book = self._state.book
         if self._still_gathers(now):
             return
-        shares = wanted_shares(self._state)
-        if isinstance(shares, Shortage):
-            self._wait_for(shares)
+        found = self._wanted()
+        if isinstance(found, Shortage):
+            self._wait_for(found)
             return
         book.epoch += 1
-        book.coming = self._make_plan(shares, book.epoch)
+        book.coming = self._make_plan(found, book.epoch)
         book.phase = PlanPhase.PREPARING
         book.prepared = {}
         book.awaited = set()
@@ -248,22 +307,25 @@ class Planner:
         if book.current is None:
             book.phase = PlanPhase.NONE
 
-    def _make_plan(self, shares: list[tuple[str, LayerRange]], epoch: int) -> Plan:
+    def _make_plan(self, proposal: Proposal, epoch: int) -> Plan:
         manifest = self._state.manifest
         assert manifest is not None
         stages, specs = [], []
-        for incarnation, layers in shares:
+        for incarnation, layers in proposal.shares:
             hello = self._state.workers[incarnation].hello
             weight = weight_bytes(manifest, layers)
             stages.append(StagePlan(incarnation, hello.name, layers, hello.endpoint, weight, hello.host, hello.device))
             specs.append(planned_stage(manifest, layers, hello.device))
-        check_stages(specs, manifest, "auto", len(shares))  # a plan that breaks a rule is a bug, and goes nowhere
+        check_stages(
+            specs, manifest, "auto", len(proposal.shares)
+        )  # a plan that breaks a rule is a bug, and goes nowhere
         why = tuple(
             f"{s.name} holds layers {s.layers}: {len(s.layers)} of {stages[-1].layers.stop}, "
             f"{s.weight_bytes / 2**20:.1f} MiB of its {self._memory(s) / 2**20:.0f} MiB"
             for s in stages
         )
-        plan = Plan(epoch, tuple(stages), self._settings.objective, why)
+        why += sentences(proposal.forecast)
+        plan = Plan(epoch, tuple(stages), proposal.forecast.objective, why, proposal.forecast)
         if len(stages) > 1 and plan.shares_cores:
             together = f"all stages share the cores of {stages[0].host}: in mode auto one step is in flight at a time, "
             plan = replace(plan, why=(*why, together + "and each stage uses all of them in turn"))
@@ -302,6 +364,9 @@ class Planner:
         assert book.current is not None
         book.phase = PlanPhase.SERVING
         book.waits_for = ""
+        book.gauge.begin(self._gauges(book.current))
+        for stage in book.current.stages:
+            self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")
         stages = [f"{s.name} {s.layers}" for s in book.current.stages]
         capacity = book.kv_blocks * 32
@@ -310,6 +375,21 @@ class Planner:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
         self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
         self._release_the_leaving(now)
+
+    def _gauges(self, plan: Plan) -> Iterable[StageGauge]:
+        manifest, mode = self._state.manifest, self._settings.rules.mode
+        assert manifest is not None
+        alone = mode == "batch" or (mode == "auto" and plan.shares_cores) or len(plan.stages) == 1
+        weights = Model.of(manifest).layer_weights
+        for stage in plan.stages:
+            layers = stage.layers
+            yield StageGauge(
+                worker=stage.name,
+                speeds=Speeds.of(self._state.workers[stage.incarnation].hello.costs, alone=alone),
+                weight=sum(weights[layers.first : layers.stop]),
+                has_embedding=layers.first == 0,
+                has_head=layers.stop == manifest.num_layers,
+            )
 
     # --- undoing -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from swarm.broker.blocks import BLOCK
 from swarm.broker.pace import Pace
+from swarm.broker.plan.explain import Forecast
+from swarm.broker.plan.gauge import PlanGauge
 from swarm.broker.prefix import PrefixCache
 from swarm.broker.queue import Queue
 from swarm.broker.running import Running
@@ -199,6 +201,8 @@ class Worker:
     reason: str = ""
     loaded_bytes: int = 0
     total_bytes: int = 0
+    pace: float = 1.0  # how many times longer its steps take than it measured at join, as far as that was seen
+    planned: LayerRange | None = None  # what the last plan that served gave it
     stats: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -208,6 +212,11 @@ class Worker:
     @property
     def name(self) -> str:
         return self.hello.name
+
+    @property
+    def layers(self) -> LayerRange | None:
+        """What it has loaded, as far as is known."""
+        return self.planned if self.planned is not None else self.hello.held_layers
 
     @property
     def is_gone(self) -> bool:
@@ -259,6 +268,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     objective: str
     why: tuple[str, ...]
+    forecast: Forecast | None = None
 
     @property
     def shares_cores(self) -> bool:
@@ -300,6 +310,7 @@ class PlanBook:
     deadline: float = 0.0
     changed_at: float = 0.0
     waits_for: str = "a worker: none has joined yet"
+    gauge: PlanGauge = field(default_factory=PlanGauge)  # how the current plan does
 
     @property
     def serving(self) -> bool:

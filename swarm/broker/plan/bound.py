@@ -35,7 +35,7 @@ def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
 
 def _slowest_bound(problem: Problem) -> float:
     low, high = 0.0, 2.0 * sum(problem.model.layer_weights) * max(d.layer_s for d in problem.devices)
-    high += sum(d.embed_s + d.head_s for d in problem.devices)
+    high += sum(d.stage_s + d.embed_s + d.head_s for d in problem.devices)
     if covered_within(problem, high) < problem.model.num_layers:
         return np.inf
     for _ in range(40):
@@ -50,9 +50,11 @@ def _slowest_bound(problem: Problem) -> float:
 def covered_within(problem: Problem, limit_s: float) -> int:
     """The most layers that all devices together could do in this time each, whoever has the embedding and the head."""
     devices, model = problem.devices, problem.model
-    counts = _within(problem, most_layers(problem), [limit_s] * len(devices))
-    embeds = _within(problem, most_layers(problem, model.embed_bytes), [limit_s - d.embed_s for d in devices])
-    heads = _within(problem, most_layers(problem, model.head_bytes), [limit_s - d.head_s for d in devices])
+    counts = _within(problem, most_layers(problem), [limit_s - d.stage_s for d in devices])
+    embeds = _within(
+        problem, most_layers(problem, model.embed_bytes), [limit_s - d.stage_s - d.embed_s for d in devices]
+    )
+    heads = _within(problem, most_layers(problem, model.head_bytes), [limit_s - d.stage_s - d.head_s for d in devices])
     alone = int(np.minimum(embeds, heads).max(initial=0))
     if len(devices) == 1 or alone >= model.num_layers:
         return alone
@@ -80,7 +82,7 @@ def _sum_bound(problem: Problem) -> float:
     most = most_layers(problem)
     heavy = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights, reverse=True))))
     order = sorted(range(len(problem.devices)), key=lambda i: problem.devices[i].layer_s)
-    rest, total = sum(problem.model.layer_weights), 0.0
+    rest, total = sum(problem.model.layer_weights), min(d.stage_s for d in problem.devices)
     for index in order:
         work = min(rest, float(heavy[most[index]]))
         total += work * problem.devices[index].layer_s

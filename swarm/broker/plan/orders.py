@@ -18,6 +18,7 @@ from swarm.broker.plan import tables
 from swarm.broker.plan.bound import covered_within, lower_bound, most_layers, quickest_first
 from swarm.broker.plan.problem import Line, Problem
 from swarm.broker.plan.search import Combine, along
+from swarm.broker.plan.tables import Table
 
 SPARE = 4  # devices beyond those that a bound thinks necessary
 EFFORT = 6_000  # devices looked at in all changes together: a quarter of a second
@@ -31,8 +32,8 @@ class _Hunt:
     """The best line so far, and how much effort is left."""
 
     problem: Problem
-    tables: dict[int, tables.Table]
-    hops: tables.Table
+    own: dict[int, Table]
+    hops: Table
     combine: Combine
     must: frozenset[int]
     goal: float
@@ -48,7 +49,7 @@ class _Hunt:
     def attempt(self, order: Sequence[int]) -> bool:
         """Look at this order; keep it if it is better."""
         self.effort -= len(order)
-        found = along(_Sparse(self.tables), self.hops, self.combine, order, self.must)
+        found = along(_Sparse(self.own), self.hops, self.combine, order, self.must)
         if found is None:
             return False
         cost = tables.step_seconds(self.problem, found[1])
@@ -58,10 +59,10 @@ class _Hunt:
         return True
 
 
-class _Sparse(Sequence[tables.Table]):
+class _Sparse(Sequence[Table]):
     """Tables of chosen devices, by the devices' own numbers."""
 
-    def __init__(self, chosen: dict[int, tables.Table]) -> None:
+    def __init__(self, chosen: dict[int, Table]) -> None:
         self._chosen = chosen
 
     def __len__(self) -> int:
@@ -71,9 +72,8 @@ class _Sparse(Sequence[tables.Table]):
         return next(iter(self._chosen.values())) if index not in self._chosen else self._chosen[index]
 
 
-def good_line(problem: Problem, combine: Combine, hops: tables.Table) -> tuple[float, Line] | None:
+def good_line(problem: Problem, combine: Combine, hops: Table, must: frozenset[int]) -> tuple[float, Line] | None:
     """A line close to the best; None if none was found."""
-    must = frozenset(i for i, d in enumerate(problem.devices) if d.pinned is not None)
     bound = lower_bound(problem)
     if not np.isfinite(bound):
         return None
@@ -104,7 +104,10 @@ def _choose(problem: Problem, limit_s: float, must: frozenset[int]) -> list[int]
     else:
         able = [i for i in range(len(devices)) if most[i] > 0]
         mean = sum(problem.model.layer_weights) / num
-        does = {i: min(float(most[i]), limit_s / max(devices[i].layer_s * mean, 1e-12)) for i in able}
+        does = {
+            i: min(float(most[i]), max(0.0, limit_s - devices[i].stage_s) / max(devices[i].layer_s * mean, 1e-12))
+            for i in able
+        }
         ranked = sorted(able, key=lambda i: (-int(does[i]), devices[i].layer_s, i))
         cover = np.cumsum([int(does[i]) for i in ranked])
         enough = int(np.searchsorted(cover, num)) + 1

@@ -31,13 +31,15 @@ class Link:
 class Device:
     """One that could hold a stage.
 
-    ``layer_s``: a layer of weight 1. ``held``: what it has loaded. ``pinned``: exactly these layers, by hand.
-    ``max_layers``: no more than so many, by hand. ``standby_bytes``: promised to layers that it keeps for others.
+    ``layer_s``: a layer of weight 1. ``stage_s``: what a step takes beside its layers. ``held``: what it has loaded.
+    ``pinned``: exactly these layers, by hand. ``max_layers``: no more than so many, by hand. ``standby_bytes``:
+    promised to layers that it keeps for others.
     """
 
     name: str
     memory_bytes: int
     layer_s: float = 0.001
+    stage_s: float = 0.0
     embed_s: float = 0.0
     head_s: float = 0.0
     host: str = ""

@@ -26,18 +26,19 @@ _STAYING = 1000.0  # how much more staying in place counts than even shares
 _EVEN_IN_TURNS = 4.0  # how much more even shares count than staying in place, where any cut is as quick
 
 
-def solve(problem: Problem) -> Line | Shortage:
-    """Stages in pipeline order that cover every layer once; or why the model does not fit."""
+def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shortage:
+    """Stages in pipeline order that cover every layer once; or why the model does not fit. ``must``: devices that are
+    not left out, whatever it costs; those with pinned layers never are."""
     if not problem.devices:
         return Shortage("a worker: none has joined yet", 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum
     hops = tables.hops(problem)
-    must = frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
+    must |= frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)
     if len(problem.devices) <= EXACT:
         own = [tables.seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
         found = best(own, hops, combine, must)
     else:
-        found = good_line(problem, combine, hops)
+        found = good_line(problem, combine, hops, must)
     if found is None:
         return shortage(problem)
     return _settled(problem, found[0], found[1], hops, must)
@@ -48,15 +49,14 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
     many = len(problem.devices) > EXACT
     chosen = [share.device for share in line] if many else list(range(len(problem.devices)))
     limit = cost * (1 + problem.tolerance) * (1 + EQUAL)
-    second = [_second_cost(problem, problem.devices[i], cost, limit) for i in chosen]
+    costs = [_second_cost(problem, problem.devices[i], cost, limit) for i in chosen]
     between = hops[np.ix_(chosen, chosen)]
     if problem.takes_turns:
         room = max(problem.tolerance, EQUAL) * cost
-        second = [first + room * more for first, more in second]
+        second = [own + room * more for own, more in costs]
     else:
-        ways = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / cost, np.inf)
-        second = [more for _, more in second]
-        between = ways
+        second = [more for _, more in costs]
+        between = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / cost, np.inf)
     places = {device: place for place, device in enumerate(chosen)}
     needed = frozenset(places[i] for i in must)
     found = (
@@ -68,9 +68,7 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
     return settled if tables.step_seconds(problem, settled) <= limit else line
 
 
-def _second_cost(
-    problem: Problem, device: Device, cost: float, limit: float
-) -> tuple[tables.Table, tables.Table]:
+def _second_cost(problem: Problem, device: Device, cost: float, limit: float) -> tuple[tables.Table, tables.Table]:
     """The device's time, and what counts where times are equal: bytes to load, and how uneven the shares are."""
     own = tables.seconds(problem.model, device, problem.kv_positions)
     moved = tables.moved_bytes(problem.model, device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ LOOPBACK_BYTES_PER_S = 2e9
 def seconds(model: Model, device: Device, kv_positions: int) -> Table:
     """How long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
     work = _between(model.layer_weights)
-    table: Table = device.layer_s * work
+    table: Table = device.stage_s + device.layer_s * work
     table[0, :] += device.embed_s
     table[:, -1] += device.head_s
     table[~_allowed(model, device, kv_positions)] = np.inf
@@ -73,14 +75,15 @@ def hops(problem: Problem) -> Table:
         near = near + LOOPBACK_S
     if problem.free_hops:
         near = np.zeros_like(near)
-    return np.where((hosts[:, None] == hosts[None, :]) & (hosts[:, None] != ""), near, far)
+    found: Table = np.where((hosts[:, None] == hosts[None, :]) & (hosts[:, None] != ""), near, far)
+    return found
 
 
 def step_seconds(problem: Problem, line: Line) -> float:
     """What the search minimises: the seconds of a step, or between two steps if several are in flight."""
     parts = stage_seconds(problem, line)
     between = hops(problem)
-    ways = [float(between[a.device, b.device]) for a, b in zip(line, line[1:], strict=False)]
+    ways = [float(between[a.device, b.device]) for a, b in itertools.pairwise(line)]
     return sum(parts) + sum(ways) if problem.takes_turns else max([*parts, *ways])
 
 
@@ -89,7 +92,7 @@ def stage_seconds(problem: Problem, line: Line) -> list[float]:
     model, found = problem.model, []
     for share in line:
         device, layers = problem.devices[share.device], share.layers
-        took = device.layer_s * sum(model.layer_weights[layers.first : layers.stop])
+        took = device.stage_s + device.layer_s * sum(model.layer_weights[layers.first : layers.stop])
         took += device.embed_s if layers.first == 0 else 0.0
         found.append(took + (device.head_s if layers.stop == model.num_layers else 0.0))
     return found

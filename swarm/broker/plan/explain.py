@@ -1,0 +1,213 @@
+"""A plan in words and figures: what is predicted, what limits it, what one more worker would change, who is left out
+and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swarm.broker.plan import tables
+from swarm.broker.plan.load import Load
+from swarm.broker.plan.problem import Device, Line, Problem, Share, Shortage
+from swarm.broker.plan.solve import EXACT, solve
+from swarm.wire.messages import Json, LayerRange
+
+MAX_EXPLAINED = 4  # of those left out: each costs a search
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``: with buffers and KV."""
+
+    worker: str
+    layers: LayerRange
+    compute_s: float
+    hop_s: float
+    needed_bytes: int
+    memory_bytes: int
+    kv_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """``step_s``: from one step to the next. ``even_s``: the same if the same workers had even shares; None if those
+    would not fit. ``one_more_s``: with another worker like the quickest, on a machine of its own; None if not looked
+    at. ``left_out``: (worker, why)."""
+
+    objective: str
+    load: Load
+    takes_turns: bool
+    stages: tuple[StageForecast, ...]
+    step_s: float
+    even_s: float | None
+    one_more_s: float | None
+    like: str
+    left_out: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bottleneck(self) -> StageForecast:
+        return max(self.stages, key=lambda stage: stage.compute_s)
+
+    @property
+    def margin(self) -> float:
+        """By which part of its time the slowest stage is slower than the next: what could be won there at most."""
+        times = sorted((stage.compute_s for stage in self.stages), reverse=True)
+        return 1 - times[1] / times[0] if len(times) > 1 and times[0] else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.load.rows / self.step_s if self.step_s else 0.0
+
+
+def forecast(
+    problem: Problem, line: Line, load: Load, objective: str, left_out: tuple[tuple[str, str], ...] = ()
+) -> Forecast:
+    """What this line of devices is expected to do. ``left_out``: those who were not even looked at."""
+    thorough = len(problem.devices) <= EXACT
+    like, more = _one_more(problem, line) if thorough else ("", None)
+    return Forecast(
+        objective=objective,
+        load=load,
+        takes_turns=problem.takes_turns,
+        stages=_stages(problem, line),
+        step_s=tables.step_seconds(problem, line),
+        even_s=_even(problem, line),
+        one_more_s=more,
+        like=like,
+        left_out=left_out + _left_out(problem, line, thorough),
+    )
+
+
+def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
+    model, between = problem.model, tables.hops(replace(problem, takes_turns=True, free_hops=False))
+    found = []
+    for place, (share, seconds) in enumerate(zip(line, tables.stage_seconds(problem, line), strict=True)):
+        device = problem.devices[share.device]
+        hop = float(between[share.device, line[place + 1].device]) if place + 1 < len(line) else 0.0
+        needed = model.needed_bytes(share.layers, problem.kv_positions) + device.standby_bytes
+        room = model.kv_positions(share.layers, device.memory_bytes - device.standby_bytes)
+        found.append(StageForecast(device.name, share.layers, seconds, hop, needed, device.memory_bytes, room))
+    return tuple(found)
+
+
+def even_line(problem: Problem, line: Line) -> Line | None:
+    """The same devices in the same order with as many layers each, the first ones one more; None if it doesn't fit."""
+    base, extra = divmod(problem.model.num_layers, len(line))
+    shares, first = [], 0
+    for place, share in enumerate(line):
+        layers = LayerRange(first, first + base + (place < extra))
+        device = problem.devices[share.device]
+        if not len(layers) or problem.model.needed_bytes(layers, 0) > device.memory_bytes:
+            return None
+        shares.append(Share(share.device, layers))
+        first = layers.stop
+    return tuple(shares)
+
+
+def _even(problem: Problem, line: Line) -> float | None:
+    even = even_line(problem, line)
+    return None if even is None else tables.step_seconds(problem, even)
+
+
+def _one_more(problem: Problem, line: Line) -> tuple[str, float | None]:
+    """The quickest device of the line once more, on a machine of its own."""
+    best = min((problem.devices[share.device] for share in line), key=lambda device: device.layer_s)
+    twin = replace(best, name="", host=f"{best.host}'", held=None, pinned=None)
+    more = replace(problem, devices=(*problem.devices, twin), tolerance=0.0)
+    found = solve(more)
+    return best.name, None if isinstance(found, Shortage) else tables.step_seconds(more, found)
+
+
+def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, str], ...]:
+    used = {share.device for share in line}
+    rest = [i for i in range(len(problem.devices)) if i not in used]
+    now = tables.step_seconds(problem, line)
+    found = []
+    for count, index in enumerate(rest):
+        device = problem.devices[index]
+        if count < MAX_EXPLAINED and thorough:
+            found.append((device.name, _why_left_out(problem, index, now)))
+        else:
+            found.append((device.name, _too_small(problem, device) or "the step would not be quicker with it"))
+    return tuple(found)
+
+
+def _why_left_out(problem: Problem, index: int, now: float) -> str:
+    small = _too_small(problem, problem.devices[index])
+    if small:
+        return small
+    forced = solve(replace(problem, tolerance=0.0), frozenset((index,)))
+    if isinstance(forced, Shortage):
+        return "no cut of the layers leaves it a share that fits"
+    then = tables.step_seconds(problem, forced)
+    if then <= now * (1 + problem.tolerance):
+        return f"the step would not be quicker with it: {_ms(then)} instead of {_ms(now)}"
+    return f"it would make the step slower: {_ms(then)} instead of {_ms(now)}"
+
+
+def _too_small(problem: Problem, device: Device) -> str:
+    model = problem.model
+    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
+    missing = least + device.standby_bytes - device.memory_bytes
+    return f"{missing / 2**20:.0f} MiB of memory are missing for even one layer" if missing > 0 else ""
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def sentences(found: Forecast) -> tuple[str, ...]:
+    """For people, one thought each."""
+    load, slowest = found.load, found.bottleneck
+    every = "all stages one after the other" if found.takes_turns else f"the slowest stage, {slowest.worker},"
+    said = [
+        f"objective {found.objective}: for {load.rows} sequences of {load.context} positions that decode together, "
+        f"with {load.prompt:g} positions of prompt per token, {every} take{'' if found.takes_turns else 's'} "
+        f"{_ms(found.step_s)} a step: {found.tokens_per_s:.0f} tokens/s"
+    ]
+    if len(found.stages) > 1:
+        said.append(
+            f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for layers {slowest.layers}; "
+            f"the next {found.margin:.0%} less"
+        )
+    if found.even_s is not None and len(found.stages) > 1:
+        gain = found.even_s / found.step_s - 1
+        said.append(f"even shares would take {_ms(found.even_s)}: this is {gain:.0%} quicker" if gain > 0.005 else "")
+    if found.one_more_s is not None:
+        gain = found.step_s / found.one_more_s - 1
+        what = f"{_ms(found.one_more_s)} a step, {gain:.0%} quicker" if gain > 0.005 else "no quicker step"
+        said.append(f"one more worker like {found.like}, on a machine of its own, would give {what}")
+    said += [f"{name} is left out: {why}" for name, why in found.left_out]
+    return tuple(text for text in (*said, *found.notes) if text)
+
+
+def as_json(found: Forecast) -> Json:
+    """For programs."""
+    return {
+        "objective": found.objective,
+        "load": {"rows": found.load.rows, "context": found.load.context, "prompt": found.load.prompt},
+        "takes_turns": found.takes_turns,
+        "step_s": found.step_s,
+        "tokens_per_s": round(found.tokens_per_s, 2),
+        "bottleneck": found.bottleneck.worker,
+        "margin": round(found.margin, 4),
+        "even_s": found.even_s,
+        "one_more": None if found.one_more_s is None else {"like": found.like, "step_s": found.one_more_s},
+        "left_out": [{"worker": name, "why": why} for name, why in found.left_out],
+        "stages": [stage_json(stage) for stage in found.stages],
+    }
+
+
+def stage_json(stage: StageForecast) -> Json:
+    return {
+        "worker": stage.worker,
+        "layers": [stage.layers.first, stage.layers.stop],
+        "predicted_s": stage.compute_s,
+        "hop_s": stage.hop_s,
+        "needed_bytes": stage.needed_bytes,
+        "memory_bytes": stage.memory_bytes,
+        "kv_positions": stage.kv_positions,
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,153 @@
+"""From what workers measured at join to the seconds of a step: of the load that is planned for, or of a real one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from swarm.wire.messages import LayerCost
+
+CHUNK = 256  # positions of a prompt in one step, about: what the scheduler gives it
+
+_Points = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a plan is made for: ``rows`` sequences that decode together, each with ``context`` positions, and ``prompt``
+    positions of prompts for every token that is generated."""
+
+    rows: int = 8
+    context: int = 512
+    prompt: float = 1.0
+
+    @property
+    def positions(self) -> float:
+        """Positions of prompts that come in for one step of decodes."""
+        return self.rows * self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One step as it was: how many sequences decoded, with how many positions in all; how many positions of prompts,
+    and the positions before each of them, added up; how many rows went through the head."""
+
+    decodes: int
+    decode_context: int
+    positions: int
+    position_context: int
+    heads: int
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, bool]]) -> Shape:
+        """From (start, count, sample) of each row."""
+        decodes = context = positions = before = heads = 0
+        for start, count, sample in rows:
+            heads += sample
+            if count == 1:
+                decodes, context = decodes + 1, context + start
+            else:
+                positions, before = positions + count, before + count * start + count * count // 2
+        return cls(decodes, context, positions, before, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """One worker's figures, to be asked for any size. Between measured sizes lines are drawn; beyond the largest, the
+    last line goes on."""
+
+    decode: _Points
+    decode_slope: float  # seconds for each position before, of each sequence
+    prefill: _Points
+    prefill_slope: float
+    stage: _Points
+    head: _Points
+    embed: _Points
+
+    @classmethod
+    def of(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
+        """None if the worker measured nothing. ``alone``: with all cores of its host, where that was measured."""
+        chosen = [cost for cost in costs if cost.alone is alone] or list(costs)
+        kinds = {cost.kind for cost in chosen}
+        if not kinds & {"decode", "prefill"}:
+            return None
+        decode, prefill = _of_kind(chosen, "decode"), _of_kind(chosen, "prefill")
+        if not decode or not prefill:
+            decode = prefill = decode or prefill
+        return cls(
+            decode=_short(decode),
+            decode_slope=_slope(decode),
+            prefill=_short(prefill),
+            prefill_slope=_slope(prefill),
+            stage=_short(_of_kind(chosen, "stage")),
+            head=_short(_of_kind(chosen, "head")),
+            embed=_short(_of_kind(chosen, "embed")),
+        )
+
+    def layer_s(self, load: Load) -> float:
+        """One layer's part of a step of the load: its decodes, and its share of a chunk of prompt."""
+        decode = _at(self.decode, load.rows) + self.decode_slope * load.rows * load.context
+        chunk = _at(self.prefill, CHUNK) + self.prefill_slope * CHUNK * load.context / 2
+        return decode + load.positions * chunk / CHUNK
+
+    def stage_s(self, load: Load) -> float:
+        return _at(self.stage, load.rows) + load.positions / CHUNK * _at(self.stage, CHUNK)
+
+    def head_s(self, load: Load) -> float:
+        return _at(self.head, load.rows)
+
+    def embed_s(self, load: Load) -> float:
+        return _at(self.embed, load.rows) + load.positions / CHUNK * _at(self.embed, CHUNK)
+
+    def step_s(self, shape: Shape, layer_weight: float, *, has_head: bool, has_embedding: bool) -> float:
+        """A real step in a stage whose layers weigh so much. Where decodes and prompts are mixed, the weights are read
+        once for both."""
+        layer = 0.0
+        if shape.positions:
+            layer = _at(self.prefill, shape.positions) + self.prefill_slope * shape.position_context
+        if shape.decodes:
+            decode = _at(self.decode, shape.decodes) + self.decode_slope * shape.decode_context
+            layer += max(0.0, decode - _at(self.decode, 1)) if shape.positions else decode
+        num = shape.decodes + shape.positions
+        total = _at(self.stage, num) + layer_weight * layer
+        total += _at(self.head, shape.heads) if has_head and shape.heads else 0.0
+        return total + (_at(self.embed, num) if has_embedding else 0.0)
+
+
+def _of_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:
+    return [cost for cost in costs if cost.kind == kind]
+
+
+def _short(costs: Sequence[LayerCost]) -> _Points:
+    """The figure with the least context for each number of rows; never less for more rows, which would be noise."""
+    least = min((cost.context for cost in costs), default=0)
+    found: dict[int, float] = {}
+    for cost in costs:
+        if cost.context <= max(least, 64):
+            found[cost.rows] = min(cost.seconds, found.get(cost.rows, cost.seconds))
+    rows = sorted(found)
+    return tuple((n, min(found[m] for m in rows if m >= n)) for n in rows)
+
+
+def _slope(costs: Sequence[LayerCost]) -> float:
+    """What one more position before costs each row: the mean over pairs of figures that differ in nothing else."""
+    found = []
+    for cost in costs:
+        for other in costs:
+            if other.rows == cost.rows and other.context > cost.context:
+                found.append((other.seconds - cost.seconds) / (cost.rows * (other.context - cost.context)))
+    return max(0.0, sum(found) / len(found)) if found else 0.0
+
+
+def _at(points: _Points, rows: float) -> float:
+    if not points:
+        return 0.0
+    sizes = [size for size, _ in points]
+    place = min(max(1, bisect_left(sizes, rows)), len(points) - 1)
+    if len(points) == 1:
+        return points[0][1] * max(1.0, rows / points[0][0])
+    (low, low_s), (high, high_s) = points[place - 1], points[place]
+    if rows <= sizes[0]:
+        return points[0][1]
+    return low_s + (high_s - low_s) * (rows - low) / (high - low)
