@@ -57,6 +57,13 @@ def _port_range(text: str) -> str:
     return text
 
 
+def _layers(text: str) -> str:
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else True) and int(first) <= int(last or first)):
+        raise ValueError("write it as FIRST-LAST, both included, for example 0-10")
+    return text
+
+
 def _endpoint(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     host, colon, port = rest.rpartition(":")
@@ -151,6 +158,53 @@ class BrokerSettings(Section):
         default=4096,
         description="Steps whose times are kept for swarmctl trace; about 1 KB each. 0 keeps none. "
         "The default is a minute or two of a small model, more of a large one.",
+    )
+
+
+class PlanSettings(Section):
+    """The plan: what load it is made for, what it must keep to, what is decided by hand."""
+
+    objective: Literal["auto", "throughput", "latency"] = Field(
+        default="auto",
+        description="throughput: the most tokens for all together, so the slowest stage counts. latency: the quickest "
+        "single answer, so the sum over stages counts, and fewer workers may be better. auto: throughput; a plan that "
+        "followed the load of the minute would move layers to and fro.",
+    )
+    rows: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=8, description="Sequences that decode together in one step of the load that is planned for."
+    )
+    context: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        default=512, description="Positions that each of them has; long ones make attention count for more."
+    )
+    prompt: Annotated[float, Field(ge=0, le=10_000)] = Field(
+        default=1.0, description="Positions of prompt for every token that is generated; 1 is an even mixture."
+    )
+    kv_positions: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
+        default=4096,
+        description="Positions of keys and values that every stage should have room for, all sequences together. Where "
+        "memory doesn't allow it, the plan does without and says so.",
+    )
+    margin: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.1,
+        description="How much quicker, as a part, another plan must be before layers are moved for speed alone. "
+        "Measurements differ by a few percent, and moving costs seconds.",
+    )
+    min_memory: ByteSize = Field(
+        default=ByteSize(0), description="Bytes that a worker must have for the model; one with less is turned away."
+    )
+    min_layers_per_s: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="Layers that a worker must compute in a second for a single sequence, as it measured itself; a "
+        "slower one is turned away. 0: none is.",
+    )
+    pins: dict[str, Annotated[str, AfterValidator(_layers)]] = Field(
+        default={}, description='Layers that a worker gets whatever else, by its name: { "big-one" = "0-10" }.'
+    )
+    caps: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default={}, description='The most layers that a worker gets, by its name: { "laptop" = 8 }.'
+    )
+    exclude: tuple[str, ...] = Field(
+        default=(), description='Names of workers that get no layers, though they may join: ["old-one"].'
     )
 
 
@@ -273,6 +327,7 @@ class Settings(BaseSettings):
         description="Directory for what must survive a restart. One broker at a time uses it.",
     )
     broker: BrokerSettings = BrokerSettings()
+    plan: PlanSettings = PlanSettings()
     worker: WorkerSettings = WorkerSettings()
     health: HealthSettings = HealthSettings()
     client: ClientSettings = ClientSettings()
@@ -462,6 +517,10 @@ def _toml(value: object) -> str:
         return f'"{value.human_readable(decimal=False, separator="").replace(".0", "")}"'
     if isinstance(value, str | Path):
         return f'"{value}"'
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{key}" = {_toml(item)}' for key, item in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     return str(value)
 
 

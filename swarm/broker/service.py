@@ -33,15 +33,17 @@ from swarm.broker.events import (
 )
 from swarm.broker.health import HealthSettings
 from swarm.broker.journal import MemoryJournal
+from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
+from swarm.broker.wanted import PlanRules
 from swarm.clock import Clock, SystemClock
 from swarm.errors import WireError
 from swarm.log import get_logger
 from swarm.wire.channel import Arrived, AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
-from swarm.wire.messages import AssetPart, Malformed, StepDone, WorkerMessage
+from swarm.wire.messages import AssetPart, LayerRange, Malformed, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -250,6 +252,7 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
             broker.mode, broker.step_tokens, broker.prefill_chunk, broker.max_running, broker.kv_cache
         ),
         plan=PlanSettings(
+            rules=_rules(settings),
             min_workers=broker.min_workers,
             settle_s=broker.settle_s,
             prepare_timeout_s=broker.prepare_timeout_s,
@@ -257,4 +260,26 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
             max_sequences=settings.worker.max_sequences,
         ),
         health=HealthSettings(health.beat_timeout_s, health.hang_factor, health.hang_min_s),
+    )
+
+
+def _rules(settings: Settings) -> PlanRules:
+    plan, broker = settings.plan, settings.broker
+    pins: dict[str, LayerRange] = {}
+    for name, text in plan.pins.items():
+        first, _, last = text.partition("-")
+        pins[name] = LayerRange(int(first), int(last or first) + 1)
+    return PlanRules(
+        mode=broker.mode,
+        objective=plan.objective,
+        load=Load(plan.rows, plan.context, plan.prompt),
+        kv_positions=plan.kv_positions,
+        margin=plan.margin,
+        step_positions=broker.step_tokens,
+        max_running=broker.max_running,
+        min_memory_bytes=int(plan.min_memory),
+        min_layers_per_s=plan.min_layers_per_s,
+        pins=pins,
+        caps=dict(plan.caps),
+        exclude=frozenset(plan.exclude),
     )

@@ -233,8 +233,8 @@ class Worker:
         self.reason = reason
 
     def refuses(self, layers: LayerRange) -> bool:
-        """It said that it can't load these layers, or some of them."""
-        return any(layers.first <= r.first and r.stop <= layers.stop for r in self.refusals)
+        """It said that it can't load these layers, or some of them; or other ones, no more than these are."""
+        return any((layers.first <= r.first and r.stop <= layers.stop) or len(r) <= len(layers) for r in self.refusals)
 
     def forget_refusals(self) -> None:
         self.refusals.clear()

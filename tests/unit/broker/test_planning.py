@@ -212,8 +212,9 @@ def test_newcomer_is_planned_for_in_the_background(serving: Bench) -> None:
     serving.tell("w2", serving.workers["w2"].prepared(2))
     activations = [(peer, o.live) for peer, o in orders(serving.log, Activate)]
     live = (SequencePosition(1, before + 2),)  # three prompt tokens, the last drawn one is not computed yet
-    assert activations == [("w0.1", live), ("w1.1", live), ("w2.1", live)]
-    assert ranges(serving) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 4), "w2": LayerRange(4, 6)}
+    assert activations == [("w0.1", live), ("w2.1", live), ("w1.1", live)]
+    # In the middle, so that the others keep what they have.
+    assert ranges(serving) == {"w0": LayerRange(0, 2), "w2": LayerRange(2, 4), "w1": LayerRange(4, 6)}
     (step,) = steps(serving.log)
     assert step.epoch == 2
     assert serving.sequence().num_generated == before
@@ -327,7 +328,7 @@ def test_who_refused_is_asked_for_other_layers_when_the_members_change(bench: Be
     bench.mute = set()
     bench.join("w2")
     bench.tick()
-    assert ranges(bench) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 4), "w2": LayerRange(4, 6)}
+    assert {name: len(layers) for name, layers in ranges(bench).items()} == {"w0": 2, "w1": 2, "w2": 2}
     assert bench.state.workers["w1.1"].state is WorkerState.MEMBER
 
 
@@ -458,14 +459,15 @@ def test_death_while_activating(bench: Bench) -> None:
 
 
 def test_death_of_a_member_while_another_plan_is_prepared(serving: Bench) -> None:
-    """Both plans rely on the dead one: both are void, and the next is made of who is left."""
+    """Both plans rely on the dead one: both are void, and the next is made of who is left; who holds layers keeps
+    them."""
     serving.mute = {"w2"}
     serving.join("w2")
     serving.tick()
     serving.mute = set()
     serving.lose("w0")
     assert serving.epoch == 3
-    assert ranges(serving) == {"w1": LayerRange(0, 3), "w2": LayerRange(3, 6)}
+    assert ranges(serving) == {"w2": LayerRange(0, 3), "w1": LayerRange(3, 6)}
 
 
 def test_death_of_a_leaving_member_voids_the_plan_under_way(serving: Bench) -> None:
@@ -972,10 +974,15 @@ def test_strangers_are_counted(serving: Bench) -> None:
 
 
 def test_the_plan_explains_itself(serving: Bench) -> None:
-    """One sentence per stage: who, which layers, how much memory."""
+    """One sentence per stage: who, which layers, how much memory. Then the objective, the slowest stage, and what one
+    more worker would change."""
     assert serving.state.book.current.why == (
         "w0 holds layers 0–2: 3 of 6, 4.0 MiB of its 200 MiB",
         "w1 holds layers 3–5: 3 of 6, 4.0 MiB of its 200 MiB",
+        "objective throughput: for 8 sequences of 512 positions that decode together, with 1 positions of prompt per "
+        "token, the slowest stage, w0, takes 3 ms a step: 2667 tokens/s",
+        "w0 takes longest, 3 ms for layers 0–2; the next 0% less",
+        "one more worker like w0, on a machine of its own, would give 2 ms a step, 50% quicker",
     )
 
 
