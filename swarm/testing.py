@@ -154,7 +154,7 @@ class FakeExecutor:
         last: list[int] = []
         for row in batch.rows:
             for offset in range(row.count):
-                hidden[taken] = self._position(row.sequence, row.start + offset, hidden[taken])
+                hidden[taken] = self._position(row.sequence, row.start + offset, hidden[taken], batch.through)
                 taken += 1
             last.append(hidden[taken - 1])
         progressed()
@@ -171,17 +171,22 @@ class FakeExecutor:
         raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
         return [int(value) for value in raw]
 
-    def _position(self, sequence: int, position: int, hidden: int) -> int:
+    def _position(self, sequence: int, position: int, hidden: int, through: LayerRange | None) -> int:
         assert self.layers is not None
+        layers = through or self.layers
         chains = self.chains[sequence]
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
-        for layer in range(self.layers.first, self.layers.stop):
+        for layer in range(layers.first, layers.stop):
             chain = chains.setdefault(layer, [])
             if len(chain) < position:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: position {position}, held {len(chain)}")
+            state, hidden = fake_layer(layer, chain[position - 1] if position else 0, hidden)
+            if through is not None and position < len(chain):
+                if chain[position] != state:
+                    raise IllegalMove(f"sequence {sequence} layer {layer}: a replay differs at position {position}")
+                continue
             del chain[position:]  # what lies beyond was cut, or belongs to a step that a fence ended
-            state, hidden = fake_layer(layer, chain[-1] if chain else 0, hidden)
             chain.append(state)
         if position % _BLOCK == 0 and self.kv_used() > self.capacity:
             raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")

@@ -55,6 +55,7 @@ from swarm.stage.holdings import Holdings
 from swarm.stage.ordering import StepOrder
 from swarm.stage.positions import HeldTokens, wrong_row
 from swarm.stage.preparation import Preparation
+from swarm.stage.replay import REPLAY_STEP, Replays
 from swarm.stage.statistics import StageStatistics
 from swarm.stage.work import Work
 from swarm.wire.messages import (
@@ -72,7 +73,6 @@ from swarm.wire.messages import (
     Rejoin,
     Release,
     Replay,
-    ReplayMissing,
     SequencePosition,
     Step,
     StepDone,
@@ -103,6 +103,7 @@ class StageCore:
     layers: LayerRange | None = None
     preparation: Preparation = field(init=False)
     holdings: Holdings = field(init=False)
+    replays: Replays = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
     work: Work | None = None
     welcome: Welcome | None = None
@@ -117,6 +118,7 @@ class StageCore:
     def __post_init__(self) -> None:
         self.preparation = Preparation(self.settings.incarnation)
         self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
+        self.replays = Replays(self.settings.incarnation, self.settings.num_layers, self.holdings, self._count)
 
     @property
     def sequences(self) -> dict[int, HeldTokens]:
@@ -218,6 +220,7 @@ class StageCore:
     def _leave_epoch(self) -> None:
         self.active = None
         self.steps.clear()
+        self.replays.clear()
 
     def _activate(self, order: Activate, now: float) -> None:
         prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch)
@@ -250,18 +253,10 @@ class StageCore:
         self.holdings.clear()
 
     def _replay(self, order: Replay) -> None:
-        """Nobody asks for replays yet; the answer is honest: the next tier has to serve."""
-        self._out.append(
-            Tell(
-                ReplayMissing(
-                    epoch=order.epoch,
-                    incarnation=self.settings.incarnation,
-                    sequence=order.sequence,
-                    boundary=order.boundary,
-                    has_from=order.stop,
-                )
-            )
-        )
+        if order.epoch != self.active or self.layers is None:
+            self._count("stale_orders")
+        else:
+            self._out.extend(self.replays.take_order(order, self.layers))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """What is held, for Hello and Activated."""
@@ -274,13 +269,18 @@ class StageCore:
         if step.epoch < self.fence or step.epoch != self.active:
             self._count("stale_steps")
             return
+        if step.replay:
+            problem = self.replays.arrived(step, event.hidden)
+            if problem is not None:
+                self._trouble(problem)
+            return
         dropped = self.steps.take(event, now)
         if dropped is not None:
             self._count(dropped)
 
     def _start_work(self, now: float) -> None:
-        """Begin the next step if none is under way."""
-        while self.work is None and self.steps.ready and not self.parked:
+        """Begin the next step if nothing is under way, or the next replay if no step is due."""
+        while self.work is None and self.replays.current is None and self.steps.ready and not self.parked:
             arrived, arrived_at = self.steps.ready.popleft()
             idle_s = max(0.0, arrived_at - self.idle_since)
             self.work = Work(arrived, arrived_at, now, idle_s, len(self.steps.ready))
@@ -296,6 +296,12 @@ class StageCore:
                 self._out.append(Compute(step.epoch, step.step, self._batch(arrived), step.cause))
                 return
             self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
+        if self.work is None and self.layers is not None and not self.parked:
+            found = self.replays.start(self.layers)
+            if isinstance(found, Compute):
+                self._out.append(found)
+            elif found is not None:
+                self._trouble(found)
 
     def _batch(self, arrived: StepArrived) -> Batch:
         step = arrived.step
@@ -314,6 +320,11 @@ class StageCore:
     # --- steps out -------------------------------------------------------------------------------------------------
 
     def _computed(self, epoch: int, step: int, forwarded: Forwarded, now: float) -> None:
+        replayed = self.replays.current
+        if replayed is not None and step == REPLAY_STEP and epoch == replayed.epoch == self.active:
+            assert self.layers is not None
+            self._out.extend(self.replays.computed(forwarded, self.layers))
+            return
         if self.work is None or self.work.arrived.step.step != step or epoch != self.active:
             self._stop_work("fenced", now)
             return
@@ -362,7 +373,7 @@ class StageCore:
 
     def _stop_work(self, why: str, now: float) -> None:
         self._count(f"steps_{why}")
-        self.work = None
+        self.work = self.replays.current = None
         self.idle_since = now
 
     # --- time --------------------------------------------------------------------------------------------------------

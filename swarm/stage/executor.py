@@ -41,7 +41,8 @@ class SampleJob:
 class Batch:
     """Rows, one after the other. ``hidden`` [tokens, hidden] float32, or None on the stage that embeds ``tokens``.
 
-    ``alone``: no other stage computes meanwhile, so all cores of the host may be used.
+    ``alone``: no other stage computes meanwhile, so all cores of the host may be used. ``through``: only these of the
+    stage's layers, whose input ``hidden`` is then.
     """
 
     rows: tuple[Row, ...]
@@ -49,6 +50,7 @@ class Batch:
     hidden: NDArray[np.float32] | None
     samples: tuple[SampleJob, ...]
     alone: bool = True
+    through: LayerRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ class Holdings:
         self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, position)])
         return None
 
+    def open_empty(self, item: Open, layers: LayerRange) -> None:
+        """Room for a sequence that is going to be rebuilt."""
+        self.out.append(OpenSequence(item.sequence, item.limit))
+        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, 0)])
+
     def _retire(self, cut: SequencePosition) -> None:
         """It has ended, its beginning stays for others to copy."""
         if cut.sequence in self.sequences:

@@ -28,6 +28,27 @@ class HeldTokens:
     def set_position(self, layers: LayerRange, position: int) -> None:
         self.kv = [RangePosition(layers, position)]
 
+    def least(self, layers: LayerRange) -> int:
+        """How many positions each of these layers holds at least."""
+        return min(
+            (r.position for r in self.kv if r.layers.first < layers.stop and layers.first < r.layers.stop), default=0
+        )
+
+    def advance(self, layers: LayerRange, position: int) -> None:
+        """These layers hold at least so many positions now; the others what they held."""
+        moved: list[RangePosition] = []
+        for held in self.kv:
+            first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
+            if first >= stop:
+                moved.append(held)
+                continue
+            if held.layers.first < first:
+                moved.append(RangePosition(LayerRange(held.layers.first, first), held.position))
+            moved.append(RangePosition(LayerRange(first, stop), max(held.position, position)))
+            if stop < held.layers.stop:
+                moved.append(RangePosition(LayerRange(stop, held.layers.stop), held.position))
+        self.kv = _merge(moved)
+
     def truncate(self, position: int) -> None:
         cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
         self.kv = _merge(cut)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class _Prepared:
 
     stage: Stage
     standby: tuple[Stage, ...]
+    parts: dict[LayerRange, Stage] = field(default_factory=dict)  # of the stage, for replays through some of its layers
 
 
 class TorchExecutor:
@@ -261,7 +262,7 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
-        stage, clock = self._stage(), self._clock
+        stage, clock = self._stage() if batch.through is None else self._part(batch.through), self._clock
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
@@ -276,6 +277,7 @@ class TorchExecutor:
                 fenced=fenced,
                 progressed=progressed,
                 threads=self.threads_alone if batch.alone else self.threads,
+                head_rows=None if batch.through is None else (),
                 tally=self._tally,
                 left_layers=lambda: left_layers.append(clock.mark()),
             )
@@ -315,6 +317,17 @@ class TorchExecutor:
         if self._active is None:
             raise IllegalMove("no layers are active")
         return self._active.stage
+
+    def _part(self, layers: LayerRange) -> Stage:
+        """Some of the active stage's layers, with the same modules."""
+        whole = self._stage()
+        if layers == whole.layers:
+            return whole
+        assert self._active is not None
+        if layers not in self._active.parts:
+            weights = Weights(self._skeleton, self._source, lambda _: None)
+            self._active.parts[layers] = Stage(self._skeleton, layers, whole.modules, weights)
+        return self._active.parts[layers]
 
     def _sample(self, batch: Batch, logits: torch.Tensor) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
         scores = logits[: len(batch.samples)].float().cpu()

@@ -751,6 +751,7 @@ class Step(Message, frozen=True):
     open: Annotated[tuple[Open, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     truncate: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
     replay: bool = False
+    through: LayerRange | None = None
     alone: bool = False
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
     tensor: TensorSpec | None = None

@@ -1,0 +1,147 @@
+"""Rebuilding layers that were just taken over, from the log of what was sent to those who had them.
+
+The broker orders one chunk of one sequence at a time: ``Replay(sequence, boundary, start … stop, through)``. The holder of
+the log at that boundary sends its entries as a step of its own, flagged ``replay``, down the pipe; or, if the layers
+behind the boundary are its own now, computes them itself. At boundary 0 the log is the tokens, and the broker sends the
+step. Every stage runs the chunk through those of its layers that ``through`` names and passes it on if the range goes on
+behind them; the last one tells the broker. What leaves a stage is logged, like any output, but goes no further than
+``through``: a survivor behind it hears nothing.
+
+Replays have no number among the steps: the sequence waits for them, so nothing of it can overtake them, and whether all
+have arrived is told by ``ReplayDone``. They run when no step is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from swarm.stage.actions import Action, Compute, SendStep, Tell
+from swarm.stage.executor import Batch
+from swarm.stage.holdings import Holdings
+from swarm.wire.messages import LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swarm.stage.executor import Forwarded
+
+MAX_WAITING = 1024  # chunks; the broker has far fewer under way
+REPLAY_STEP = 0  # the number of every step that is none of the broker's
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    step: Step
+    hidden: NDArray[np.float32] | None
+
+
+@dataclass(slots=True)
+class Replays:
+    """Chunks that wait for the device, and the one that is on it."""
+
+    incarnation: str
+    num_layers: int
+    holdings: Holdings
+    count: Callable[[str, float], None]
+    waiting: deque[_Chunk] = field(default_factory=deque)
+    current: Step | None = None
+
+    def clear(self) -> None:
+        """The epoch ended: whoever needs a replay will be asked again. What is on the device comes to its end first."""
+        self.waiting.clear()
+
+    def take_order(self, order: Replay, layers: LayerRange) -> list[Action]:
+        """Send what the log has, or say that it hasn't."""
+        held = self.holdings.sequences.get(order.sequence)
+        hidden = self.holdings.log.read(order.sequence, order.boundary, order.start, order.stop)
+        if held is None or hidden is None or not layers.first < order.boundary <= layers.stop:
+            missing = ReplayMissing(
+                epoch=order.epoch,
+                incarnation=self.incarnation,
+                sequence=order.sequence,
+                boundary=order.boundary,
+                has_from=order.stop,
+            )
+            return [Tell(missing)]
+        step = Step(
+            epoch=order.epoch,
+            step=REPLAY_STEP,
+            rows=(Row(order.sequence, order.start, order.stop - order.start, False),),
+            tokens=tuple(held.history[order.start : order.stop]),
+            open=(held.open,) if order.start == 0 else (),
+            replay=True,
+            through=order.through,
+            cause=order.cause,
+        )
+        if order.boundary == layers.stop:
+            self.count("replayed_positions_sent", len(hidden))
+            return [SendStep(step, hidden)]
+        self.waiting.append(_Chunk(step, hidden))
+        return []
+
+    def arrived(self, step: Step, hidden: NDArray[np.float32] | None) -> str | None:
+        """Queue a chunk; why not, if so."""
+        if len(self.waiting) >= MAX_WAITING:
+            return "more replays wait than anybody can have ordered"
+        self.waiting.append(_Chunk(step, hidden))
+        return None
+
+    def start(self, layers: LayerRange) -> Compute | str | None:
+        """Put the next chunk on the device; in words, why it can't be; None if there is none."""
+        if self.current is not None or not self.waiting:
+            return None
+        chunk = self.waiting.popleft()
+        step, (row,) = chunk.step, chunk.step.rows
+        own = self._own(step, layers)
+        if own is None:
+            return f"a replay through layers {step.through} came to layers {layers}"
+        if row.sequence not in self.holdings.sequences:
+            for item in step.open:
+                self.holdings.open_empty(item, layers)
+        held = self.holdings.sequences.get(row.sequence)
+        if held is None:
+            return f"a replay of sequence {row.sequence}, which is not open here"
+        if row.start + row.count > held.open.limit:
+            return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
+        if held.least(own) < row.start:
+            return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
+        held.history[row.start : row.start + row.count] = step.tokens
+        self.current = step
+        tokens = np.asarray(step.tokens, dtype=np.int64)
+        batch = Batch((row,), tokens, chunk.hidden, (), alone=step.alone, through=own)
+        return Compute(step.epoch, step.step, batch, step.cause)
+
+    def computed(self, forwarded: Forwarded, layers: LayerRange) -> list[Action]:
+        """The chunk went through: log what left the stage, pass it on, or tell the broker."""
+        step, self.current = self.current, None
+        assert step is not None
+        assert step.through is not None
+        (row,) = step.rows
+        own, stop = self._own(step, layers), row.start + row.count
+        assert own is not None
+        self.holdings.sequences[row.sequence].advance(own, stop)
+        self.count("replayed_positions", row.count)
+        self.count("replayed_layer_positions", row.count * len(own))
+        if own.stop == layers.stop < self.num_layers:
+            assert forwarded.hidden is not None
+            self.holdings.log.append(row.sequence, layers.stop, row.start, forwarded.hidden)
+        if step.through.stop > layers.stop:
+            return [SendStep(msgspec.structs.replace(step, tensor=None), forwarded.hidden)]
+        done = ReplayDone(
+            epoch=step.epoch, incarnation=self.incarnation, sequence=row.sequence, layers=step.through, kv=stop
+        )
+        return [Tell(done)]
+
+    @staticmethod
+    def _own(step: Step, layers: LayerRange) -> LayerRange | None:
+        """The layers of this stage that a chunk goes through."""
+        if step.through is None:
+            return None
+        first, stop = max(step.through.first, layers.first), min(step.through.stop, layers.stop)
+        return LayerRange(first, stop) if first < stop else None
