@@ -296,14 +296,18 @@ class BrokerCore:
         self._notice_lost_steps(now)
         self._requests.tick(now)
         self._tracer.forget_old(now)
+        self._planner.rebuilder.tick(now)
         self._planner.tick(now)
 
     def _notice_lost_steps(self, now: float) -> None:
         """A step is under way, and yet every stage has been idle for a while: the step is lost, without a death."""
         plan = self.state.book.current
-        if plan is None or not self.state.flights or not self.state.book.serving:
+        rebuilder = self._planner.rebuilder
+        under_way = [flight.sent_at for flight in self.state.flights.values()]
+        under_way += [rebuilder.ordered_at] if rebuilder.under_way else []
+        if plan is None or not under_way or not self.state.book.serving:
             return
-        oldest = min(flight.sent_at for flight in self.state.flights.values())
+        oldest = min(under_way)
         idle_s = min(self._members.idle_s(incarnation) for incarnation in plan.members)
         if now - oldest > LOST_STEP_S and idle_s > LOST_STEP_S:
             self._note("steps_lost", "error", steps=sorted(self.state.flights))

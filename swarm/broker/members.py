@@ -33,6 +33,8 @@ from swarm.wire.messages import (
     Refused,
     Rejoin,
     Release,
+    ReplayDone,
+    ReplayMissing,
     Stats,
     Trouble,
     Welcome,
@@ -98,6 +100,10 @@ class Members:
             case Activated():
                 self._planner.activated(message, now)
                 self._end_the_dangerous(now)
+            case ReplayDone():
+                self._planner.rebuilder.done(message, now)
+            case ReplayMissing():
+                self._planner.rebuilder.missing(message, now)
             case LoadProgress():
                 self._planner.load_progressed(worker, message, now)
             case Stats():

@@ -24,12 +24,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
-from swarm.broker.inventory import keep_what_fits, take_inventory
+from swarm.broker.inventory import keep_what_fits
 from swarm.broker.partition import check_stages, planned_stage, weight_bytes
 from swarm.broker.plan.explain import sentences
 from swarm.broker.plan.gauge import StageGauge
 from swarm.broker.plan.load import Speeds
 from swarm.broker.plan.problem import Model, Shortage
+from swarm.broker.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.state import (
     Plan,
     PlanPhase,
@@ -73,6 +74,7 @@ class PlanSettings:
     prepare_timeout_s: float = 600.0
     activate_timeout_s: float = 5.0
     max_sequences: int = 64
+    rebuild: RebuildSettings = field(default_factory=RebuildSettings)
 
 
 class Planner:
@@ -83,6 +85,7 @@ class Planner:
         self._settings = settings
         self._data_endpoint = data_endpoint
         self._out = out
+        self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self._looked_at = 0.0
         self._remembered: tuple[object, Proposal | Shortage] | None = None
 
@@ -197,7 +200,7 @@ class Planner:
             self._state.count("stale_control")
             return
         book.awaited.discard(message.incarnation)
-        take_inventory(self._state, message)
+        self.rebuilder.heard(message)
         if not book.awaited:
             self._serve(now)
 
@@ -227,6 +230,7 @@ class Planner:
     def forgive(self, pause_s: float) -> None:
         self._state.book.deadline += pause_s
         self._state.book.changed_at += pause_s
+        self.rebuilder.forgive(pause_s)
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 
@@ -352,6 +356,7 @@ class Planner:
         book.capacity = dict(book.prepared)
         book.awaited = set(plan.members)
         book.deadline = now + self._settings.activate_timeout_s
+        self.rebuilder.clear()
         self._state.empty_stages()
         live = tuple(SequencePosition(s.id, s.kv) for s in keep_what_fits(self._state))
         self._fence_all(plan.epoch)
@@ -374,6 +379,7 @@ class Planner:
             if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
         self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
+        self.rebuilder.begin(now)
         self._release_the_leaving(now)
 
     def _gauges(self, plan: Plan) -> Iterable[StageGauge]:
@@ -423,6 +429,7 @@ class Planner:
         book.phase = PlanPhase.NONE
         book.awaited = set()
         book.waits_for = "a new plan"
+        self.rebuilder.clear()
         self._state.empty_stages()
         self._out.append(ClosePipe())
         for sequence in self._state.running:
@@ -430,7 +437,8 @@ class Planner:
 
     def _blame_sequences(self) -> None:
         """Whoever was in the pipe was present at the death; the core ends those present too often."""
-        for sequence in {s for flight in self._state.flights.values() for s, _ in flight.sequences}:
+        in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
+        for sequence in in_steps | set(self.rebuilder.under_way):
             sequence.num_deaths += 1
             self._state.count("sequences_at_deaths")
 

@@ -226,7 +226,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
     truncates: list[SequencePosition] = []
     for sequence, count in chosen:
         if not sequence.told:
-            opens.append(_open(sequence))
+            opens.append(opening(sequence))
             sequence.told = True
             state.unfork(sequence)  # what may release its model now comes behind this step
         if sequence.truncate:
@@ -257,7 +257,8 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
     return step
 
 
-def _open(sequence: Sequence) -> Open:
+def opening(sequence: Sequence) -> Open:
+    """What stages must know of a sequence before its first row."""
     return Open(
         sequence.id,
         sequence.request.submit.params,

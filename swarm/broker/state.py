@@ -43,6 +43,27 @@ class SequenceState(enum.Enum):
     ENDED = "ended"
 
 
+@dataclass(slots=True)
+class Rebuild:
+    """Layers of one sequence that lag behind: to be brought from ``done`` to ``stop`` positions.
+
+    ``source`` has the log of what ``through`` begins with; None: the tokens, at layer 0. ``num_lost`` of these layers
+    really lag, the others lie between them and the log.
+    """
+
+    source: str | None
+    through: LayerRange
+    num_lost: int
+    stop: int
+    start: int
+    done: int
+
+    @property
+    def cost(self) -> int:
+        """Layers times positions to be computed."""
+        return (self.stop - self.done) * len(self.through)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One continuation of one prompt. Lengths count tokens of the whole sequence, prompt included."""
@@ -60,6 +81,7 @@ class Sequence:
     scheduled: int = 0  # positions dispatched in this epoch
     kv: int = 0  # positions whose keys and values every stage has acknowledged
     told: bool = False  # the stages of this epoch know the sequence
+    rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must come level before it goes on
     truncate: bool = False  # the next step must cut the stages to ``kv`` first
     fork_of: int | None = None  # its first ``kv`` positions are to be copied from this sequence when it is opened
     reason: FinishReason | None = None
@@ -127,6 +149,7 @@ class Sequence:
         self.told = False
         self.truncate = True
         self.fork_of = None
+        self.rebuilds.clear()
 
     def wait_again(self) -> None:
         """It holds nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
@@ -380,6 +403,7 @@ class State:
     def leave_stages(self, sequence: Sequence) -> None:
         """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""
         self.running.remove(sequence)
+        sequence.rebuilds.clear()
         self.unfork(sequence)
         retired = self.prefix.retire(sequence.id)
         if retired is None:

@@ -1,11 +1,11 @@
 """Rebuilding layers that were just taken over, from the log of what was sent to those who had them.
 
-The broker orders one chunk of one sequence at a time: ``Replay(sequence, boundary, start … stop, through)``. The holder of
-the log at that boundary sends its entries as a step of its own, flagged ``replay``, down the pipe; or, if the layers
-behind the boundary are its own now, computes them itself. At boundary 0 the log is the tokens, and the broker sends the
-step. Every stage runs the chunk through those of its layers that ``through`` names and passes it on if the range goes on
-behind them; the last one tells the broker. What leaves a stage is logged, like any output, but goes no further than
-``through``: a survivor behind it hears nothing.
+The broker orders one chunk of one sequence at a time: ``Replay(sequence, boundary, start … stop, through)``. The
+holder of the log at that boundary sends its entries as a step of its own, flagged ``replay``, down the pipe; or, if the
+layers behind the boundary are its own now, computes them itself. At boundary 0 the log is the tokens, and the broker
+sends the step. Every stage runs the chunk through those of its layers that ``through`` names and passes it on if the
+range goes on behind them; the last one tells the broker. What leaves a stage is logged, like any output, but goes no
+further than ``through``: a survivor behind it hears nothing.
 
 Replays have no number among the steps: the sequence waits for them, so nothing of it can overtake them, and whether all
 have arrived is told by ``ReplayDone``. They run when no step is due.
@@ -14,7 +14,7 @@ have arrived is told by ``ReplayDone``. They run when no step is due.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ class Replays:
             open=(held.open,) if order.start == 0 else (),
             replay=True,
             through=order.through,
+            alone=order.alone,
             cause=order.cause,
         )
         if order.boundary == layers.stop:
@@ -92,6 +93,12 @@ class Replays:
         self.waiting.append(_Chunk(step, hidden))
         return None
 
+    def forget(self, sequences: Iterable[int]) -> None:
+        """These were released: a chunk that still waits must not open them again."""
+        gone = set(sequences)
+        if gone and self.waiting:
+            self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in gone)
+
     def start(self, layers: LayerRange) -> Compute | str | None:
         """Put the next chunk on the device; in words, why it can't be; None if there is none."""
         if self.current is not None or not self.waiting:
@@ -106,7 +113,8 @@ class Replays:
                 self.holdings.open_empty(item, layers)
         held = self.holdings.sequences.get(row.sequence)
         if held is None:
-            return f"a replay of sequence {row.sequence}, which is not open here"
+            self.count("late_replays", 1)  # it was released while the chunk was on its way
+            return self.start(layers)
         if row.start + row.count > held.open.limit:
             return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
         if held.least(own) < row.start:
@@ -125,7 +133,10 @@ class Replays:
         (row,) = step.rows
         own, stop = self._own(step, layers), row.start + row.count
         assert own is not None
-        self.holdings.sequences[row.sequence].advance(own, stop)
+        held = self.holdings.sequences.get(row.sequence)
+        if held is None:
+            return []
+        held.advance(own, stop)
         self.count("replayed_positions", row.count)
         self.count("replayed_layer_positions", row.count * len(own))
         if own.stop == layers.stop < self.num_layers:

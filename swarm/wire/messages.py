@@ -668,6 +668,7 @@ class Replay(Message, frozen=True):
     start: Position
     stop: Position
     through: LayerRange
+    alone: bool = False
 
 
 class Copy(Message, frozen=True):
