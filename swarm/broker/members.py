@@ -100,10 +100,8 @@ class Members:
             case Activated():
                 self._planner.activated(message, now)
                 self._end_the_dangerous(now)
-            case ReplayDone():
-                self._planner.rebuilder.done(message, now)
-            case ReplayMissing():
-                self._planner.rebuilder.missing(message, now)
+            case ReplayDone() | ReplayMissing():
+                self._planner.rebuilder.answered(message, now)
             case LoadProgress():
                 self._planner.load_progressed(worker, message, now)
             case Stats():

@@ -42,12 +42,12 @@ def runs_to_rebuild(
     found: list[Rebuild] = []
     for first, stop in _runs([position < target for position in positions]):
         source, boundary = (None, 0) if from_tokens else _nearest_log(sequence.id, target, first, plan, said)
-        start = min(positions[first:stop])
-        while found and boundary < found[-1].through.stop:  # it would go through what is rebuilt before: one run
+        num_lost, start = stop - first, min(positions[first:stop])
+        if found and boundary < found[-1].through.stop:  # it would go through what is rebuilt before: one run
             before = found.pop()
-            first, start = before.through.first, min(start, before.done)
             source, boundary = before.source, before.through.first
-        found.append(Rebuild(source, LayerRange(boundary, stop), stop - first, target, start, start))
+            num_lost, start = num_lost + before.num_lost, min(start, before.start)
+        found.append(Rebuild(source, LayerRange(boundary, stop), num_lost, target, start, start))
     if any(run.through == LayerRange(0, len(positions)) for run in found):
         return None
     return found
@@ -138,6 +138,12 @@ class Rebuilder:
         if waiting:
             self._note_plan(waiting)
         self._fill(now)
+
+    def answered(self, message: ReplayDone | ReplayMissing, now: float) -> None:
+        if isinstance(message, ReplayDone):
+            self.done(message, now)
+        else:
+            self.missing(message, now)
 
     def done(self, message: ReplayDone, now: float) -> None:
         """A chunk has gone through its layers."""
