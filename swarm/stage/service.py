@@ -146,6 +146,7 @@ class WorkerService:
             vitals=self._vitals,
             clock=clock,
             outward=self._from_compute_thread,
+            tells_steps=settings.log.level == "debug",
         )
         self._control = DealerChannel(
             context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes

@@ -41,7 +41,7 @@ def lines_of(swarm: Processes, name: str) -> list[dict[str, Any]]:
 def test_traces_hops_and_statistics(random_llama: Path, tmp_path: Path) -> None:
     """Of real processes: each token's parts add up to its time, which a client's clock confirms; hops come with the
     tokens; figures of stages and pipeline agree; log lines can be followed by their causes."""
-    options = {"SWARM_LOG__PROFILE_EVERY": "5"}
+    options = {"SWARM_LOG__PROFILE_EVERY": "5", "SWARM_LOG__LEVEL": "debug"}
     with Processes(random_llama, tmp_path, options=options) as swarm:
         swarm.start(2)
         asyncio.run(_measure(swarm))
@@ -127,6 +127,21 @@ def _check_logs(swarm: Processes) -> None:
         assert profile["calls"] == 5
         assert profile["compute_us"] > 0
     assert [line["calls"] for line in broker if line["event"] == "profile"][:2] == [5, 10]
+    _follow_a_request(swarm, {line["cause"]: line for line in broker if line["event"] == "event"})
+
+
+def _follow_a_request(swarm: Processes, events: dict[str, dict[str, Any]]) -> None:
+    """From its acceptance in the broker's log to a step in each worker's, and back to the answer to that step."""
+    (accepted,) = (e for e in events.values() if e["kind"] == "AcceptanceWritten" and e["request"] == "traced")
+    for name in ("w0", "w1"):
+        (step,) = (
+            line
+            for line in lines_of(swarm, name)
+            if line["event"] == "step_computes" and line["cause"] == accepted["cause"]
+        )
+        assert (step["epoch"], step["rows"]) == (1, 1)
+        (answer,) = (e for e in events.values() if e.get("caused_by") == accepted["cause"])
+        assert (answer["kind"], answer["step"]) == ("StepFinished", step["step"])
 
 
 def test_profile_of_a_swarm_of_its_own(random_llama: Path) -> None:
