@@ -39,6 +39,13 @@ _STAGE_COLUMNS: tuple[Column, ...] = (
     ("weight_bytes", "weights"),
     ("kv_capacity", "kv positions"),
     ("predicted_s", "predicted"),
+    ("hop_s", "hop"),
+    ("expected_s", "expected"),
+    ("seen_s", "measured"),
+    ("seen_steps", "steps"),
+    ("needed_bytes", "needs"),
+    ("memory_bytes", "memory"),
+    ("kv_positions", "kv room"),
     ("load_s", "load"),
     ("warm_up_s", "warm-up"),
     ("resident_bytes", "resident"),
@@ -73,7 +80,7 @@ def nodes(body: Body) -> RenderableType:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming"})]
+    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast"})]
     parts.append(_stages(body.get("stages")))
     parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
     coming = body.get("coming")
