@@ -112,7 +112,7 @@ def _check_stats(stats: dict[str, Any]) -> None:
 
 def _check_logs(swarm: Processes) -> None:
     broker = lines_of(swarm, "broker")
-    (ended,) = (line for line in broker if line.get("request") == "traced")
+    (ended,) = (line for line in broker if line["event"] == "request_ended" and line["request"] == "traced")
     assert (ended["event"], ended["tokens"], ended["reasons"]) == ("request_ended", 12, ["length"])
     assert ended["first_token_s"] <= ended["total_s"]
     assert ended["cause"]
