@@ -131,17 +131,17 @@ def _check_logs(swarm: Processes) -> None:
 
 
 def _follow_a_request(swarm: Processes, events: dict[str, dict[str, Any]]) -> None:
-    """From its acceptance in the broker's log to a step in each worker's, and back to the answer to that step."""
-    (accepted,) = (e for e in events.values() if e["kind"] == "AcceptanceWritten" and e["request"] == "traced")
+    """Its acceptance is an event at the broker; each worker's steps name the event that they follow from, and the
+    event that the answer to them is names it too."""
+    assert any(e["kind"] == "AcceptanceWritten" and e["request"] == "traced" for e in events.values())
+    answers = {e["step"]: e for e in events.values() if e["kind"] == "StepFinished"}
     for name in ("w0", "w1"):
-        (step,) = (
-            line
-            for line in lines_of(swarm, name)
-            if line["event"] == "step_computes" and line["cause"] == accepted["cause"]
-        )
-        assert (step["epoch"], step["rows"]) == (1, 1)
-        (answer,) = (e for e in events.values() if e.get("caused_by") == accepted["cause"])
-        assert (answer["kind"], answer["step"]) == ("StepFinished", step["step"])
+        steps = [line for line in lines_of(swarm, name) if line["event"] == "step_computes"]
+        assert len(steps) >= 4 + 12
+        for step in steps:
+            assert (step["epoch"], step["rows"]) == (1, 1)
+            assert step["cause"] in events
+            assert answers[step["step"]]["caused_by"] == step["cause"]
 
 
 def test_profile_of_a_swarm_of_its_own(random_llama: Path) -> None:
