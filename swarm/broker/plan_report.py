@@ -100,7 +100,7 @@ def supposed(state: State, suppose: Suppose, propose: Callable[[Suppose], Propos
         "objective": found.forecast.objective,
         "now_step_s": found.now_s,
         "step_s": found.forecast.step_s,
-        "tokens_per_s": body["tokens_per_s"],
+        "tokens_per_second": body["tokens_per_second"],
         "stages": body["stages"],
         "why": list(sentences(found.forecast)),
         "forecast": body,

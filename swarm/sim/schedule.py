@@ -9,9 +9,11 @@ from typing import Literal, get_args
 import msgspec
 
 from swarm.broker.core import BrokerSettings
+from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import RequestSettings
 from swarm.broker.scheduler import Mode, SchedulerSettings
+from swarm.broker.wanted import PlanRules
 from swarm.params import SamplingParams
 from swarm.sim.world import Pace
 from swarm.wire.messages import Submit
@@ -31,6 +33,16 @@ class WorkerSpec:
     joins_at: float
     memory_bytes: int
     capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What the workers run on. ``slowness``: how many times longer than the quickest each takes, by name; nothing of
+    it if they measured nothing."""
+
+    slowness: dict[str, float]
+    measure: bool
+    together: bool  # on one machine, all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,7 @@ class Schedule:
     pace: Pace
     num_layers: int
     workers: tuple[WorkerSpec, ...]
+    machines: Machines
     clients: tuple[tuple[float, float], ...]  # how slowly each takes its tokens
     requests: tuple[RequestSpec, ...]
     faults: tuple[Fault, ...]
@@ -77,10 +90,11 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
     schedule = Schedule(
-        settings=_settings(random),
+        settings=_with_rules(Random(f"rules {seed}"), _settings(random)),
         pace=_pace(random),
         num_layers=num_layers,
         workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
+        machines=_machines(Random(f"machines {seed}")),
         clients=clients,
         requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
         faults=_faults(random) if faults else (),
@@ -105,6 +119,24 @@ def _settings(random: Random) -> BrokerSettings:
         ),
         plan=PlanSettings(settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
     )
+
+
+def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
+    """What the plan must keep to, in this schedule."""
+    rules = PlanRules(
+        mode=settings.scheduler.mode,
+        objective=random.choice(["auto", "throughput", "latency"]),
+        load=Load(random.choice([1, 8]), 64, random.choice([0.0, 1.0])),
+        kv_positions=random.choice([0, 64, 1 << 20]),
+        margin=random.choice([0.0, 0.1, 0.5]),
+        caps={"w1": 2} if random.random() < 0.2 else {},
+    )
+    return replace(settings, plan=replace(settings.plan, rules=rules))
+
+
+def _machines(random: Random) -> Machines:
+    slowness = {f"w{number}": random.choice([1.0, 1.5, 4.0]) for number in range(4)}
+    return Machines(slowness, measure=random.random() < 0.8, together=random.random() < 0.25)
 
 
 def _pace(random: Random) -> Pace:
