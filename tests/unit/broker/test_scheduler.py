@@ -176,12 +176,13 @@ def test_prompts_keep_the_pace_of_running_answers(make_bench) -> None:
         finish()
     bench.say(submit("prompt beside", prompt=(5,) * 300))
     finish()
-    sizes = []
+    sizes, throttles = [], set()
     while bench.sequence("prompt beside").num_generated == 0:
+        throttles.add(bench.state.gauges.throttle)
         sizes.append(len(finish().tokens))
     assert CHUNK <= max(sizes) <= 95
     assert len(sizes) > 3
-    assert bench.state.gauges.throttle == "time"
+    assert "time" in throttles
 
 
 def test_a_deadline_that_can_not_be_kept_is_told_at_once(make_bench) -> None:
