@@ -152,6 +152,8 @@ def _with_rest(part: RenderableType, body: Body, shown: set[str]) -> RenderableT
 
 
 def heading(key: str) -> str:
+    if key.endswith("_per_s"):
+        return key.removesuffix("_per_s").replace("_", " ") + "/s"
     for unit in ("_bytes", "_s"):
         key = key.removesuffix(unit)
     return key.removeprefix("num_").replace("_", " ")
@@ -179,7 +181,7 @@ def _listed(key: str, values: Sequence[object]) -> str:
 def _number(key: str, value: float) -> str:
     if key.endswith("_bytes"):
         return in_bytes(value)
-    if key.endswith("_s"):
+    if key.endswith("_s") and not key.endswith("_per_s"):
         return _duration(value)
     return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
 
