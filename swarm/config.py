@@ -115,6 +115,24 @@ class BrokerSettings(Section):
         default=256,
         description="Tokens of one prompt per step, at most step_tokens. Half a step leaves room for running answers.",
     )
+    step_target_s: Annotated[float, Field(ge=0, le=60)] = Field(
+        default=0.0,
+        description="Seconds between two tokens of running answers that prompts shall not exceed: a step gets as much "
+        "of the prompts as its measured time allows, at least 32 tokens, at most step_tokens. 0: always step_tokens, "
+        "which is best for throughput.",
+    )
+    kv_headroom: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=64,
+        description="Positions beyond what a sequence has for which it gets room when it enters; more comes as it "
+        "grows. Small lets many in, of which some may have to give way and be computed again; as large as the longest "
+        "answer, nobody ever has to.",
+    )
+    max_passed: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        default=16,
+        description="How many later sequences may go ahead of one that waits for more room than there is, before the "
+        "room is kept free for it. Some fill gaps, many would starve it.",
+    )
+    max_passed_s: Seconds = Field(default=5.0, description="Seconds for which they may, whichever is reached first.")
     mode: Literal["auto", "batch", "overlapped"] = Field(
         default="auto",
         description="Steps in flight: batch is one, overlapped is one per stage. auto: one where all stages share the "
@@ -145,6 +163,11 @@ class BrokerSettings(Section):
     activate_timeout_s: Seconds = Field(
         default=5.0,
         description="Seconds that a worker may take to switch to a plan it has prepared; nothing is loaded then.",
+    )
+    too_large_patience_s: Seconds = Field(
+        default=30.0,
+        description="Seconds that a request waits which the stages could not hold even alone, since a worker was lost: "
+        "a lost worker is back within seconds, and the room with it.",
     )
     client_grace_s: Seconds = Field(
         default=10.0,

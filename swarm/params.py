@@ -8,6 +8,9 @@ import msgspec
 
 from swarm.errors import InvalidRequest
 
+# Classes by name. A class is a number from -100 to 100; whoever needs finer ones takes those between.
+PRIORITIES = {"high": 50, "normal": 0, "low": -50}
+
 MAX_SEED = 2**63 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker import reports, scheduler
+from swarm.broker import plan_report, reports, scheduler
 from swarm.broker.actions import Action, Dispatch, Note, SayClient
 from swarm.broker.events import (
     AcceptanceWritten,
@@ -241,6 +241,8 @@ class BrokerCore:
         match query.what:
             case "trace":
                 return self._tracer.report(query.request_id, self.state.requests)
+            case "plan" if query.suppose is not None:
+                return plan_report.supposed(self.state, query.suppose, self._planner.suppose)
             case "stats":
                 return reports.stats(self.state, self._statistics)
             case _:

@@ -95,6 +95,26 @@ class Tick:
     """Time passed."""
 
 
+def described(event: Event) -> dict[str, object] | None:
+    """What a line of the log says of it; None for the clock and for beats, which come all the time and cause little."""
+    fields: dict[str, object] = {"kind": type(event).__name__}
+    match event:
+        case Tick() | BeatHeard():
+            return None
+        case ClientSaid(client, message):
+            fields |= {"client": client.hex(), "message": type(message).__name__}
+            request_id = getattr(message, "request_id", "")
+            return fields | ({"request": request_id} if request_id else {})
+        case WorkerSaid(peer, message):
+            return fields | {"worker": peer.decode(errors="replace"), "message": type(message).__name__}
+        case StepFinished(done):
+            return fields | {"epoch": done.epoch, "step": done.step, "caused_by": done.cause}
+        case AcceptanceWritten(request_id=request_id):
+            return fields | {"request": request_id}
+        case _:
+            return fields
+
+
 Event = (
     ClientSaid
     | ClientUnreachable

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from swarm.broker.blocks import BLOCK, num_blocks
+from swarm.broker import plan_report, scheduling_report
+from swarm.broker.blocks import BLOCK
 from swarm.broker.health import Judgement
-from swarm.broker.state import Plan, PlanPhase, Request, SequenceState, State
+from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.statistics import PipelineStatistics
 from swarm.wire.messages import Json
 
@@ -15,7 +16,7 @@ def report(what: str, state: State, judgements: dict[str, Judgement], now: float
         case "nodes":
             return nodes(state, judgements)
         case "plan":
-            return plan(state)
+            return plan_report.plan(state)
         case "requests":
             return {"requests": [_request(r, now) for r in state.requests.values()]}
         case _:
@@ -37,7 +38,7 @@ def status(state: State, now: float) -> Json:
         "num_requests": len(state.requests),
         "steps_in_flight": len(state.flights),
         "tokens_total": int(state.counters.get("tokens", 0)),
-        "kv_reserved": sum(num_blocks(s.limit) for s in state.running) * BLOCK,
+        "kv_reserved": state.running.blocks * BLOCK,
         "kv_cached": state.prefix.num_blocks * BLOCK,
         "kv_capacity": book.kv_blocks * BLOCK,
         "loading": _loading(state),
@@ -91,49 +92,17 @@ def nodes(state: State, judgements: dict[str, Judgement]) -> Json:
     return {"workers": found}
 
 
-def plan(state: State) -> Json:
-    book = state.book
-    body: Json = {
-        "state": "serving" if book.serving else book.phase.value,
-        "waits_for": book.waits_for,
-        "epoch": book.current.epoch if book.current else None,
-        "stages": _stages(book.current, state) if book.current else [],
-        "objective": book.current.objective if book.current else None,
-        "why": list(book.current.why) if book.current else [],
-    }
-    if book.phase is PlanPhase.PREPARING and book.coming is not None:
-        body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
-    return body
-
-
-def _stages(of: Plan, state: State) -> list[Json]:
-    prepared = state.book.capacity if of is state.book.current else state.book.prepared
-    found: list[Json] = []
-    for stage in of.stages:
-        row: Json = {
-            "worker": stage.name,
-            "layers": [stage.layers.first, stage.layers.stop],
-            "weight_bytes": stage.weight_bytes,
-        }
-        ready = prepared.get(stage.incarnation)
-        if ready is not None:
-            row |= {
-                "kv_capacity": ready.kv_capacity,
-                "load_s": round(ready.load_s, 3),
-                "warm_up_s": round(ready.warm_up_s, 3),
-                "resident_bytes": ready.resident_bytes,
-                "kernels": ready.kernels,
-            }
-        found.append(row)
-    return found
-
-
 def stats(state: State, statistics: PipelineStatistics) -> Json:
     """``pipeline``: counters, and sizes and times of all its steps. ``stages``: what each worker says of itself."""
     stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
     pipeline: Json = dict(sorted(state.counters.items()))
     pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
-    return {"pipeline": pipeline | statistics.body(), "stages": stages}
+    return {
+        "pipeline": pipeline | statistics.body(),
+        "scheduler": scheduling_report.scheduler(state),
+        "queue": scheduling_report.queue(state),
+        "stages": stages,
+    }
 
 
 def nested(values: dict[str, float]) -> Json:
@@ -168,6 +137,10 @@ def _request(request: Request, now: float) -> Json:
         "num_tokens": sum(s.num_generated for s in request.sequences),
         "max_tokens": request.submit.params.max_tokens,
         "n": len(request.sequences),
+        "class": scheduling_report.class_name(request.submit.priority),
+        "tenant": request.tenant,
+        "deadline_s": None if request.deadline_at is None else round(request.deadline_at - now, 3),
+        "preempted": sum(s.num_preempted for s in request.sequences),
         "age_s": round(now - request.arrived_at, 3),
         "attached": request.client is not None,
         "sequences": [s.id for s in request.sequences],

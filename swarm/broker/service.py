@@ -30,6 +30,7 @@ from swarm.broker.events import (
     Tick,
     WorkerDisconnected,
     WorkerSaid,
+    described,
 )
 from swarm.broker.health import HealthSettings
 from swarm.broker.journal import MemoryJournal
@@ -84,6 +85,7 @@ class BrokerService:
         self._unsent: deque[act.Dispatch] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
+        self._tells_events = settings.log.level == "debug"
         host, port = settings.broker.host, settings.broker.port
         self._front = RouterChannel(context, host, port, CLIENT.frame_limit_bytes)
         self._control = RouterChannel(context, host, port + 1, WORKER.frame_limit_bytes)
@@ -186,10 +188,15 @@ class BrokerService:
         """Hand a fact to the core and carry out its orders; what follows from those at once is fed in turn."""
         facts = deque([event])
         while facts:
-            for action in self._core.handle(facts.popleft(), self._clock.now()):
-                fact = self._perform(act.caused(action, self._core.cause))
-                if fact is not None:
-                    facts.append(fact)
+            fact = facts.popleft()
+            actions = self._core.handle(fact, self._clock.now())
+            cause = self._core.cause
+            if self._tells_events and (fields := described(fact)) is not None:
+                log.debug("event", cause=cause, **fields)
+            for action in actions:
+                answer = self._perform(act.caused(action, cause))
+                if answer is not None:
+                    facts.append(answer)
 
     def _perform(self, action: act.Action) -> Event | None:
         match action:
@@ -247,9 +254,17 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,
         run=f"{secrets.token_hex(2)}-",
-        requests=RequestSettings(broker.max_queue, broker.client_grace_s, broker.retain_s),
+        requests=RequestSettings(broker.max_queue, broker.client_grace_s, broker.retain_s, broker.too_large_patience_s),
         scheduler=SchedulerSettings(
-            broker.mode, broker.step_tokens, broker.prefill_chunk, broker.max_running, broker.kv_cache
+            mode=broker.mode,
+            step_tokens=broker.step_tokens,
+            prefill_chunk=broker.prefill_chunk,
+            max_running=broker.max_running,
+            kv_cache=broker.kv_cache,
+            step_target_s=broker.step_target_s,
+            kv_headroom=broker.kv_headroom,
+            max_passed=broker.max_passed,
+            max_passed_s=broker.max_passed_s,
         ),
         plan=PlanSettings(
             rules=_rules(settings),

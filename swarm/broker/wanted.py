@@ -23,7 +23,7 @@ from swarm.broker.plan import tables
 from swarm.broker.plan.explain import Forecast, forecast
 from swarm.broker.plan.load import Load, Speeds
 from swarm.broker.plan.problem import Device, Line, Link, Model, Problem, Share, Shortage
-from swarm.broker.plan.solve import solve
+from swarm.broker.plan.solve import EXACT, solve
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.wire.messages import Hello, LayerRange, Manifest, Suppose
 
@@ -96,7 +96,7 @@ def propose(
         by_id = {w.incarnation: w for w in workers}
         refused = next((i for i, layers in found.shares if i and by_id[i].refuses(layers)), None)
         if refused is None:
-            return found
+            return _with_one_more(state, rules, workers, found) if not suppose.more else found
         refusing.append(by_id[refused])
         workers.remove(by_id[refused])
     text = _refusals(refusing, "a worker that can load the model: {}")
@@ -104,6 +104,25 @@ def propose(
     if not text and state.manifest is not None and (gone & {w.name for w in _candidates(state)}):
         nobody = f"a worker besides {', '.join(sorted(gone))}, which must not be used"
     return Shortage(text or nobody, 0)
+
+
+def _with_one_more(state: State, rules: PlanRules, workers: Sequence[Worker], found: Proposal) -> Proposal:
+    """What one more worker like the quickest of the plan would change, on a machine of its own."""
+    if len(workers) >= EXACT:
+        return found
+    used = [w for w in workers if w.incarnation in {incarnation for incarnation, _ in found.shares}]
+    best = min(used, key=lambda worker: _alone_s(worker, rules.load))
+    more = _Table(state, rules, workers, Suppose(more=1, like=best.name)).best()
+    if isinstance(more, Shortage):
+        return found
+    told = replace(found.forecast, one_more_s=more.forecast.step_s, like=best.name)
+    return replace(found, forecast=told)
+
+
+def _alone_s(worker: Worker, load: Load) -> float:
+    """A layer's time with all cores of the host."""
+    speeds = Speeds.of(worker.hello.costs, alone=True)
+    return UNKNOWN_S if speeds is None else speeds.layer_s(load)
 
 
 class _Table:
@@ -169,17 +188,16 @@ class _Table:
         for index, worker in enumerate(self._workers):
             if worker.hello.device == "cpu":
                 found.setdefault(self._host(index), []).append(index)
-        speed = {host: min((self._layer_s(i) for i in group), default=0.0) for host, group in found.items()}
+        speed = {
+            host: min((_alone_s(self._workers[i], self._load) for i in group), default=0.0)
+            for host, group in found.items()
+        }
         groups = sorted((host for host in found), key=lambda host: speed[host])
         return [found[host] for host in groups if found[host] or len(found) > 1]
 
     def _host(self, index: int) -> str:
         host = self._workers[index].hello.host
         return host if self._ids[index] else f"{host}'{index}"  # one that is supposed has a machine of its own
-
-    def _layer_s(self, index: int) -> float:
-        speeds = Speeds.of(self._workers[index].hello.costs, alone=True)
-        return UNKNOWN_S if speeds is None else speeds.layer_s(self._load)
 
     def _problem(self, chosen: list[int], kv_positions: int, *, takes_turns: bool) -> Problem:
         devices = [self._device(i, alone=takes_turns) for i in chosen]

@@ -32,6 +32,17 @@ MinPOption = Annotated[
 SeedOption = Annotated[
     int | None, typer.Option("--seed", help="Same seed, same answer. Drawn at random if not given.", show_default=False)
 ]
+PriorityOption = Annotated[
+    str, typer.Option("--priority", help="high, normal, low or a number from -100 to 100: higher goes first.")
+]
+TenantOption = Annotated[
+    str,
+    typer.Option("--tenant", help="On whose account it is computed: tenants get equal shares.", show_default=False),
+]
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option("--deadline", help="The swarm gives it up after so many seconds, or if it can't be done in time."),
+]
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", help="Give up after so many seconds.", show_default=False)
 ]
@@ -62,6 +73,9 @@ def generate(
     hops: Annotated[
         bool, typer.Option("--hops", help="Show afterwards, on stderr, where the time of each token went.")
     ] = False,
+    priority: PriorityOption = "normal",
+    tenant: TenantOption = "",
+    deadline: DeadlineOption = None,
     timeout: TimeoutOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")
@@ -84,6 +98,9 @@ def generate(
         "stop": stop or (),
         "n": n,
         "hops": hops,
+        "priority": _class(priority),
+        "tenant": tenant,
+        "deadline_s": deadline,
         "timeout": timeout,
     }
     with Client(url) as client:
@@ -95,6 +112,14 @@ def generate(
         from swarm.cli.hops import print_hops
 
         print_hops(completion.choices)
+
+
+def _class(text: str) -> int | str:
+    """A class by number or name; whether there is such a one, the client library knows."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _source(prompt: str | None, tokens: str | None, chat: bool) -> Prompt:

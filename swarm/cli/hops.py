@@ -35,7 +35,10 @@ def print_hops(choices: Sequence[Choice]) -> None:
     for choice in choices:
         if choice.hops:
             of = f" of answer {choice.index}" if len(choices) > 1 else ""
-            out.print(f"each token{of}, hop by hop: layers, then milliseconds (░ waiting, █ computing, ▒ sampling)")
+            out.print(
+                f"each token{of}, hop by hop: layers, then milliseconds (░ waiting, █ computing, ▒ sampling)",
+                soft_wrap=True,
+            )
             for line in timeline(choice.hops):
                 out.print(Text(line), soft_wrap=True)
 

@@ -16,7 +16,7 @@ from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
 from swarm.params import SamplingParams
-from swarm.wire.messages import Description, Json
+from swarm.wire.messages import Description, Json, Suppose
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item", Piece, BatchPiece)
@@ -134,6 +134,10 @@ class Client:
     def query(self, what: What) -> Json:
         """A report as ``swarmctl --json`` prints it."""
         return self._run(self._client.query(what))
+
+    def suppose_plan(self, suppose: Suppose) -> Json:
+        """The plan that would be made if things were so; nothing is changed."""
+        return self._run(self._client.suppose_plan(suppose))
 
     def trace(self, request_id: str = "") -> Json:
         """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none

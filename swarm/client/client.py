@@ -31,6 +31,7 @@ from swarm.wire.messages import (
     Query,
     Report,
     StopWorker,
+    Suppose,
 )
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
@@ -183,6 +184,10 @@ class AsyncClient:
     async def query(self, what: What) -> Json:
         """A report as ``swarmctl --json`` prints it."""
         return await self._govern(Query(what=what), _ASK_TIMEOUT_S)
+
+    async def suppose_plan(self, suppose: Suppose) -> Json:
+        """The plan that would be made if things were so; nothing is changed."""
+        return await self._govern(Query(what="plan", suppose=suppose), _ASK_TIMEOUT_S)
 
     async def trace(self, request_id: str = "") -> Json:
         """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none

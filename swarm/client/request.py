@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import SamplingParams
+from swarm.params import PRIORITIES, SamplingParams
 from swarm.wire.messages import MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
@@ -33,13 +33,16 @@ class RequestOptions(TypedDict, total=False):
     """Keywords of every verb that makes a request: the fields of :class:`SamplingParams`, and
 
     ``timeout``: seconds until the caller gives up (RequestTimeout; the request is cancelled); ``deadline_s``: seconds
-    after which the swarm itself shall not bother; ``priority``: higher goes first, -100 to 100; ``request_id``: a name
-    that makes a repeated request the same request; ``hops``: report where each token's time went.
+    after which the swarm itself shall not bother; ``priority``: "high", "normal", "low" or a number, -100 to 100, of
+    which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
+    are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
+    ``hops``: report where each token's time went.
     """
 
     timeout: float | None
     deadline_s: float | None
-    priority: int
+    priority: int | str
+    tenant: str
     request_id: str | None
     hops: bool
 
@@ -66,7 +69,8 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
 
     timeout: float | None = None
     deadline_s: float | None = None
-    priority: int = 0
+    priority: int | str = 0
+    tenant: str = ""
     request_id: str | None = None
     hops: bool = False
 
@@ -83,6 +87,7 @@ class Wish:
     timeout_s: float | None = None
     deadline_s: float | None = None
     priority: int = 0
+    tenant: str = ""
     request_id: str | None = None
     hops: bool = False
 
@@ -96,6 +101,7 @@ class Wish:
             seed=seed,
             priority=self.priority,
             deadline_s=self.deadline_s,
+            tenant=self.tenant,
             hops=self.hops,
         )
 
@@ -116,7 +122,27 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
     checked.check()
     own = _convert({name: value for name, value in options.items() if name in _OWN}, _Own)
     _check_own(own)
-    return Wish(checked, own.timeout, own.deadline_s, own.priority, own.request_id, own.hops)
+    return Wish(
+        params=checked,
+        timeout_s=own.timeout,
+        deadline_s=own.deadline_s,
+        priority=_class_of(own.priority),
+        tenant=own.tenant,
+        request_id=own.request_id,
+        hops=own.hops,
+    )
+
+
+def _class_of(priority: int | str) -> int:
+    if isinstance(priority, str):
+        if priority not in PRIORITIES:
+            names = ", ".join(PRIORITIES)
+            reason = f"priority must be one of {names}, or a number between -100 and 100, not {priority!r}"
+            raise InvalidRequest(reason, code="priority")
+        return PRIORITIES[priority]
+    if not -100 <= priority <= 100:
+        raise InvalidRequest(f"priority must be between -100 and 100, not {priority}", code="priority")
+    return priority
 
 
 def _convert(values: Mapping[str, object], kind: type[_T]) -> _T:
@@ -133,8 +159,8 @@ def _check_own(own: _Own) -> None:
         value = getattr(own, name)
         if value is not None and not 0 < value < float("inf"):
             raise InvalidRequest(f"{name} must be a positive number of seconds, not {value}", code=name)
-    if not -100 <= own.priority <= 100:
-        raise InvalidRequest(f"priority must be between -100 and 100, not {own.priority}", code="priority")
+    if len(own.tenant) > 128:
+        raise InvalidRequest("tenant must have at most 128 characters", code="tenant")
     if own.request_id is not None and not 1 <= len(own.request_id) <= 128:
         raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from swarm.client.blocking import Client
-    from swarm.wire.messages import Json
+    from swarm.wire.messages import Json, Suppose
 
 app = typer.Typer(
     help="Govern a running swarm: ask how it is, add workers, let workers go.",
@@ -65,11 +65,49 @@ def nodes(context: typer.Context, url: UrlOption = None, as_json: JsonOption = F
 
 
 @app.command()
-def plan(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Who holds which layers, and why."""
+def plan(  # noqa: PLR0917 (options are parameters)
+    context: typer.Context,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan that would be made now; change nothing.")
+    ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Suppose that this worker were gone (may be repeated).", show_default=False),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option("--objective", help="Suppose this objective: throughput or latency.", show_default=False)
+    ] = "",
+    more: Annotated[
+        int, typer.Option("--with", min=0, max=64, help="Suppose so many more workers, on machines of their own.")
+    ] = 0,
+    like: Annotated[
+        str, typer.Option("--like", help="What those are like: a worker's name (default: the first of the plan).")
+    ] = "",
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Who holds which layers, and why; predicted beside measured. With --dry-run, what the plan would be."""
     from swarm.ctl import render
 
-    _answer(context, Common(url, as_json), lambda client: client.query("plan"), render.plan)
+    own = Common(url, as_json)
+    if dry_run:
+        suppose = _supposition(without or [], objective, more, like)
+        _answer(context, own, lambda client: client.suppose_plan(suppose), render.plan)
+        return
+    if without or objective or more or like:
+        raise typer.BadParameter("--without, --objective, --with and --like only suppose: add --dry-run")
+    _answer(context, own, lambda client: client.query("plan"), render.plan)
+
+
+def _supposition(without: list[str], objective: str, more: int, like: str) -> Suppose:
+    import msgspec
+
+    from swarm.wire.messages import Suppose
+
+    values = {"without": tuple(without), "objective": objective, "more": more or int(bool(like)), "like": like}
+    if objective not in ("", "auto", "throughput", "latency"):
+        raise typer.BadParameter(f"--objective takes throughput or latency, not {objective!r}")
+    return msgspec.convert(list(values.values()), Suppose)
 
 
 @app.command()

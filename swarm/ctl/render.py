@@ -39,6 +39,13 @@ _STAGE_COLUMNS: tuple[Column, ...] = (
     ("weight_bytes", "weights"),
     ("kv_capacity", "kv positions"),
     ("predicted_s", "predicted"),
+    ("hop_s", "hop"),
+    ("expected_s", "expected"),
+    ("seen_s", "measured"),
+    ("seen_steps", "steps"),
+    ("needed_bytes", "needs"),
+    ("memory_bytes", "memory"),
+    ("kv_positions", "kv room"),
     ("load_s", "load"),
     ("warm_up_s", "warm-up"),
     ("resident_bytes", "resident"),
@@ -73,7 +80,7 @@ def nodes(body: Body) -> RenderableType:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming"})]
+    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast"})]
     parts.append(_stages(body.get("stages")))
     parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
     coming = body.get("coming")
@@ -145,6 +152,8 @@ def _with_rest(part: RenderableType, body: Body, shown: set[str]) -> RenderableT
 
 
 def heading(key: str) -> str:
+    if key.endswith("_per_s"):
+        return key.removesuffix("_per_s").replace("_", " ") + "/s"
     for unit in ("_bytes", "_s"):
         key = key.removesuffix(unit)
     return key.removeprefix("num_").replace("_", " ")
@@ -172,7 +181,7 @@ def _listed(key: str, values: Sequence[object]) -> str:
 def _number(key: str, value: float) -> str:
     if key.endswith("_bytes"):
         return in_bytes(value)
-    if key.endswith("_s"):
+    if key.endswith("_s") and not key.endswith("_per_s"):
         return _duration(value)
     return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
 

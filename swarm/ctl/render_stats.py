@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -32,7 +33,10 @@ def stats(body: Body) -> RenderableType:
             if of_kind:
                 parts.append(_figures(f"stages, {kind}", of_kind))
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "stages")}
-    return Group(*parts, *([fields(rest)] if rest else []))
+    for key, value in rest.items():
+        if isinstance(value, Mapping):
+            parts += [Text(key.replace("_", " ")), Padding(fields(value), (0, 0, 1, 2))]
+    return Group(*parts, fields({key: value for key, value in rest.items() if not isinstance(value, Mapping)}))
 
 
 def rates(before: Body, now: Body, seconds: float) -> str:

@@ -9,6 +9,7 @@ from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerSettings
 from swarm.sim.audit import Audit
 from swarm.sim.nodes import LEAVE_S, BrokerNode, ClientNode, WorkerNode
+from swarm.sim.schedule import Machines
 from swarm.sim.world import Link, World
 from swarm.stage import events as stage_event
 from swarm.testing import FakeExecutor
@@ -24,9 +25,10 @@ RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 class Cluster:
     """One broker, workers that come and go, clients."""
 
-    def __init__(self, world: World, manifest: Manifest, settings: BrokerSettings) -> None:
+    def __init__(self, world: World, manifest: Manifest, settings: BrokerSettings, machines: Machines) -> None:
         self.world = world
         self.manifest = manifest
+        self.machines = machines
         self.audit = Audit(manifest)
         self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}

@@ -27,6 +27,7 @@ from swarm.wire.messages import (
     ClientMessage,
     Fence,
     Hello,
+    LayerCost,
     Leaving,
     Order,
     Rejected,
@@ -124,6 +125,8 @@ class WorkerNode:
         self.executor = executor
         self.memory_bytes = memory_bytes
         self.core = StageCore(StageSettings(name, self.incarnation, executor.manifest.num_layers, log_bytes=1 << 20))
+        self._machines = cluster.machines
+        self._slowness = self._machines.slowness.get(name, 1.0)
         self.alive = True
         self.frozen = False
         self._busy = False
@@ -256,7 +259,8 @@ class WorkerNode:
     def _compute(self, action: stage_act.Compute) -> None:
         self._busy = True
         self._idle_since = self._world.now
-        self._world.at(self._world.draw(self._world.pace.compute), lambda: self._when_thawed(lambda: self._end(action)))
+        took = self._slowness * self._world.draw(self._world.pace.compute)
+        self._world.at(took, lambda: self._when_thawed(lambda: self._end(action)))
 
     def _end(self, action: stage_act.Compute) -> None:
         if not self.alive:
@@ -298,13 +302,22 @@ class WorkerNode:
             self._beats.carry(lambda: self._cluster.to_broker_beat(beat))
         self._world.at(BEAT_S, self._beat)
 
+    def _costs(self) -> tuple[LayerCost, ...]:
+        if not self._machines.measure:
+            return ()
+        return (
+            LayerCost("decode", 1, 32, 0.001 * self._slowness, False),
+            LayerCost("prefill", 256, 0, 0.01 * self._slowness, False),
+            LayerCost("head", 1, 0, 0.0005 * self._slowness, False),
+        )
+
     def _hello(self) -> Hello:
         return Hello(
             epoch=self.core.fence,
             name=self.name,
             incarnation=self.incarnation,
             pid=1,
-            host=self.name,
+            host="machine" if self._machines.together else self.name,
             wire_versions=(PROTOCOL_VERSION,),
             device="cpu",
             dtype="float32",
@@ -312,7 +325,7 @@ class WorkerNode:
             endpoint=self.incarnation,
             memory_bytes=self.memory_bytes,
             kv_budget_bytes=1 << 20,
-            costs=(),
+            costs=self._costs(),
             manifest=self.executor.manifest,
             held_layers=self.core.layers,
             held=self.core.inventory(),

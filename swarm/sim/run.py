@@ -72,7 +72,7 @@ def run_many(first_seed: int, count: int, *, faults: bool = True) -> Iterator[Ou
 
 
 def _set_up(world: World, schedule: Schedule) -> Cluster:
-    cluster = Cluster(world, fake_manifest(schedule.num_layers), schedule.settings)
+    cluster = Cluster(world, fake_manifest(schedule.num_layers), schedule.settings, schedule.machines)
     for spec in schedule.workers:
         world.at(spec.joins_at, lambda s=spec: cluster.start_worker(s.name, s.memory_bytes, s.capacity))  # type: ignore[misc]
     clients = [ClientNode(cluster, f"c{i}", consume_s) for i, consume_s in enumerate(schedule.clients)]

@@ -9,9 +9,11 @@ from typing import Literal, get_args
 import msgspec
 
 from swarm.broker.core import BrokerSettings
+from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import RequestSettings
 from swarm.broker.scheduler import Mode, SchedulerSettings
+from swarm.broker.wanted import PlanRules
 from swarm.params import SamplingParams
 from swarm.sim.world import Pace
 from swarm.wire.messages import Submit
@@ -20,7 +22,7 @@ MIB = 1 << 20
 FaultKind = Literal["crash", "freeze", "leave", "terminate", "double", "join", "client_drop"]
 SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
-TIGHT = 0.4  # how often the room for keys and values is so short that sequences have to give way
+CROWDED = 0.25  # how often many grow where the room for keys and values is so short that some have to give way
 DEADLINE = 0.1  # how often a request has one
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -31,6 +33,16 @@ class WorkerSpec:
     joins_at: float
     memory_bytes: int
     capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What the workers run on. ``slowness``: how many times longer than the quickest each takes, by name; nothing of
+    it if they measured nothing."""
+
+    slowness: dict[str, float]
+    measure: bool
+    together: bool  # on one machine, all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,7 @@ class Schedule:
     pace: Pace
     num_layers: int
     workers: tuple[WorkerSpec, ...]
+    machines: Machines
     clients: tuple[tuple[float, float], ...]  # how slowly each takes its tokens
     requests: tuple[RequestSpec, ...]
     faults: tuple[Fault, ...]
@@ -76,18 +89,19 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     random = Random(f"schedule {seed}")
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
-    return Schedule(
-        settings=_settings(random),
+    schedule = Schedule(
+        settings=_with_rules(Random(f"rules {seed}"), _settings(random)),
         pace=_pace(random),
         num_layers=num_layers,
         workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
+        machines=_machines(Random(f"machines {seed}")),
         clients=clients,
-        requests=_ranked(
-            Random(f"ranks {seed}"),
-            tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
-        ),
+        requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
         faults=_faults(random) if faults else (),
     )
+    schedule = _ranked(Random(f"ranks {seed}"), schedule)
+    crowd = Random(f"crowd {seed}")
+    return _crowded(crowd, schedule) if crowd.random() < CROWDED else schedule
 
 
 def _settings(random: Random) -> BrokerSettings:
@@ -102,11 +116,27 @@ def _settings(random: Random) -> BrokerSettings:
             step_tokens=random.choice([8, 32, 512]),
             prefill_chunk=random.choice([1, 7, 32, 256]),
             max_running=random.choice([1, 3, 64]),
-            kv_headroom=random.choice([1, 32, 64]),
-            step_target_s=random.choice([0.0, 0.01]),
         ),
         plan=PlanSettings(settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
     )
+
+
+def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
+    """What the plan must keep to, in this schedule."""
+    rules = PlanRules(
+        mode=settings.scheduler.mode,
+        objective=random.choice(["auto", "throughput", "latency"]),
+        load=Load(random.choice([1, 8]), 64, random.choice([0.0, 1.0])),
+        kv_positions=random.choice([0, 64, 1 << 20]),
+        margin=random.choice([0.0, 0.1, 0.5]),
+        caps={"w1": 2} if random.random() < 0.2 else {},
+    )
+    return replace(settings, plan=replace(settings.plan, rules=rules))
+
+
+def _machines(random: Random) -> Machines:
+    slowness = {f"w{number}": random.choice([1.0, 1.5, 4.0]) for number in range(4)}
+    return Machines(slowness, measure=random.random() < 0.8, together=random.random() < 0.25)
 
 
 def _pace(random: Random) -> Pace:
@@ -131,13 +161,10 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
 
 def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
     """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
-    drawn = random.random()
+    if random.random() >= SMALL:
+        return workers
     small = random.randrange(len(workers))
-    if drawn < SMALL:
-        return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
-    if drawn < SMALL + TIGHT:
-        return tuple(replace(w, capacity=9 << 5) if i == small else w for i, w in enumerate(workers))
-    return workers
+    return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
 
 
 def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
@@ -168,20 +195,41 @@ def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
     )
 
 
-def _ranked(random: Random, requests: tuple[RequestSpec, ...]) -> tuple[RequestSpec, ...]:
-    """Classes, tenants and deadlines. Chance of its own here too."""
-    return tuple(
-        replace(
+def _ranked(random: Random, schedule: Schedule) -> Schedule:
+    """Classes, tenants, deadlines, and how the scheduler deals with time and room."""
+    requests = tuple(
+        _with(
             spec,
-            submit=msgspec.structs.replace(
-                spec.submit,
-                priority=random.choice([0, 0, 0, 50, -50]),
-                tenant=random.choice(["", "", "a", "b"]),
-                deadline_s=random.uniform(0.01, 10.0) if random.random() < DEADLINE else None,
-            ),
+            priority=random.choice([0, 0, 0, 50, -50]),
+            tenant=random.choice(["", "", "a", "b"]),
+            deadline_s=random.uniform(0.01, 10.0) if random.random() < DEADLINE else None,
         )
-        for spec in requests
+        for spec in schedule.requests
     )
+    headroom, target_s = random.choice([1, 32, 64, 1 << 16]), random.choice([0.0, 0.0, 0.01])
+    return _with_scheduler(replace(schedule, requests=requests), kv_headroom=headroom, step_target_s=target_s)
+
+
+def _crowded(random: Random, schedule: Schedule) -> Schedule:
+    """All want to become long at the same time, and a few of them would fill the stages."""
+    workers = tuple(replace(w, capacity=9 << 5) for w in schedule.workers)
+    requests = []
+    for spec in schedule.requests:
+        submit = spec.submit
+        length = random.choice([60, 100, 150])
+        params = msgspec.structs.replace(submit.params, max_tokens=length, min_tokens=0, ignore_eos=True)
+        requests.append(replace(_with(spec, prompt=submit.prompt[:70], params=params), at=random.uniform(2.0, 2.5)))
+    crowded = replace(schedule, workers=workers, requests=tuple(requests))
+    return _with_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
+
+
+def _with(spec: RequestSpec, **fields: object) -> RequestSpec:
+    return replace(spec, submit=msgspec.structs.replace(spec.submit, **fields))
+
+
+def _with_scheduler(schedule: Schedule, **fields: object) -> Schedule:
+    scheduler = replace(schedule.settings.scheduler, **fields)  # type: ignore[arg-type]
+    return replace(schedule, settings=replace(schedule.settings, scheduler=scheduler))
 
 
 def _faults(random: Random) -> tuple[Fault, ...]:

@@ -68,6 +68,7 @@ class ComputeThread:
         vitals: Vitals,
         clock: Clock,
         outward: Callable[[Outward], None],
+        tells_steps: bool = False,
     ) -> None:
         self._context = context
         self._pull = pull
@@ -76,6 +77,7 @@ class ComputeThread:
         self._vitals = vitals
         self._clock = clock
         self._outward = outward
+        self._tells_steps = tells_steps  # a line in the log for each, at level debug
         self._wake = Wake()
         self._inbox: queue.Queue[Event] = queue.Queue(INBOX)
         self._events: deque[Event] = deque()
@@ -218,6 +220,9 @@ class ComputeThread:
     def _compute(self, action: act.Compute) -> None:
         """One micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
         self._vitals.set("computing")
+        if self._tells_steps:
+            rows = len(action.batch.rows)
+            log.debug("step_computes", epoch=action.epoch, step=action.step, cause=action.cause, rows=rows)
         try:
             forwarded = self._executor.forward(
                 action.batch, lambda: self._vitals.fence > action.epoch or self._stopping, self._progressed

@@ -34,6 +34,7 @@ from swarm.stage.compute import ComputeThread, Outward
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.leaving import PATIENCE_S, Departure, Farewell
+from swarm.stage.probing import LinkProbe
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.stage.vitals import Vitals
 from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
@@ -48,7 +49,9 @@ from swarm.wire.messages import (
     Hello,
     LayerCost,
     Leaving,
+    LinkCost,
     Order,
+    Probed,
     Release,
     Stats,
     WorkerMessage,
@@ -146,12 +149,17 @@ class WorkerService:
             vitals=self._vitals,
             clock=clock,
             outward=self._from_compute_thread,
+            tells_steps=settings.log.level == "debug",
         )
         self._control = DealerChannel(
             context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes
         )
         self._beats: BeatThread | None = None
         self._connected = False
+        self._up = asyncio.Event()
+        self._probe = LinkProbe(self._send, clock)
+        self._link: LinkCost | None = None
+        self._link_is_known = False  # or that it won't be
         self._departure = Departure()
         self._stop = asyncio.Event()
         self._exit_code = 0
@@ -168,6 +176,7 @@ class WorkerService:
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(self._hear_orders()),
+                group.create_task(self._measure_link()),
                 group.create_task(self._tell_stats()),
                 group.create_task(self._watch_lag()),
             ]
@@ -214,7 +223,9 @@ class WorkerService:
         async for event in self._control:
             if event is Link.UP:
                 self._connected = True
-                self._compute.post(BrokerConnected())
+                self._up.set()
+                if self._link_is_known:
+                    self._compute.post(BrokerConnected())
             elif event is Link.DOWN:
                 self._connected = False
                 self._say_goodbye(self._departure.disconnected())
@@ -222,11 +233,22 @@ class WorkerService:
             elif not isinstance(event, Link):
                 self._take_order(event)
 
+    async def _measure_link(self) -> None:
+        """Once, before the first Hello, which tells of it."""
+        await self._up.wait()
+        self._link = await self._probe.measure()
+        self._link_is_known = True
+        if self._connected:
+            self._compute.post(BrokerConnected())
+
     def _take_order(self, frames: list[memoryview]) -> None:
         try:
             order, _ = ORDER.decode(frames)
         except WireError as error:
             log.warning("order_refused", reason=str(error))
+            return
+        if isinstance(order, Probed):
+            self._probe.answered(order.ticket)
             return
         if isinstance(order, Release):
             self._say_goodbye(self._departure.released())
@@ -307,6 +329,7 @@ class WorkerService:
             memory_bytes=executor.memory_bytes,
             kv_budget_bytes=executor.kv_budget_bytes,
             costs=self._costs,
+            link=self._link,
             manifest=executor.manifest,
             held_layers=self._core.layers,
             held=self._core.inventory(),

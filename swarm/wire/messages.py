@@ -209,7 +209,8 @@ class Asset(Record, frozen=True):
 class LayerCost(Record, frozen=True):
     """Measured at join. ``prefill``: seconds for one layer to take ``rows`` positions of one sequence with ``context``
     positions before them. ``decode``: for one layer to take one more position of ``rows`` sequences of that length.
-    ``stage``: what a step of so many rows takes beside its layers. ``head``, ``embed``: for so many rows. ``alone``: with all cores of the host, as in a step that is the only one."""
+    ``stage``: what a step of so many rows takes beside its layers. ``head``, ``embed``: for so many rows. ``alone``:
+    with all cores of the host, as in a step that is the only one."""
 
     kind: Literal["prefill", "decode", "stage", "head", "embed"]
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)]
@@ -348,11 +349,12 @@ class GetAsset(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins."""
+    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins.
+    ``suppose``: with ``plan``, the plan that would be made if things were so; nothing is changed."""
 
     what: Literal["status", "nodes", "plan", "stats", "requests", "trace"]
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    suppose: Suppose | None = None  # only with "plan": the plan that would be made then; nothing is changed
+    suppose: Suppose | None = None
 
 
 class Join(Message, frozen=True):

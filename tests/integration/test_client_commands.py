@@ -318,6 +318,7 @@ REPORTS: dict[str, dict[str, object]] = {
             "w1": {"steps": 11},
         },
         "era": 7,
+        "scheduler": {"mode": "batch", "tokens_per_s": 12.5},
     },
     "requests": {
         "requests": [{"request_id": "r1", "state": "running", "num_prompt": 3, "num_tokens": 5, "age_s": 0.5}]
@@ -343,6 +344,7 @@ EXPECTED = {
         "stages w0 12,346 / 210 / 2,400",
         "head 1.5 / 0.5 / 5",
         "era 7",
+        "scheduler mode batch tokens/s 12.5",
     ],
     "requests": ["r1 running 3 5 500.0 ms"],
 }

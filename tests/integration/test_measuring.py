@@ -41,7 +41,7 @@ def lines_of(swarm: Processes, name: str) -> list[dict[str, Any]]:
 def test_traces_hops_and_statistics(random_llama: Path, tmp_path: Path) -> None:
     """Of real processes: each token's parts add up to its time, which a client's clock confirms; hops come with the
     tokens; figures of stages and pipeline agree; log lines can be followed by their causes."""
-    options = {"SWARM_LOG__PROFILE_EVERY": "5"}
+    options = {"SWARM_LOG__PROFILE_EVERY": "5", "SWARM_LOG__LEVEL": "debug"}
     with Processes(random_llama, tmp_path, options=options) as swarm:
         swarm.start(2)
         asyncio.run(_measure(swarm))
@@ -112,7 +112,7 @@ def _check_stats(stats: dict[str, Any]) -> None:
 
 def _check_logs(swarm: Processes) -> None:
     broker = lines_of(swarm, "broker")
-    (ended,) = (line for line in broker if line.get("request") == "traced")
+    (ended,) = (line for line in broker if line["event"] == "request_ended" and line["request"] == "traced")
     assert (ended["event"], ended["tokens"], ended["reasons"]) == ("request_ended", 12, ["length"])
     assert ended["first_token_s"] <= ended["total_s"]
     assert ended["cause"]
@@ -127,6 +127,21 @@ def _check_logs(swarm: Processes) -> None:
         assert profile["calls"] == 5
         assert profile["compute_us"] > 0
     assert [line["calls"] for line in broker if line["event"] == "profile"][:2] == [5, 10]
+    _follow_a_request(swarm, {line["cause"]: line for line in broker if line["event"] == "event"})
+
+
+def _follow_a_request(swarm: Processes, events: dict[str, dict[str, Any]]) -> None:
+    """Its acceptance is an event at the broker; each worker's steps name the event that they follow from, and the
+    event that the answer to them is names it too."""
+    assert any(e["kind"] == "AcceptanceWritten" and e["request"] == "traced" for e in events.values())
+    answers = {e["step"]: e for e in events.values() if e["kind"] == "StepFinished"}
+    for name in ("w0", "w1"):
+        steps = [line for line in lines_of(swarm, name) if line["event"] == "step_computes"]
+        assert len(steps) >= 4 + 12
+        for step in steps:
+            assert (step["epoch"], step["rows"]) == (1, 1)
+            assert step["cause"] in events
+            assert answers[step["step"]]["caused_by"] == step["cause"]
 
 
 def test_profile_of_a_swarm_of_its_own(random_llama: Path) -> None:

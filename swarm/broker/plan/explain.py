@@ -39,9 +39,9 @@ class Forecast:
     stages: tuple[StageForecast, ...]
     step_s: float
     even_s: float | None
-    one_more_s: float | None
-    like: str
     left_out: tuple[tuple[str, str], ...]
+    one_more_s: float | None = None
+    like: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,7 +64,6 @@ def forecast(
 ) -> Forecast:
     """What this line of devices is expected to do. ``left_out``: those who were not even looked at."""
     thorough = len(problem.devices) <= EXACT
-    like, more = _one_more(problem, line) if thorough else ("", None)
     return Forecast(
         objective=objective,
         load=load,
@@ -72,8 +71,6 @@ def forecast(
         stages=_stages(problem, line),
         step_s=tables.step_seconds(problem, line),
         even_s=_even(problem, line),
-        one_more_s=more,
-        like=like,
         left_out=left_out + _left_out(problem, line, thorough),
     )
 
@@ -107,15 +104,6 @@ def even_line(problem: Problem, line: Line) -> Line | None:
 def _even(problem: Problem, line: Line) -> float | None:
     even = even_line(problem, line)
     return None if even is None else tables.step_seconds(problem, even)
-
-
-def _one_more(problem: Problem, line: Line) -> tuple[str, float | None]:
-    """The quickest device of the line once more, on a machine of its own."""
-    best = min((problem.devices[share.device] for share in line), key=lambda device: device.layer_s)
-    twin = replace(best, name="", host=f"{best.host}'", held=None, pinned=None)
-    more = replace(problem, devices=(*problem.devices, twin), tolerance=0.0)
-    found = solve(more)
-    return best.name, None if isinstance(found, Shortage) else tables.step_seconds(more, found)
 
 
 def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, str], ...]:
@@ -187,7 +175,7 @@ def as_json(found: Forecast) -> Json:
         "load": {"rows": found.load.rows, "context": found.load.context, "prompt": found.load.prompt},
         "takes_turns": found.takes_turns,
         "step_s": found.step_s,
-        "tokens_per_s": round(found.tokens_per_s, 2),
+        "tokens_per_second": round(found.tokens_per_s, 2),
         "bottleneck": found.bottleneck.worker,
         "margin": round(found.margin, 4),
         "even_s": found.even_s,

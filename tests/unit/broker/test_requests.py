@@ -216,6 +216,27 @@ def test_retry_after_follows_the_pace_of_ends(make_bench) -> None:
     assert retry_after(3.0) > 2.0
 
 
+def test_retry_after_is_a_time_of_ones_own(make_bench) -> None:
+    """It follows from the measured rate and the work that waits, and not all are told the same moment."""
+
+    def told(max_tokens: int) -> list[float]:
+        bench = make_bench(settings(requests=request_settings(max_queue=1))).serve(1, max_sequences=1)
+        bench.say(submit("measures", max_tokens=10, ignore_eos=True))
+        while bench.pipe:
+            bench.tick(0.5)
+            bench.finish()
+        bench.say(submit("runs", max_tokens=max_tokens))
+        bench.say(submit("waits", max_tokens=max_tokens))
+        answers = [said(bench.say(submit(f"too many {number}")))[0] for number in range(3)]
+        return [a.retry_after_s for a in answers if isinstance(a, Rejected) and a.retry_after_s is not None]
+
+    # Half a second per step: about twelve tokens in five seconds.
+    first, second, third = told(max_tokens=9)
+    assert first == pytest.approx(12 * 5.5 / 12, rel=0.3)
+    assert (second, third) == (pytest.approx(2 * first, abs=0.2), pytest.approx(3 * first, abs=0.2))
+    assert told(max_tokens=90)[0] > 5 * first
+
+
 def test_too_large_for_the_stages(make_bench) -> None:
     """A request that even the empty stages can't hold is refused at the door, with both numbers."""
     bench = make_bench().serve(2, kv_capacity=64)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from swarm.broker import scheduling_report
 from swarm.broker.actions import WriteTokens
 from swarm.broker.events import ClientUnreachable
-from swarm.broker.scheduler import MAX_PASSED, MAX_PASSED_S, SPLIT_FROM, Mode, depth
+from swarm.broker.pace import CHUNK
+from swarm.broker.scheduler import MAX_PASSED, MAX_PASSED_S, PROMPT_SHARE, SPLIT_FROM, Mode, SchedulerSettings, depth
 from swarm.broker.state import SequenceState
-from swarm.wire.messages import Ack, Attach, Cancel, SequencePosition, Stop
+from swarm.wire.messages import Ack, Attach, Cancel, Finished, SequencePosition, Step, Stop
 from tests.unit.broker.bench import (
     CLIENT,
     Bench,
     request_settings,
     row,
+    said,
     scheduling,
     settings,
     steps,
@@ -108,6 +112,138 @@ def test_decodes_come_before_prefill(make_bench) -> None:
     for start in (0, 6, 12):
         assert row(bench.pipe[0]) == [(1, 5 + start // 6, 1), (2, 4 + start // 6, 1), (3, start, 6)]
         bench.finish()
+
+
+@pytest.mark.parametrize(("step_tokens", "num_workers"), [(1, 1), (2, 1), (4, 1), (8, 1), (4, 3)])
+def test_many_decodes_do_not_starve_a_prompt(make_bench, step_tokens: int, num_workers: int) -> None:
+    """Where those that decode could fill every step for ever, a prompt still comes to its first token, and they still
+    go on."""
+    bench = make_bench(scheduling(mode="overlapped", step_tokens=step_tokens)).serve(num_workers)
+    for number in range(12):
+        bench.say(submit(f"r{number}", num_prompt=1, max_tokens=200, ignore_eos=True))
+    for _ in range(100):
+        bench.finish()
+    bench.say(submit("late", num_prompt=20, max_tokens=200, ignore_eos=True))
+    before = {s.id: s.num_generated for s in bench.state.running}
+    for _ in range(150):
+        bench.finish()
+    assert bench.sequence("late").num_generated > 0
+    gained = [s.num_generated - before[s.id] for s in bench.state.running if s.id in before]
+    assert min(gained) > 0
+    assert max(gained) - min(gained) <= 1, gained
+
+
+def test_prompts_are_shared_out_over_the_pipe(make_bench) -> None:
+    """What is pending is cut so that each stage has a part of it; small prompts are not cut up."""
+    bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
+    bench.say(submit("long", num_prompt=400))
+    assert [row(s) for s in bench.pipe] == [[(1, 0, 200)], [(1, 200, 100)]]
+    assert bench.state.gauges.throttle == "pending"
+    bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
+    bench.say(submit("short", num_prompt=PROMPT_SHARE))
+    assert [row(s) for s in bench.pipe] == [[(1, 0, PROMPT_SHARE)]]
+    assert bench.state.gauges.throttle == "none"
+
+
+def test_prompts_are_held_back_while_room_is_short(make_bench) -> None:
+    """As long as answers run: they shall come to their end before more join. If nobody runs, nothing is held back."""
+    bench = make_bench(scheduling(mode="batch", prefill_chunk=512, kv_headroom=1 << 16)).serve(1, kv_capacity=1024)
+    bench.say(submit("runs", num_prompt=3, max_tokens=500, ignore_eos=True))
+    bench.finish()
+    bench.say(submit("long", num_prompt=400, max_tokens=50, ignore_eos=True))
+    bench.finish()
+    # 63 positions are free of 1024: a chunk is all that joins.
+    assert [r.count for r in bench.pipe[0].rows] == [1, CHUNK]
+    assert bench.state.gauges.throttle == "kv"
+    bench.say(Cancel(request_id="runs"))
+    bench.finish()
+    assert row(bench.pipe[0]) == [(2, CHUNK, 400 - CHUNK)]
+
+
+def test_prompts_keep_the_pace_of_running_answers(make_bench) -> None:
+    """With a target, a step takes as much of the prompts as the measured time of steps allows. Nobody decodes: all."""
+    bench = make_bench(scheduling(mode="batch", prefill_chunk=512, step_target_s=0.1)).serve(1)
+
+    def finish() -> Step:
+        step = bench.pipe[0]
+        bench.now += 0.01 + 0.001 * len(step.tokens)  # what this device takes
+        bench.finish()
+        return step
+
+    bench.say(submit("prompt first", num_prompt=200, max_tokens=100, ignore_eos=True))
+    assert len(finish().tokens) == 200
+    for _ in range(5):
+        finish()
+    bench.say(submit("prompt beside", prompt=(5,) * 300))
+    finish()
+    sizes, throttles = [], set()
+    while bench.sequence("prompt beside").num_generated == 0:
+        throttles.add(bench.state.gauges.throttle)
+        sizes.append(len(finish().tokens))
+    assert CHUNK <= max(sizes) <= 95
+    assert len(sizes) > 3
+    assert "time" in throttles
+
+
+def test_a_deadline_that_can_not_be_kept_is_told_at_once(make_bench) -> None:
+    """If not even the quickest steps would do, nothing is computed; what may end early is given its chance."""
+    bench = make_bench(scheduling(mode="batch")).serve(1)
+    bench.say(submit("measures", max_tokens=4))
+    while bench.pipe:
+        bench.tick(1.0)
+        bench.finish()
+    bench.take()
+    bench.say(submit("hopeless", max_tokens=100, ignore_eos=True, deadline_s=20.0))
+    bench.say(submit("may end", max_tokens=100, deadline_s=20.0))
+    bench.say(submit("has time", max_tokens=10, ignore_eos=True, deadline_s=20.0))
+    (end,) = said(bench.log, Finished)
+    assert isinstance(end, Finished)
+    assert (end.request_id, end.reason, end.num_tokens) == ("hopeless", "failed", 0)
+    assert "deadline can't be kept" in end.detail
+    opened = {o.sequence for s in [*steps(bench.log), *bench.pipe] for o in s.open}
+    assert bench.sequence("hopeless").id not in opened
+    bench.finish()
+    assert {s.request.id for s in bench.state.running} == {"may end", "has time"}
+
+
+def test_the_earliest_deadline_comes_first(make_bench) -> None:
+    """Of one tenant, in one class, where there is a place for one."""
+    bench = make_bench(scheduling(mode="batch", max_running=1)).serve(1)
+    bench.say(submit("runs", max_tokens=1))
+    bench.say(submit("whenever", max_tokens=1))
+    bench.say(submit("late", max_tokens=1, deadline_s=60.0))
+    bench.say(submit("soon", max_tokens=1, deadline_s=30.0))
+    bench.say(submit("urgent", max_tokens=1, priority=50))
+    bench.run_dry()
+    order = [m.request_id for m in said(bench.log, Finished) if isinstance(m, Finished)]
+    assert order == ["runs", "urgent", "soon", "late", "whenever"]
+
+
+def test_a_crowd_does_not_starve_a_single_client(make_bench) -> None:
+    """One client has fifty requests waiting; another's one is served long before them, named or not."""
+    for first, second in ((("crowd", b"x"), ("single", b"x")), (("", b"x"), ("", b"y"))):
+        bench = make_bench(scheduling(mode="batch", max_running=2)).serve(1)
+        for number in range(50):
+            bench.say(submit(f"many{number}", max_tokens=3, tenant=first[0]), first[1])
+        bench.say(submit("one", max_tokens=3, tenant=second[0]), second[1])
+        bench.run_dry()
+        order = [m.request_id for m in said(bench.log, Finished) if isinstance(m, Finished)]
+        assert order.index("one") <= 5
+
+
+def test_what_is_decided_can_be_seen(make_bench) -> None:
+    """``swarmctl stats`` shows the mode in force, budgets, classes, tenants and who gave way."""
+    bench = make_bench(scheduling(mode="auto", max_running=1)).serve(2)
+    bench.say(submit("a", tenant="ada", max_tokens=50))
+    bench.say(submit("b", tenant="bob", priority=50, max_tokens=50))
+    bench.say(submit("c", tenant="bob", priority=-50))
+    bench.say(submit("d", tenant="bob", priority=7))
+    bench.finish()
+    scheduler, queue = scheduling_report.scheduler(bench.state), scheduling_report.queue(bench.state)
+    assert (scheduler["mode"], scheduler["depth"], scheduler["preemptions"]) == ("overlapped", 2, 1)
+    assert queue["classes"] == {"7": 1, "normal": 1, "low": 1}
+    assert {name: of["waiting"] for name, of in queue["tenants"].items()} == {"bob": 2, "ada": 1}
+    assert queue["waiting"] == 3
 
 
 def test_depth() -> None:
@@ -326,7 +462,8 @@ def _happen(bench: Bench, what: str, number: int) -> None:
     match what:
         case "submit":
             prompt, max_tokens = (1, 3, 33, 70)[number % 4], 1 + number % 40
-            bench.say(submit(name, num_prompt=prompt, max_tokens=max_tokens, n=1 + number % 2))
+            ranks = {"priority": (0, 0, 50, -50)[number % 4], "tenant": ("", "a")[number % 2]}
+            bench.say(submit(name, num_prompt=prompt, max_tokens=max_tokens, n=1 + number % 2, **ranks))
         case "finish" if bench.pipe:
             bench.finish(token=number % 97)
         case "cancel":
@@ -353,18 +490,23 @@ def _happen(bench: Bench, what: str, number: int) -> None:
 @effort(max_examples=80, deadline=None)
 @given(
     events=_EVENTS,
-    mode=st.sampled_from(["batch", "overlapped", "auto"]),
-    step_tokens=st.sampled_from([1, 8, 512]),
-    chunk=st.sampled_from([1, 7, 256]),
+    of=st.builds(
+        SchedulerSettings,
+        mode=st.sampled_from(["batch", "overlapped", "auto"]),
+        step_tokens=st.sampled_from([1, 8, 512]),
+        prefill_chunk=st.sampled_from([1, 7, 256]),
+        kv_headroom=st.sampled_from([1, 64]),
+        step_target_s=st.sampled_from([0.0, 0.1]),
+    ),
     slow_disk=st.booleans(),
 )
 def test_random_events_keep_the_invariants(
-    events: list[tuple[str, int]], mode: Mode, step_tokens: int, chunk: int, slow_disk: bool
+    events: list[tuple[str, int]], of: SchedulerSettings, slow_disk: bool
 ) -> None:
-    """Whatever happens, in whatever order: positions keep their order, room is never promised twice, steps are numbered
-    without a gap, nothing is shown before it is written; and in the end everything that was accepted ends."""
-    scheduler = scheduling(mode=mode, step_tokens=step_tokens, prefill_chunk=chunk).scheduler
-    bench = Bench(settings(scheduler=scheduler, requests=request_settings(client_grace_s=5.0, retain_s=1e6)))
+    """Whatever happens, in whatever order, whoever goes first: positions keep their order, room is never promised
+    twice, steps are numbered without a gap, nothing is shown before it is written; and in the end everything that was
+    accepted ends."""
+    bench = Bench(settings(scheduler=of, requests=request_settings(client_grace_s=5.0, retain_s=1e6)))
     bench.serve(2, kv_capacity=5 * 32, max_sequences=3)
     if slow_disk:
         bench.held = {WriteTokens}

@@ -59,6 +59,15 @@ def test_parts_of_each_token(serving: Bench) -> None:
     ]
 
 
+def test_a_request_under_way_has_a_trace(serving: Bench) -> None:
+    """Of the tokens that are done."""
+    serving.say(submit(max_tokens=3))
+    assert ask(serving, "r")["sequences"][0]["tokens"] == []
+    after(serving, 0.1)
+    body = ask(serving, "r")
+    assert (body["state"], body["sequences"][0]["num_traced"], body["sequences"][0]["reason"]) == ("running", 1, None)
+
+
 def test_waiting_for_a_turn_is_queue(make_bench: MakeBench) -> None:
     """From the arrival to the first step, and between two steps, nothing of it is under way."""
     bench = make_bench().serve(1, max_sequences=1)

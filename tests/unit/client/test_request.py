@@ -51,6 +51,9 @@ def test_params_made_by_hand_are_checked_too() -> None:
         ({"timeout": float("inf")}, "timeout"),
         ({"deadline_s": 0}, "deadline_s"),
         ({"priority": 101}, "priority"),
+        ({"priority": "urgent"}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"tenant": "x" * 129}, "tenant"),
         ({"request_id": ""}, "request_id"),
         ({"request_id": "x" * 129}, "request_id"),
         ({"hops": "yes"}, "hops"),
@@ -63,6 +66,14 @@ def test_wrong_options_are_named(options: dict[str, object], code: str) -> None:
         check_wish(None, options)
     assert raised.value.code == code
     assert code in str(raised.value)
+
+
+def test_classes_have_names() -> None:
+    """Higher goes first; numbers between them are classes too."""
+    high, normal, low = (check_wish(None, {"priority": name}).priority for name in ("high", "normal", "low"))
+    assert high > normal == check_wish(None, {}).priority > low
+    assert check_wish(None, {"priority": -7, "tenant": "ada"}).submit((1,)).priority == -7
+    assert check_wish(None, {"tenant": "ada"}).submit((1,)).tenant == "ada"
 
 
 def test_seeds_and_ids_are_drawn_unless_given() -> None:

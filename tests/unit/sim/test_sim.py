@@ -15,9 +15,11 @@ import msgspec
 import pytest
 
 from swarm.broker import admission, scheduler
+from swarm.broker.blocks import num_blocks
 from swarm.broker.planning import Planner
 from swarm.broker.requests import Requests
 from swarm.broker.state import Sequence as BrokerSequence
+from swarm.broker.state import State
 from swarm.sim.audit import Violation
 from swarm.sim.run import Outcome, run, run_many
 from swarm.sim.schedule import make_schedule
@@ -60,6 +62,8 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_plans for o in played) > 150
     assert sum(o.num_lost_workers for o in played) > 10
     assert sum(o.num_too_large for o in played) > 0
+    assert sum(o.num_preemptions for o in played) > 10
+    assert sum(o.num_too_late for o in played) > 0
     kinds = {fault.kind for seed in range(100) for fault in make_schedule(seed).faults}
     assert kinds == {"crash", "freeze", "leave", "terminate", "double", "join", "client_drop"}
 
@@ -205,6 +209,45 @@ def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("swarm.broker.requests.too_large", lambda limit, blocks: real(limit, blocks - 12))
 
 
+def lose_a_token_when_giving_way(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that gives its room back forgets its newest token, and is computed again from there."""
+    real = State.give_way
+
+    def forgetful(self: State, sequence: BrokerSequence) -> None:
+        real(self, sequence)
+        if sequence.num_generated:
+            del sequence.tokens[-1:]
+
+    patch.setattr(State, "give_way", forgetful)
+
+
+def give_way_without_release(patch: pytest.MonkeyPatch) -> None:
+    """The stages are not told that a sequence has given its room back."""
+    real = State.give_way
+
+    def silent(self: State, sequence: BrokerSequence) -> None:
+        real(self, sequence)
+        self.to_release.remove(sequence.id)
+
+    patch.setattr(State, "give_way", silent)
+
+
+def give_way_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """The same sequence may be made to give way over and over."""
+    patch.setattr("swarm.broker.room.MAX_PREEMPTED", 1 << 10)
+    patch.setattr("swarm.broker.room.Room.entry_blocks", lambda self, sequence: num_blocks(sequence.sampled))
+
+
+def take_more_than_there_is(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that grows takes room that others have."""
+    patch.setattr("swarm.broker.room.Room.grow", lambda self, sequence, position: True)
+
+
+def give_up_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has a deadline is told that it can't be kept."""
+    patch.setattr(scheduler, "_is_hopeless", lambda state, sequence, now: sequence.request.deadline_at is not None)
+
+
 @pytest.mark.parametrize(
     ("sabotage", "invariant", "faults"),
     [
@@ -214,8 +257,13 @@ def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
         (confuse_rows, "I2", False),
         (shuffle_positions, "I2", False),
         (send_rows_again, "I8", False),
-        (keep_what_was_released, "I9", False),
-        (never_release, "I9", False),
+        (keep_what_was_released, "IllegalMove", False),
+        (never_release, "IllegalMove", False),
+        (lose_a_token_when_giving_way, "I3", False),
+        (give_way_without_release, "IllegalMove", False),
+        (give_way_for_ever, "I1", False),
+        (take_more_than_there_is, "I9", False),
+        (give_up_too_early, "I1", False),
         (trust_without_inventory, "IllegalMove", False),
         (same_seed_for_all, "I2", False),
         (forget_the_epoch, "I5", False),

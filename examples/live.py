@@ -1,0 +1,60 @@
+"""A swarm that grows and is hurt while it answers: workers join one by one, one is killed, the answer is the same.
+
+    python examples/live.py
+
+It starts a swarm of its own even if SWARM_URL is set: nobody else's worker shall be killed.
+"""
+
+import os
+import signal
+import time
+from typing import Any
+
+from _swarm import a_swarm
+
+from swarm import Client
+
+PROMPT, NUM_TOKENS, NUM_WORKERS, MEMORY = "Once upon a time", 80, 3, 1 << 30
+PATIENCE_S = 120.0  # to start a process, import torch and load layers, on a busy machine
+
+
+def stages(client: Client) -> list[Any]:
+    """The plan in force: who holds which layers."""
+    return list(client.query("plan")["stages"])
+
+
+def until_serving(client: Client, num_stages: int) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while (status := client.query("status"))["state"] != "serving" or status["num_stages"] != num_stages:
+        if time.monotonic() > give_up_at:
+            raise SystemExit(f"no plan with {num_stages} stages: {status['waits_for'] or status['state']}")
+        time.sleep(0.05)
+    for stage in stages(client):
+        first, stop = stage["layers"]
+        print(f"  {stage['worker']} has layers {first} to {stop - 1}")
+
+
+with a_swarm(num_workers=0, always_own=True) as url, Client(url) as client:
+    answers = []
+    for number in range(1, NUM_WORKERS + 1):
+        print(f"worker {number} of {NUM_WORKERS} joins")
+        client.join(1, memory_limit=MEMORY)
+        until_serving(client, number)
+        answers.append(client.generate(PROMPT, max_tokens=NUM_TOKENS).text)
+
+    print(f"now one is killed in the middle of an answer\n\n{PROMPT}", end="")
+    victim = stages(client)[1]["worker"]
+    pid = next(node["pid"] for node in client.query("nodes")["workers"] if node["name"] == victim)
+    said = ""
+    for piece in client.stream(PROMPT, max_tokens=NUM_TOKENS):
+        if piece.index == NUM_TOKENS // 2:
+            os.kill(pid, signal.SIGKILL)
+            print(f" [{victim} is dead]", end="")
+        said += piece.text
+        print(piece.text, end="", flush=True)
+    answers.append(said)
+
+    same = len(set(answers)) == 1
+    print(
+        f"\n\n{len(answers)} answers, with 1, 2 and 3 workers and with one that died: {'the same' if same else answers}"
+    )

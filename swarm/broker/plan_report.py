@@ -1,0 +1,107 @@
+"""What ``swarmctl plan`` is told: the plan in force, predicted beside measured; or one that would be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarm.broker.plan.explain import as_json, sentences
+from swarm.broker.plan.gauge import PlanGauge, StageGauge
+from swarm.broker.plan.problem import Shortage
+from swarm.broker.state import Plan, PlanPhase, State
+from swarm.broker.wanted import Proposal
+from swarm.wire.messages import Json, Suppose
+
+
+def plan(state: State) -> Json:
+    """The plan in force, and the one under way if there is one."""
+    book = state.book
+    body: Json = {
+        "state": "serving" if book.serving else book.phase.value,
+        "waits_for": book.waits_for,
+        "epoch": book.current.epoch if book.current else None,
+        "stages": _stages(book.current, state) if book.current else [],
+        "objective": book.current.objective if book.current else None,
+        "why": list(book.current.why) if book.current else [],
+    }
+    if book.current is not None and book.current.forecast is not None:
+        body["forecast"] = as_json(book.current.forecast)
+        body["measured"] = _measured(book.gauge)
+    if book.phase is PlanPhase.PREPARING and book.coming is not None:
+        body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
+    return body
+
+
+def _stages(of: Plan, state: State) -> list[Json]:
+    is_current = of is state.book.current
+    prepared = state.book.capacity if is_current else state.book.prepared
+    forecasts = {stage.worker: stage for stage in of.forecast.stages} if of.forecast else {}
+    found: list[Json] = []
+    for stage in of.stages:
+        row: Json = {
+            "worker": stage.name,
+            "layers": [stage.layers.first, stage.layers.stop],
+            "weight_bytes": stage.weight_bytes,
+        }
+        predicted = forecasts.get(stage.name)
+        if predicted is not None:
+            row["predicted_s"] = predicted.compute_s
+            row["needed_bytes"] = predicted.needed_bytes
+        gauge = state.book.gauge.stages.get(stage.name) if is_current else None
+        if gauge is not None and gauge.num_steps:
+            row |= _seen(gauge)
+        ready = prepared.get(stage.incarnation)
+        if ready is not None:
+            row |= {
+                "kv_capacity": ready.kv_capacity,
+                "load_s": round(ready.load_s, 3),
+                "warm_up_s": round(ready.warm_up_s, 3),
+                "resident_bytes": ready.resident_bytes,
+                "kernels": ready.kernels,
+            }
+        found.append(row)
+    return found
+
+
+def _seen(gauge: StageGauge) -> Json:
+    """Means over the steps since the plan serves, and what was predicted for just these steps."""
+    return {
+        "seen_steps": gauge.num_steps,
+        "seen_s": gauge.measured_s / gauge.num_steps,
+        "expected_s": gauge.predicted_s / gauge.num_steps,
+    }
+
+
+def _measured(gauge: PlanGauge) -> Json:
+    """Of whole steps: ``outside_s`` is what no stage held them for, so wires, sockets and the broker."""
+    num = gauge.num_steps
+    return {
+        "steps": num,
+        "step_s": gauge.seconds / num if num else None,
+        "outside_s": gauge.outside_s / num if num else None,
+    }
+
+
+def supposed(state: State, suppose: Suppose, propose: Callable[[Suppose], Proposal | Shortage]) -> Json:
+    """The plan that would be made; ``error`` if a worker is named that isn't there."""
+    known = sorted(w.name for w in state.workers.values() if not w.is_gone)
+    named = [*suppose.without, *([suppose.like] if suppose.like else [])]
+    unknown = next((name for name in named if name not in known), None)
+    if unknown is not None:
+        return {"error": f"no worker {unknown!r}: the workers are {', '.join(known) or 'none'}"}
+    found = propose(suppose)
+    if isinstance(found, Shortage):
+        return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
+    body = as_json(found.forecast)
+    is_same = state.book.current is not None and list(found.shares) == [
+        (stage.incarnation, stage.layers) for stage in state.book.current.stages
+    ]
+    return {
+        "state": "would stay as it is" if is_same else "would be made",
+        "objective": found.forecast.objective,
+        "now_step_s": found.now_s,
+        "step_s": found.forecast.step_s,
+        "tokens_per_second": body["tokens_per_second"],
+        "stages": body["stages"],
+        "why": list(sentences(found.forecast)),
+        "forecast": body,
+    }

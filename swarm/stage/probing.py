@@ -1,0 +1,69 @@
+"""How far away the broker is, over the worker's own connection: what a plan reckons with between machines.
+
+A few small messages tell the way there and back, larger ones how many bytes pass in a second. The least of a few is
+taken, since whatever else goes on makes a message slower. A broker that doesn't answer soon is not waited for: then
+nothing is known of the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarm.clock import Clock
+from swarm.wire.messages import LinkCost, Probe
+from swarm.wire.tensors import pack_bytes
+
+_NUM_SMALL = 5
+_NUM_LARGE = 2
+_SIZES = (64 << 10, 512 << 10)  # the larger one only where the smaller one was quick
+_QUICK_S = 0.05
+_ANSWER_S = 0.5  # for the first answer
+_PATIENCE_S = 2.0
+_MOST_BYTES_PER_S = 1e12
+
+
+class LinkProbe:
+    """Ask with ``measure``; hand in what comes back with ``answered``. ``send``: takes a message and its payload."""
+
+    def __init__(self, send: Callable[[Probe, bytes | None], None], clock: Clock) -> None:
+        self._send, self._clock = send, clock
+        self._ticket = 0
+        self._waits: asyncio.Future[None] | None = None
+
+    async def measure(self) -> LinkCost | None:
+        """None if the broker doesn't answer in time."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._round_trip(0)
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self._measure()
+        except TimeoutError:
+            return None
+        finally:
+            self._waits = None
+
+    async def _measure(self) -> LinkCost:
+        there_and_back = min([await self._round_trip(0) for _ in range(_NUM_SMALL)])
+        rate = _MOST_BYTES_PER_S
+        for size in _SIZES:
+            took = min([await self._round_trip(size) for _ in range(_NUM_LARGE)])
+            rate = size / max(took - there_and_back, size / _MOST_BYTES_PER_S)
+            if took > _QUICK_S:
+                break
+        return LinkCost(there_and_back, rate)
+
+    async def _round_trip(self, num_bytes: int) -> float:
+        self._ticket += 1
+        self._waits = asyncio.get_running_loop().create_future()
+        payload = bytes(num_bytes) if num_bytes else None
+        probe = Probe(ticket=self._ticket, payload=None if payload is None else pack_bytes(payload))
+        began = self._clock.now()
+        self._send(probe, payload)
+        await self._waits
+        return self._clock.now() - began
+
+    def answered(self, ticket: int) -> None:
+        """The broker answered; late answers to what is no longer waited for mean nothing."""
+        if ticket == self._ticket and self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
