@@ -81,7 +81,7 @@ class Running:
 
     def refresh(self, sequence: Sequence) -> None:
         """Its positions have changed."""
-        pending = 0 if sequence.rebuilds else sequence.pending
+        pending = sequence.pending
         if pending == 0 or sequence.is_decoding:
             self._leave_prefill(sequence)
             if pending == 0:

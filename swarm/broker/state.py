@@ -130,8 +130,8 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Known tokens that no step of this epoch carries yet."""
-        return len(self.tokens) - self.scheduled
+        """Known tokens that the next steps must carry: none as long as layers are being rebuilt."""
+        return 0 if self.rebuilds else len(self.tokens) - self.scheduled
 
     @property
     def in_flight(self) -> bool:

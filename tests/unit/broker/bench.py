@@ -61,6 +61,7 @@ from swarm.wire.messages import (
     Hello,
     Hop,
     LayerRange,
+    LogRange,
     Manifest,
     Order,
     Prepare,
@@ -116,6 +117,7 @@ class FakeWorker:
     prepare: Prepare | None = None
     host: str = ""
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
+    logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
     progress: int = 0
 
@@ -166,7 +168,8 @@ class FakeWorker:
             HeldSequence(sequence, (RangePosition(layers, self.held.get(sequence, position)),))
             for sequence, position in positions.items()
         )
-        return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=())
+        logs = tuple(LogRange(sequence, layers.stop, 0, stop) for sequence, stop in self.logged.items())
+        return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=logs)
 
 
 @dataclass(slots=True)
@@ -465,8 +468,11 @@ class Watch:
                 pass
 
     def _check_step(self, step: Step) -> None:
-        assert step.step == self.last_step + 1, "steps are numbered without a gap"
-        self.last_step = step.step
+        if step.replay:
+            assert step.step == 0, "replays are none of the numbered steps"
+        else:
+            assert step.step == self.last_step + 1, "steps are numbered without a gap"
+            self.last_step = step.step
         assert sum(r.count for r in step.rows) == len(step.tokens)
         assert len({r.sequence for r in step.rows}) == len(step.rows), "a sequence twice in one step"
         assert step.rows or step.release or step.retire, "an empty step"
