@@ -33,7 +33,8 @@ from pydantic_settings import (
 from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")
-OTHER_VARIABLES = frozenset({"SWARM_CONFIG", "SWARM_URL"})  # ours, but not names of settings
+OTHER_VARIABLES = frozenset({"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"})  # ours, but not names of settings
+_ENVIRONMENT = "the environment"
 
 
 def _loopback(host: str) -> str:
@@ -100,11 +101,13 @@ class BrokerSettings(Section):
     )
     max_queue: Count = Field(
         default=1024,
-        description="Requests that may wait. Beyond it a request is refused with a time to come back: "
+        description="Sequences that may wait. Beyond it a request is refused with a time to come back: "
         "better than waiting longer than anybody would.",
     )
     max_running: Count = Field(
-        default=64, description="Sequences computed at a time. More fill the steps, and cost KV memory."
+        default=64,
+        description="Sequences computed at a time, if worker.max_sequences is as large. More fill the steps, and cost "
+        "KV memory.",
     )
     step_tokens: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
         default=512,
@@ -154,7 +157,9 @@ class BrokerSettings(Section):
         "workers started together should share the first plan.",
     )
     min_workers: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=1, description="Workers to wait for before the first plan is made, even if fewer could hold the model."
+        default=1,
+        description="Workers to wait for before the first plan is made, even if fewer could hold the model; for 30 "
+        "seconds at most, once one has joined. swarm up sets it to the workers that it starts.",
     )
     prepare_timeout_s: Seconds = Field(
         default=600.0,
@@ -179,7 +184,7 @@ class BrokerSettings(Section):
     )
     trace_steps: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         default=4096,
-        description="Steps whose times are kept for swarmctl trace; about 1 KB each. 0 keeps none. "
+        description="Steps whose times are kept for swarmctl trace; 1 to 3 KB each. 0 keeps none. "
         "The default is a minute or two of a small model, more of a large one.",
     )
 
@@ -251,7 +256,7 @@ class WorkerSettings(Section):
     )
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
-        description="Threads that compute. 0: the machine's cores, shared out among the workers started together.",
+        description="Threads that compute. 0: the machine's cores; swarm up shares them out among its workers.",
     )
     kernels: Literal["auto", "torch"] = Field(
         default="auto",
@@ -269,19 +274,24 @@ class WorkerSettings(Section):
     )
     log_bytes: ByteSize = Field(
         default=ByteSize(256 << 20),
-        description="Bytes for the log of what was sent on, from which a lost stage is rebuilt; at most an eighth of "
-        "the memory limit. Without room in it, a sequence is computed again from its tokens.",
+        description="Bytes for the log of what was sent on; at most an eighth of the memory limit, and a quarter of "
+        "what the process itself leaves of it. The log can rebuild the next stage; until that is done, what a stage "
+        "that was lost held is computed again from the tokens.",
     )
     beat_interval_s: Annotated[float, Field(ge=0.01, le=60)] = Field(
         default=0.1,
-        description="Seconds between two beats; several fit into health.beat_timeout_s, so one may be lost.",
+        description="Seconds between two beats; several fit into health.beat_timeout_s, so one may be lost. The "
+        "broker's value counts: it tells each worker that joins.",
     )
     lease_s: Seconds = Field(
         default=10.0,
-        description="Seconds without a word from the broker after which a worker parks: keeps all, sends nothing.",
+        description="Seconds without a word from the broker after which a worker parks: keeps all, sends nothing. The "
+        "broker's value counts.",
     )
     max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
-        default=64, description="Sequences that a stage holds at a time; bounds its tables, KV memory is counted apart."
+        default=64,
+        description="Sequences that a stage holds at a time; bounds its tables, KV memory is counted apart. The "
+        "broker's value counts.",
     )
 
 
@@ -294,17 +304,18 @@ class HealthSettings(Section):
     )
     hang_factor: Annotated[float, Field(ge=1, le=10_000)] = Field(
         default=10.0,
-        description="How many times its predicted time a step may take without progress before its worker is out. "
+        description="How many times its usual time a step may take without progress before its worker is out. "
         "A busy machine makes steps slow, hardly ever ten times slower.",
     )
     hang_min_s: Seconds = Field(
         default=2.0,
-        description="Seconds without progress that are never a hang, however short the step should have been.",
+        description="Seconds without progress that are never a hang, however short the step should have been; 15 times "
+        "as many while layers are loaded.",
     )
 
 
 class ClientSettings(Section):
-    """The client library and the commands that use it."""
+    """The commands that talk to a broker. A program passes the same to ``Client`` and ``AsyncClient``."""
 
     url: Annotated[str, AfterValidator(_endpoint)] = Field(
         default="tcp://127.0.0.1:5700", description="Where the broker is. SWARM_URL says the same for one shell."
@@ -345,9 +356,11 @@ class Settings(BaseSettings):
         examples=["/models/llama"],
         description="Directory of the model, or its name on the hub. Unset: the embedded demonstration model.",
     )
-    state_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
-        default=Path("~/.local/state/swarm"),
-        description="Directory for what must survive a restart. One broker at a time uses it.",
+    state_dir: Annotated[Path, AfterValidator(Path.expanduser)] | None = Field(
+        default=None,
+        examples=["~/.local/state/swarm"],
+        description="Directory of the state and, under swarm up, the logs; one broker at a time uses it. Unset: swarm "
+        "up uses one of its own that is gone at the end, swarm broker none.",
     )
     broker: BrokerSettings = BrokerSettings()
     plan: PlanSettings = PlanSettings()
@@ -421,7 +434,7 @@ def _from_environment() -> _Layer:
     except SettingsError as error:
         raise ConfigError(f"the environment sets a whole section wrongly ({error}); set single keys instead") from None
     url = os.environ.get("SWARM_URL")
-    return _Layer("the environment", _merge({"client": {"url": url}} if url else {}, values))
+    return _Layer(_ENVIRONMENT, _merge({"client": {"url": url}} if url else {}, values))
 
 
 def _from_flags(overrides: Mapping[str, object]) -> _Layer:
@@ -475,9 +488,9 @@ def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> s
 
 
 def _unknown(key: str, source: str) -> str:
-    known = sorted(_keys())
-    near = difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "config/swarm.toml lists what there is"
+    known, last = sorted({*_keys(), *_sections()}), key.rpartition(".")[2]
+    near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists what there is"
     return f"there is no setting {key} (from {source}); {remedy}"
 
 
@@ -485,8 +498,16 @@ def _source(key: str, layers: list[_Layer]) -> str:
     """Who set the value that counts."""
     for layer in reversed(layers):
         if _get(layer.values, key) is not None:
-            return layer.source
+            return _variable(key) if layer.source == _ENVIRONMENT else layer.source
     return "the defaults"
+
+
+def _variable(key: str) -> str:
+    """The environment's variable that sets this key."""
+    variable = f"SWARM_{key.upper().replace('.', '__')}"
+    if variable not in map(str.upper, os.environ):  # a whole section in one variable, or the other name of the URL
+        variable = "SWARM_URL" if key == "client.url" else variable.partition("__")[0]
+    return f"the environment variable {variable}"
 
 
 def _get(tree: Mapping[str, Any], key: str) -> Any:
@@ -498,6 +519,10 @@ def _get(tree: Mapping[str, Any], key: str) -> Any:
 
 def _defaults() -> dict[str, Any]:
     return Settings().model_dump(mode="json")
+
+
+def _sections() -> Iterator[str]:
+    return (name for name, field in Settings.model_fields.items() if isinstance(field.default, Section))
 
 
 def _keys() -> Iterator[str]:

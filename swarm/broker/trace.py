@@ -5,7 +5,8 @@ the stages said) and the moment at which each token was sent. Everything else is
 
 Bounds: the newest ``max_steps`` steps, as long as they have no more than ``MAX_ROWS_KEPT`` rows together; eight bytes
 per token of the requests that the broker knows; a few words about each of the last ``MAX_ENDED`` requests that it has
-forgotten, for ``retain_s``. That is about 8 MB with the default of 4,096 steps and three stages.
+forgotten, for ``retain_s``. With the default of 4,096 steps and three stages the steps take 6 MB if they have one row
+each, and never more than 14 MB (measured).
 
 A token's time begins when its making could begin (for the first: when the request arrived, else: when the token before
 it was known) and ends when it was sent to the client. It is the sum of

@@ -139,7 +139,7 @@ class StageCore:
                 self._stop_work("fenced", now)
             case ComputeFailed(epoch, step, reason):
                 self._stop_work("failed", now)
-                self._trouble(f"step {step} of epoch {epoch} failed: {reason}")
+                self._trouble(f"step {step} of epoch {epoch} failed: {reason}", step=step)
             case OrderArrived(order):
                 self.heard_at = now
                 self._cause = order.cause
@@ -291,7 +291,7 @@ class StageCore:
             problem = self.holdings.apply_header(step, self.layers) or wrong_row(self.sequences, step.rows)
             if problem is not None:
                 self._stop_work("refused", now)
-                self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}")
+                self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
                 return
             if step.rows:
                 self._out.append(Compute(step.epoch, step.step, self._batch(arrived), step.cause))
@@ -391,8 +391,8 @@ class StageCore:
         self.parked = True
         self._note("parked", "warning", reason=reason)
 
-    def _trouble(self, reason: str) -> None:
-        self._note("trouble", "error", reason=reason, epoch=self.active)
+    def _trouble(self, reason: str, **about: object) -> None:
+        self._note("trouble", "error", reason=reason, epoch=self.active, **about)
         epoch = self.active if self.active is not None else self.fence
         self._out.append(Tell(Trouble(epoch=epoch, incarnation=self.settings.incarnation, reason=reason[:4000])))
 

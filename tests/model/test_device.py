@@ -1,0 +1,85 @@
+"""Times on the device's own clock, and its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.params import SamplingParams
+from swarm.stage.device import CudaClock, clock_of, memory_of
+from swarm.stage.executor import Batch, Forwarded, SampleJob
+from swarm.stage.torch_executor import TorchExecutor
+from swarm.wire.messages import LayerRange, Row
+from tests.model.cutting import MANY, never, nothing, ready
+
+
+class CountingClock:
+    """Every moment is one second after the one before."""
+
+    def __init__(self) -> None:
+        self.num_marks = 0
+
+    def mark(self) -> int:
+        self.num_marks += 1
+        return self.num_marks
+
+    def between(self, first: Any, last: Any) -> float:
+        return float(last - first)
+
+
+def forward(executor: TorchExecutor, *, sample: bool) -> Forwarded:
+    """Three tokens of a sequence; the last stage draws one."""
+    executor.open(1, 64)
+    first = executor._stage().embeds
+    hidden = None if first else np.ones((3, executor.manifest.hidden_size), np.float32)
+    job = SampleJob(0, SamplingParams(), 1, [5, 6, 7], 3)
+    batch = Batch((Row(1, 0, 3, sample),), np.array([5, 6, 7]), hidden, (job,) if sample else ())
+    return executor.forward(batch, never, nothing)
+
+
+def test_what_is_timed(llama: Path) -> None:
+    """Moments are taken before the layers, after them, after the head, after the copy to the host and after the
+    sampling; each part is between two of them."""
+    whole, early, last = (ready(llama, LayerRange(*layers)) for layers in ((0, 8), (0, 4), (4, 8)))
+    for executor in (whole, early, last):
+        executor._clock = CountingClock()
+    for executor in (whole, last):
+        done = forward(executor, sample=True)
+        assert (done.compute_s, done.head_s, done.copy_s, done.sample_s) == (3.0, 1.0, 0.0, 1.0)
+    done = forward(early, sample=False)
+    assert (done.compute_s, done.head_s, done.copy_s, done.sample_s) == (3.0, 0.0, 1.0, 1.0)
+
+
+def test_statistics_have_memory_and_times(llama: Path) -> None:
+    """On the CPU: the process's memory, and what was sampled took some of the time."""
+    executor = ready(llama, LayerRange(0, 8))
+    done = forward(executor, sample=True)
+    assert done.compute_s > done.head_s > 0
+    stats = executor.stats()
+    assert stats["sample_s"] == done.sample_s > 0
+    assert 0 < stats["device_memory_bytes"] < stats["device_memory_total_bytes"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_gpu_is_timed_by_itself(llama: Path) -> None:
+    """Its clock counts what it computes, also while the host is elsewhere; its memory is its own."""
+    executor = TorchExecutor(str(llama), device="cuda", dtype="float32", memory_limit=MANY)
+    executor.prepare(LayerRange(0, 8), (), 8, nothing)
+    executor.activate(LayerRange(0, 8))
+    device = torch.device("cuda")
+    clock = clock_of(device)
+    assert isinstance(clock, CudaClock)
+    matrix = torch.ones(4096, 4096, device=device)
+    began = clock.mark()
+    for _ in range(20):
+        matrix = matrix @ matrix
+    assert clock.between(began, clock.mark()) > 0.001  # 20 times 137 billion operations
+    done = forward(executor, sample=True)
+    assert done.compute_s > done.head_s > 0
+    assert done.sample_s > 0
+    memory = memory_of(device)
+    assert 0 < memory["device_memory_bytes"] <= memory["device_memory_peak_bytes"] < memory["device_memory_total_bytes"]
