@@ -11,7 +11,6 @@ from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorke
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
 from swarm.broker.health import Verdict
-from swarm.broker.inventory import held_position
 from swarm.broker.members import MAX_STRANGERS
 from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
@@ -28,13 +27,11 @@ from swarm.wire.messages import (
     Edge,
     Fence,
     Finished,
-    HeldSequence,
     LayerRange,
     Leaving,
     LoadProgress,
     Prepare,
     Prepared,
-    RangePosition,
     Refused,
     Rejoin,
     Release,
@@ -566,22 +563,6 @@ def test_a_stage_that_knows_nothing_means_from_the_start(serving: Bench) -> None
     assert step.truncate == (SequencePosition(1, 0),)
     assert [(r.start, r.count) for r in step.rows] == [(0, 7)]
     assert step.open[0].tokens == tuple(serving.sequence().tokens)
-
-
-def test_held_position() -> None:
-    """The position that *all* of these layers hold; a layer that is not mentioned holds nothing."""
-    layers = LayerRange(2, 6)
-
-    def held(*parts: tuple[int, int, int]) -> HeldSequence:
-        return HeldSequence(1, tuple(RangePosition(LayerRange(a, b), p) for a, b, p in parts))
-
-    assert held_position(None, layers) == 0
-    assert held_position(held((2, 6, 9)), layers) == 9
-    assert held_position(held((2, 4, 9), (4, 6, 7)), layers) == 7
-    assert held_position(held((0, 8, 9)), layers) == 9  # more than asked for
-    assert held_position(held((2, 5, 9)), layers) == 0  # layer 5 is missing
-    assert held_position(held((3, 6, 9)), layers) == 0
-    assert held_position(held((2, 4, 9), (4, 6, 0)), layers) == 0
 
 
 def test_sequences_that_no_longer_fit_wait_again_in_their_order(make_bench) -> None:
