@@ -33,7 +33,9 @@ from pydantic_settings import (
 from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")
-OTHER_VARIABLES = frozenset({"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"})  # ours, but not names of settings
+OTHER_VARIABLES = frozenset(
+    {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"}
+)  # ours, but not names of settings
 _ENVIRONMENT = "the environment"
 
 
@@ -495,7 +497,8 @@ def _unknown(key: str, source: str) -> str:
 
 
 def _source(key: str, layers: list[_Layer]) -> str:
-    """Who set the value that counts."""
+    """Who set the value that counts; of a part of a value (``plan.exclude.0``), who set the whole."""
+    key = next((known for known in _keys() if key.startswith(f"{known}.")), key)
     for layer in reversed(layers):
         if _get(layer.values, key) is not None:
             return _variable(key) if layer.source == _ENVIRONMENT else layer.source

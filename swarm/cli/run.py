@@ -150,7 +150,7 @@ def _exit(code: int) -> None:
 @contextmanager
 def _state_held(settings: Settings) -> Iterator[None]:
     """One broker at a time uses a state directory. Without one that was named, nothing is kept."""
-    if "state_dir" not in settings.model_fields_set:
+    if settings.state_dir is None:
         yield
         return
     from swarm.cli.statedir import BROKER_LOCK, held

@@ -97,9 +97,8 @@ def up(
     settings = load_settings(context, config, overrides)
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
-    given = settings.state_dir if "state_dir" in settings.model_fields_set else None
     let_children_find_swarm()
-    with state_directory(given) as directory:
+    with state_directory(settings.state_dir) as directory:
         share = share_of_memory(settings, workers)
         commands = Commands(settings, config, path, directory, workers, share, verbose)
         code = asyncio.run(_run(commands, directory, workers, verbose))
