@@ -411,11 +411,18 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
     return settings
 
 
-def _from_file(path: Path | str | None) -> _Layer:
+def file_in_use(path: Path | str | None = None) -> Path | None:
+    """The file that :func:`load` reads, if any."""
     chosen = path or os.environ.get("SWARM_CONFIG")
     if chosen is None and not DEFAULT_FILE.is_file():
+        return None
+    return Path(chosen or DEFAULT_FILE).expanduser()
+
+
+def _from_file(path: Path | str | None) -> _Layer:
+    file = file_in_use(path)
+    if file is None:
         return _Layer("no file", {})
-    file = Path(chosen or DEFAULT_FILE).expanduser()
     try:
         return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:

@@ -102,8 +102,8 @@ def generate(
         "timeout": timeout,
     }
     with open_client(context, url) as client:
+        stream = _stream(client, source, chat, options)  # which is where wrong options are noticed
         tell_if_waiting(client)
-        stream = _stream(client, source, chat, options)
         completion = _follow(stream, client, silent=as_json or n > 1)
         _print_rest(completion, client, as_json=as_json)
     if hops and not as_json:

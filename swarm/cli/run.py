@@ -139,7 +139,9 @@ def check(
     if as_json:
         print_json(settings.model_dump(mode="json"))
     else:
-        print("the settings are right")
+        from swarm.config import file_in_use
+
+        print(f"the settings are right ({file_in_use(file) or 'no file'}, and the environment)")
 
 
 def _exit(code: int) -> None:

@@ -12,28 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 from swarm import Client
-from swarm.cli.chat import chat
-from swarm.cli.generate import generate
-from swarm.cli.output import run_app
+from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
 from swarm.ctl.render_stats import rates
 from swarm.ctl.watch import watch_stats
 from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
-SCRIPT = """
-import sys, typer
-from swarm.cli.chat import chat
-from swarm.cli.generate import generate
-from swarm.cli.output import run_app
-app = typer.Typer()
-app.command()(generate)
-app.command()(chat)
-sys.exit(run_app(lambda: app, "swarm", sys.argv[1:]))
-"""
+SWARM = [sys.executable, "-m", "swarm"]
+SWARMCTL = [sys.executable, "-c", "from swarm.ctl.main import main; main()"]
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +45,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
 
 
 def swarm(*arguments: str) -> int:
-    app = typer.Typer()
-    app.command()(generate)
-    app.command()(chat)
-    return run_app(lambda: app, "swarm", arguments)
+    return run_swarm(arguments)
 
 
 # --- swarm generate ---------------------------------------------------------------------------------------------------
@@ -172,9 +158,7 @@ def test_a_waiting_swarm_says_for_what(broker: FakeBroker, capsys: pytest.Captur
 def test_an_interrupt_cancels(broker: FakeBroker) -> None:
     """Ctrl-C after the first words: the request is cancelled, the exit code is 130, nothing else is said."""
     broker.allowed = 3
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "generate", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([*SWARM, "generate", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.read(5) == b"hello"
@@ -185,6 +169,51 @@ def test_an_interrupt_cancels(broker: FakeBroker) -> None:
         process.wait()
     assert (process.returncode, err) == (130, b"")
     broker.wait_in_thread(lambda: len(broker.heard_of(Cancel)) == 1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize(
+    "command", [[*SWARM, "generate", "hello"], [*SWARM, "chat"], [*SWARMCTL, "status"], [*SWARMCTL, "stop", "w0"]]
+)
+def test_an_interrupt_while_the_broker_says_nothing(broker: FakeBroker, command: list[str]) -> None:
+    """130, and not a word."""
+    broker.silent = True
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        broker.wait_in_thread(lambda: bool(broker.heard))
+        process.send_signal(signal.SIGINT)
+        shown = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, *shown) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*SWARM, "generate", "hello"],
+        [*SWARM, "generate", "hello", "--json"],
+        [*SWARM, "chat"],
+        [*SWARMCTL, "status"],
+        [*SWARMCTL, "status", "--json"],
+        [*SWARMCTL, "stats", "--watch", "0.1"],
+        [*SWARMCTL, "stats", "--watch", "0.1", "--json"],
+    ],
+)
+def test_a_reader_that_has_gone_is_noticed_quietly(broker: FakeBroker, command: list[str]) -> None:
+    """``… | head -0``: exit code 1, without a traceback; nothing goes on for nobody."""
+    broker.reports["stats"] = Report(what="stats", ok=True, body=REPORTS["stats"])
+    broker.reports["status"] = Report(what="status", ok=True, body=REPORTS["status"])
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    try:
+        process = subprocess.run(
+            command, input=b"hello\n", stdout=write_fd, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(write_fd)
+    assert (process.returncode, process.stderr) == (1, b"")
 
 
 # --- swarm chat -------------------------------------------------------------------------------------------------------
@@ -204,6 +233,17 @@ def test_chat_remembers(
         f"{told}one\nassistant: user: one#0\nuser: two\nassistant: ",
         f"{told}three\nassistant: ",
     ]
+
+
+def test_a_chat_for_programs(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--json: each answer is one line, with all that generate would print."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert swarm("chat", "--json") == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["text"] for answer in answers] == ["user: one#0", "user: two#0"]
+    assert all({"tokens", "finish_reason", "usage", "timing"} <= answer.keys() for answer in answers)
 
 
 def test_a_chat_that_outgrows_the_context(
@@ -238,9 +278,7 @@ def test_chat_at_a_terminal(broker: FakeBroker) -> None:
 
     broker.allowed = 6
     parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "chat"], stdin=child, stdout=child, stderr=child, start_new_session=True
-    )
+    process = subprocess.Popen([*SWARM, "chat"], stdin=child, stdout=child, stderr=child, start_new_session=True)
     os.close(child)
     seen = b""
 
