@@ -106,7 +106,7 @@ def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Tab
     nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)
     layer = np.array([d.layer_s for d in problem.devices])
     once = np.array([d.stage_s for d in problem.devices]) + nearest
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         rates = np.where(most > 0, layer + once / heavy[most], np.inf)
     return rates, nearest
 
