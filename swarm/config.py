@@ -33,7 +33,9 @@ from pydantic_settings import (
 from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")
-OTHER_VARIABLES = frozenset({"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"})  # ours, but not names of settings
+OTHER_VARIABLES = frozenset(
+    {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"}
+)  # ours, but not names of settings
 _ENVIRONMENT = "the environment"
 
 
@@ -409,11 +411,18 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
     return settings
 
 
-def _from_file(path: Path | str | None) -> _Layer:
+def file_in_use(path: Path | str | None = None) -> Path | None:
+    """The file that :func:`load` reads, if any."""
     chosen = path or os.environ.get("SWARM_CONFIG")
     if chosen is None and not DEFAULT_FILE.is_file():
+        return None
+    return Path(chosen or DEFAULT_FILE).expanduser()
+
+
+def _from_file(path: Path | str | None) -> _Layer:
+    file = file_in_use(path)
+    if file is None:
         return _Layer("no file", {})
-    file = Path(chosen or DEFAULT_FILE).expanduser()
     try:
         return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
@@ -495,7 +504,8 @@ def _unknown(key: str, source: str) -> str:
 
 
 def _source(key: str, layers: list[_Layer]) -> str:
-    """Who set the value that counts."""
+    """Who set the value that counts; of a part of a value (``plan.exclude.0``), who set the whole."""
+    key = next((known for known in _keys() if key.startswith(f"{known}.")), key)
     for layer in reversed(layers):
         if _get(layer.values, key) is not None:
             return _variable(key) if layer.source == _ENVIRONMENT else layer.source

@@ -27,6 +27,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import psutil  # noqa: E402
+
 from swarm import AsyncClient  # noqa: E402 (the tree that this file is in, whatever is installed)
 from swarm.broker.statistics import PipelineStatistics  # noqa: E402
 from swarm.broker.trace import Tracer  # noqa: E402
@@ -101,6 +103,11 @@ class Swarm:
         with log:
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT))
 
+    def cpu_s(self) -> float:
+        """Processor time of all its processes so far: hardly moved by whatever else the machine does."""
+        times = [psutil.Process(process.pid).cpu_times() for process in self.processes]
+        return sum(float(t.user + t.system) for t in times)
+
     def stop(self) -> None:
         for process in self.processes:
             process.terminate()
@@ -125,7 +132,7 @@ async def swarms(rounds: int) -> dict[str, Any]:
         try:
             for client in clients.values():
                 await _until_serving(client)
-            return {str(size): await _compare(clients, size, rounds) for size in (1, 16)}
+            return {str(size): await _compare(both, clients, size, rounds) for size in (1, 16)}
         finally:
             for client in clients.values():
                 await client.aclose()
@@ -137,19 +144,23 @@ async def _until_serving(client: AsyncClient) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _compare(clients: dict[str, AsyncClient], size: int, rounds: int) -> dict[str, Any]:
+async def _compare(swarms: dict[str, Swarm], clients: dict[str, AsyncClient], size: int, rounds: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {which: [] for which in clients}
+    cpu: dict[str, list[float]] = {which: [] for which in clients}
     for number in range(rounds + 1):
         for which, client in clients.items():
+            before_s = swarms[which].cpu_s()
             rate = await _round(client, size)
             if number:  # the first is for getting warm
                 rates[which].append(rate)
+                cpu[which].append(1000 * (swarms[which].cpu_s() - before_s) / (size * TOKENS))
     medians = {which: statistics.median(values) for which, values in rates.items()}
     spread = max((max(values) - min(values)) / statistics.median(values) for values in rates.values())
     return {
         "tokens_per_s": {which: round(median, 1) for which, median in medians.items()},
         "cost_percent": round(100 * (1 - medians["on"] / medians["off"]), 2),
         "rounds_differ_by_percent": round(100 * spread, 1),
+        "cpu_ms_per_token": {which: round(statistics.median(values), 3) for which, values in cpu.items()},
     }
 
 
@@ -191,10 +202,11 @@ def _timed(record: Callable[[], object], times: int) -> float:
 def _shown(found: dict[str, Any]) -> str:
     lines = [f"{what:<32} {us:6.2f} µs per step" for what, us in found["recordings_us"].items()]
     for size, of in found["swarm"].items():
-        rates = of["tokens_per_s"]
+        rates, cpu = of["tokens_per_s"], of["cpu_ms_per_token"]
         lines.append(
             f"{size:>2} sequences: {rates['on']:.1f} tokens/s with statistics, {rates['off']:.1f} without: "
-            f"{of['cost_percent']:+.2f} % (rounds of one swarm differ by {of['rounds_differ_by_percent']:.1f} %)"
+            f"{of['cost_percent']:+.2f} % (rounds of one swarm differ by {of['rounds_differ_by_percent']:.1f} %); "
+            f"processor time per token {cpu['on']:.3f} ms, {cpu['off']:.3f} without"
         )
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from swarm import __version__
 from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
+from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile import profile
 from swarm.cli.run import broker, config_app, worker
 from swarm.cli.sim import sim
@@ -17,7 +18,7 @@ from swarm.cli.up import up
 
 app = typer.Typer(
     help="Run one language model over several processes and machines, and keep its word while they die.",
-    epilog='Try: swarm up, and in another terminal: swarm generate "Once upon a time"',
+    epilog=f'Try: swarm up, and in another terminal: swarm generate "Once upon a time"\n\n{EXIT_CODES}',
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -48,11 +49,18 @@ def common(
     context.obj = Common(log_level, log_format)
 
 
-app.command()(up)
-app.command()(broker)
-app.command()(worker)
-app.command()(generate)
-app.command()(chat)
-app.command()(profile)
-app.command()(sim)
+_UP = "swarm up --model /models/llama --workers 3 --memory-limit 8GiB"
+_BROKER = "swarm broker --port 5700 --min-workers 2"
+_WORKER = "swarm worker --url tcp://127.0.0.1:5700 --model /models/llama --name left"
+_GENERATE = 'swarm generate "Once upon a time" --max-tokens 60 --temperature 0.8 --seed 7'
+_CHAT = 'echo "What colour is the cat?" | swarm chat --system "Be brief."'
+_PROFILE = "swarm profile --model /models/llama --workers 2 --json"
+
+app.command(short_help="Run a broker and workers on this machine.", epilog=f"Example: {_UP}")(up)
+app.command(short_help="Run the broker: queue, plan and health.", epilog=f"Example: {_BROKER}")(broker)
+app.command(short_help="Run a worker: one device that computes layers.", epilog=f"Example: {_WORKER}")(worker)
+app.command(epilog=f"Example: {_GENERATE}")(generate)
+app.command(epilog=f"Example: {_CHAT}")(chat)
+app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
+app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
 app.add_typer(config_app, name="config")

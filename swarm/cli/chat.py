@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.cli.generate import (
-    DEFAULT_URL,
     MaxTokensOption,
     MinPOption,
     SeedOption,
@@ -18,10 +17,12 @@ from swarm.cli.generate import (
     TimeoutOption,
     TopKOption,
     TopPOption,
-    UrlOption,
+    as_data,
     show,
     tell_if_waiting,
 )
+from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.output import print_json_line
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
@@ -31,8 +32,9 @@ _HELP = "/reset forgets the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops
 
 
 def chat(
+    context: typer.Context,
     *,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     system: Annotated[
         str | None, typer.Option("--system", help="What the model is told before the conversation.", show_default=False)
     ] = None,
@@ -43,14 +45,13 @@ def chat(
     min_p: MinPOption = 0.0,
     seed: SeedOption = None,
     timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Talk with the model.
 
     /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
-    line of stdin is something said.
+    line of stdin is something said. With --json, each answer is one line, an object as swarm generate prints it.
     """
-    from swarm.client.blocking import Client
-
     options: RequestOptions = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -60,9 +61,9 @@ def chat(
         "seed": seed,
         "timeout": timeout,
     }
-    with Client(url) as client:
+    with open_client(context, url) as client:
         tell_if_waiting(client)
-        Conversation(client, options, system, at_terminal=sys.stdin.isatty()).run()
+        Conversation(client, options, system, at_terminal=sys.stdin.isatty(), as_json=as_json).run()
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Conversation:
     options: RequestOptions
     system: str | None
     at_terminal: bool
+    as_json: bool = False
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -140,13 +142,19 @@ class Conversation:
         try:
             for piece in stream:
                 said.append(piece.text)
-                show(piece.text)
+                self._show(piece.text)
         except KeyboardInterrupt:
             if not self.at_terminal:
                 raise
-            show(" …")
+            self._show(" …")
         finally:
             stream.close()
             if said:
-                show("\n")
+                self._show("\n")
+        if self.as_json and stream.completion is not None:
+            print_json_line(as_data(stream.completion))
         return "".join(said)
+
+    def _show(self, text: str) -> None:
+        if not self.as_json:
+            show(text)

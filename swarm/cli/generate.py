@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.options import UrlOption, open_client
+
 if TYPE_CHECKING:
     from swarm.client.blocking import BlockingStream, Client
     from swarm.client.request import Prompt, RequestOptions
     from swarm.client.results import Choice, Completion, Piece
 
-DEFAULT_URL = "tcp://127.0.0.1:5700"
-
 # A model may say anything, also what moves a terminal's cursor or sets its title: shown as pictures of themselves.
 _TAMED = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _TAMED |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
-UrlOption = Annotated[str, typer.Option("--url", envvar="SWARM_URL", help="The broker's front door.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="The most tokens to generate.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the likeliest token.")]
 TopKOption = Annotated[int, typer.Option("--top-k", help="Draw only among so many likeliest tokens; 0 is off.")]
@@ -49,11 +48,12 @@ TimeoutOption = Annotated[
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="The text to go on from; - reads it from stdin.", show_default=False)
     ] = None,
     *,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = 0,
@@ -85,8 +85,6 @@ def generate(
 
     The answer goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the request.
     """
-    from swarm.client.blocking import Client
-
     source = _source(prompt, tokens, chat)
     options: RequestOptions = {
         "max_tokens": max_tokens,
@@ -103,9 +101,9 @@ def generate(
         "deadline_s": deadline,
         "timeout": timeout,
     }
-    with Client(url) as client:
+    with open_client(context, url) as client:
+        stream = _stream(client, source, chat, options)  # which is where wrong options are noticed
         tell_if_waiting(client)
-        stream = _stream(client, source, chat, options)
         completion = _follow(stream, client, silent=as_json or n > 1)
         _print_rest(completion, client, as_json=as_json)
     if hops and not as_json:

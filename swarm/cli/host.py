@@ -131,6 +131,9 @@ class BrokerLink:
         else:
             lines = [f"serving with a new plan (epoch {plan.get('epoch')})", *plan_lines(plan)]
         self._shown_epoch = plan.get("epoch")
-        for line in lines:
-            self._progress.say(line)
+        rows: list[dict[str, Any]] = plan.get("stages") or []  # type: ignore[assignment]
+        stages = [{"worker": row.get("worker"), "layers": row.get("layers")} for row in rows]
+        model = self._reports["status"].get("model")
+        event = {"event": "serving", "url": self._url, "model": model, "epoch": plan.get("epoch"), "stages": stages}
+        self._progress.report(lines, event)
         feed(Served())

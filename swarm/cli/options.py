@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from swarm.client.blocking import Client
     from swarm.config import Settings
 
 
@@ -55,11 +56,26 @@ class Common:
 
 
 def load_settings(context: typer.Context, config: Path | None, overrides: Mapping[str, object]) -> Settings:
-    """File, environment, flags; raises ConfigError."""
+    """File, environment, flags. Raises BadParameter if the flags are to blame, else ConfigError."""
     from swarm import config as settings_of
+    from swarm.errors import ConfigError
 
     common = context.obj if isinstance(context.obj, Common) else Common()
-    return settings_of.load(config, {**common.overrides(), **overrides})
+    try:
+        return settings_of.load(config, {**common.overrides(), **overrides})
+    except ConfigError as error:
+        settings_of.load(config)
+        raise typer.BadParameter(str(error)) from None
+
+
+def open_client(context: typer.Context, url: str | None) -> Client:
+    """A client of the broker that flag, environment or file name. Raises as :func:`load_settings` does."""
+    from swarm.client.blocking import Client
+
+    client = load_settings(context, None, {"client.url": url}).client
+    return Client(
+        client.url, connect_timeout_s=client.connect_timeout_s, reconnect_timeout_s=client.reconnect_timeout_s
+    )
 
 
 ConfigOption = Annotated[
@@ -68,7 +84,13 @@ ConfigOption = Annotated[
         "--config", metavar="FILE", help="Settings file (TOML). [default: config/swarm.toml, if there is one]"
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", metavar="URL", help="The broker's clients' door. [default: SWARM_URL or tcp://127.0.0.1:5700]"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 PortOption = Annotated[
     int | None,
     typer.Option(

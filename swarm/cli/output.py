@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 import typer
 
-from swarm.errors import SwarmError
+from swarm.errors import InvalidRequest, SwarmError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_CODES = (
+    "Exit codes: 0, done; 1, it failed, and stderr says why in one line (or nobody reads the output any more); 2, the "
+    "command line or the request is wrong, and was not begun; 130, ended by Ctrl-C. Commands that run for long have "
+    "more to say in their own help."
+)
 
 # typer exports only some of click's exceptions, and newer versions bring a click of their own: what is common to all
 # of them is found from one that is exported.
@@ -31,7 +36,7 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         code = load()(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except SwarmError as error:
-        return complain(name, str(error))
+        return complain(name, str(error), EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED)
     except _UsageError as error:
         return complain(name, f"{_message(error)} ({_help_hint(error, name)})", EXIT_USAGE)
     except _ClickException as error:
@@ -63,6 +68,11 @@ def _help_hint(error: Exception, name: str) -> str:
 def print_json(data: object) -> None:
     """Print data as ``--json`` does: one object, readable and parsable."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_json_line(data: object) -> None:
+    """Print data in one line, at once: for what comes bit by bit."""
+    print(json.dumps(data, ensure_ascii=False), flush=True)
 
 
 def in_bytes(count: float) -> str:
@@ -106,6 +116,11 @@ class Progress:
         else:
             self._write(text + "\n")
 
+    def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
+        """An event that programs may wait for: for people its lines, for programs its data."""
+        for line in lines:
+            self.say(line)
+
     def done(self) -> None:
         """Nothing is going on any more."""
         self._clear()
@@ -126,3 +141,22 @@ class Progress:
             self._stream.flush()
         except OSError:
             self._silent = True
+
+
+class JsonProgress(Progress):
+    """The same for programs: a JSON object per line, whose ``event`` says what it is; ``note`` and ``progress`` have
+    a ``text``."""
+
+    def say(self, text: str) -> None:
+        self.report((), {"event": "note", "text": text})
+
+    def update(self, text: str) -> None:
+        if text != self._shown:
+            self._shown = text
+            self.report((), {"event": "progress", "text": text})
+
+    def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
+        self._write(json.dumps(data, ensure_ascii=False) + "\n")
+
+    def done(self) -> None:
+        self._shown = ""

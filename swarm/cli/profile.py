@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.options import ConfigOption, DeviceOption, DtypeOption, JsonOption, ModeOption, ThreadsOption
+from swarm.cli.options import (
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModeOption,
+    ThreadsOption,
+    load_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +79,8 @@ def profile(
     plan = Plan.quick() if quick else Plan()
     progress = Progress(sys.stderr)
     if running is not None:
-        result = asyncio.run(measure(running, plan, seed, progress.update, fresh=False))
+        at = load_settings(context, None, {"client.url": running}).client
+        result = asyncio.run(measure(at.url, plan, seed, progress.update, connect_timeout_s=at.connect_timeout_s))
     else:
         from swarm.cli.own_swarm import Wanted, with_own_swarm
 
@@ -86,10 +95,12 @@ def profile(
         show(result)
 
 
-async def measure(url: str, plan: Plan, seed: int, say: Say, *, fresh: bool) -> Json:
+async def measure(
+    url: str, plan: Plan, seed: int, say: Say, *, fresh: bool = False, connect_timeout_s: float = 30.0
+) -> Json:
     """All phases against the swarm at ``url``."""
     from swarm.cli.profiling import Profiler
     from swarm.client.client import AsyncClient
 
-    async with AsyncClient(url, connect_timeout_s=30.0 if fresh else 5.0) as client:
+    async with AsyncClient(url, connect_timeout_s=connect_timeout_s) as client:
         return await Profiler(client, plan, say, seed).run(fresh=fresh)

@@ -75,7 +75,7 @@ class Profiler:
     now: Callable[[], float] = time.perf_counter
     _random: random.Random = field(init=False)
     _ids: list[int] = field(default_factory=list)
-    _context: int = 0
+    _most: int = 0  # positions that one sequence can have
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -125,7 +125,8 @@ class Profiler:
                 raise Unavailable(f"the swarm does not serve after {PATIENCE_S:g} s: it waits for {waits_for}")
             await asyncio.sleep(0.25)
         manifest = description.manifest
-        self._context = manifest.context
+        held = _figure(await self.client.query("status"), "kv_capacity")
+        self._most = min(manifest.context, int(held) or manifest.context)
         self._ids = [i for i in range(min(manifest.vocab_size, 1 << 16)) if i not in manifest.eos_token_ids]
         return manifest
 
@@ -157,7 +158,7 @@ class Profiler:
     async def _prompts(self) -> list[Json]:
         rows: list[Json] = []
         for name, length in PROMPTS.items():
-            num_prompt = min(length, max(1, self._context - self.plan.tokens - 1))
+            num_prompt = min(length, max(1, self._most - self.plan.tokens - 1))
             self.say(f"prompts: {name}, {num_prompt} tokens")
             runs = [await self._one(num_prompt, self.plan.tokens) for _ in range(self.plan.repeats)]
             typical = _typical(runs)
@@ -196,7 +197,7 @@ class Profiler:
     async def _prefix(self) -> Json:
         """The same prompt again, when the stages still hold its beginning."""
         self.say("prefix cache")
-        prompt = self._prompt(min(256, max(1, self._context - 8)))
+        prompt = self._prompt(min(256, max(1, self._most - 8)))
         cold = await self._timed(prompt, 4)
         again = [await self._timed(prompt, 4) for _ in range(max(2, self.plan.repeats))]
         again_s = statistics.median(run.first_s for run in again)

@@ -20,6 +20,7 @@ from swarm.cli.options import (
     PortOption,
     StateDirOption,
     ThreadsOption,
+    UrlOption,
     load_settings,
 )
 from swarm.cli.output import complain, print_json
@@ -30,7 +31,7 @@ from swarm.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-config_app = typer.Typer(help="Look at the settings.")
+config_app = typer.Typer(help="Look at the settings.", epilog="Example: swarm config check config/swarm.toml")
 
 
 def broker(
@@ -74,12 +75,7 @@ def broker(
 def worker(
     context: typer.Context,
     *,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", metavar="URL", help="The broker's clients' door. [default: SWARM_URL or tcp://127.0.0.1:5700]"
-        ),
-    ] = None,
+    url: UrlOption = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -125,7 +121,7 @@ def worker(
         _exit(run(settings))
 
 
-@config_app.command("check")
+@config_app.command("check", epilog="Example: swarm config check config/swarm.toml")
 def check(
     context: typer.Context,
     file: Annotated[
@@ -134,12 +130,18 @@ def check(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the settings of file, environment and flags together; with --json, print the outcome."""
+    """Check the settings of file and environment together, and those before the command's name.
+
+    Exit code 1 if something is wrong: the line on stderr names the setting, its value, where it came from and what to
+    do. With --json, print the settings that come out of it all.
+    """
     settings = load_settings(context, file, {})
     if as_json:
         print_json(settings.model_dump(mode="json"))
     else:
-        print("the settings are right")
+        from swarm.config import file_in_use
+
+        print(f"the settings are right ({file_in_use(file) or 'no file'}, and the environment)")
 
 
 def _exit(code: int) -> None:
@@ -150,7 +152,7 @@ def _exit(code: int) -> None:
 @contextmanager
 def _state_held(settings: Settings) -> Iterator[None]:
     """One broker at a time uses a state directory. Without one that was named, nothing is kept."""
-    if "state_dir" not in settings.model_fields_set:
+    if settings.state_dir is None:
         yield
         return
     from swarm.cli.statedir import BROKER_LOCK, held
@@ -164,7 +166,7 @@ def _hopeless_is_78() -> Iterator[None]:
     """What can't get better by starting again gets an exit code of its own, for supervisors (ours, systemd)."""
     try:
         yield
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, typer.BadParameter) as error:
         raise typer.Exit(complain("swarm", str(error), EX_CONFIG)) from None
 
 

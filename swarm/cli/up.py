@@ -19,6 +19,7 @@ from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
     DtypeOption,
+    JsonOption,
     MemoryOption,
     ModeOption,
     PortOption,
@@ -26,7 +27,7 @@ from swarm.cli.options import (
     ThreadsOption,
     load_settings,
 )
-from swarm.cli.output import EXIT_INTERRUPTED, Progress, complain
+from swarm.cli.output import EXIT_INTERRUPTED, JsonProgress, Progress, complain
 from swarm.cli.supervisor import BROKER, MAX_WORKERS
 from swarm.errors import ConfigError
 
@@ -72,12 +73,14 @@ def up(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the log lines of the broker and the workers.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a broker and workers on this machine, and keep them running.
 
     What dies is started again. Ctrl-C (or SIGTERM) stops all within 5 seconds and ends with exit code 0; a second
     Ctrl-C kills at once and ends with 130. Without --state-dir, state and logs live in a private temporary directory
-    that is removed at the end.
+    that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
+    url, model, epoch and stages; once per plan) or note.
     """
     from swarm.cli.models import resolve_model
     from swarm.cli.statedir import state_directory
@@ -97,22 +100,24 @@ def up(
     settings = load_settings(context, config, overrides)
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
-    given = settings.state_dir if "state_dir" in settings.model_fields_set else None
     let_children_find_swarm()
-    with state_directory(given) as directory:
+    with state_directory(settings.state_dir) as directory:
         share = share_of_memory(settings, workers)
         commands = Commands(settings, config, path, directory, workers, share, verbose)
-        code = asyncio.run(_run(commands, directory, workers, verbose))
+        code = asyncio.run(_run(commands, directory, workers, verbose, as_json))
     raise typer.Exit(code)
 
 
-async def _run(commands: Commands, directory: Path, num_workers: int, verbose: bool) -> int:
+async def _run(commands: Commands, directory: Path, num_workers: int, verbose: bool, as_json: bool) -> int:
     from swarm.cli.host import BrokerLink
     from swarm.cli.runner import Runner
 
-    progress = Progress(sys.stdout)
+    progress = JsonProgress(sys.stdout) if as_json else Progress(sys.stdout)
     count = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-    progress.say(f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}")
+    progress.report(
+        [f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}"],
+        {"event": "starting", "url": commands.url, "num_workers": num_workers, "logs": str(directory / "logs")},
+    )
     runner = Runner(commands, directory / "logs", progress, BrokerLink(commands.url, progress), verbose=verbose)
     error = await runner.run(num_workers)
     progress.done()

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.output import EXIT_CODES
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from swarm.client.blocking import Client
+    from swarm.client.client import What
     from swarm.wire.messages import Json, Suppose
 
 app = typer.Typer(
     help="Govern a running swarm: ask how it is, add workers, let workers go.",
-    epilog="Try: swarmctl status, then swarmctl nodes.",
+    epilog=f"Try: swarmctl status, then swarmctl nodes.\n\n{EXIT_CODES}",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +36,28 @@ class Common:
     as_json: bool
 
 
-UrlOption = Annotated[
-    str | None,
-    typer.Option("--url", help="The broker's front door [env: SWARM_URL; default: tcp://127.0.0.1:5700]."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for programs.")]
-
-
 @app.callback()
 def common(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """What stands before the command's name."""
     context.obj = Common(url, as_json)
 
 
-@app.command()
-def status(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Whether it serves, and what it waits for."""
-    from swarm.ctl import render
+def _report(what: What, help: str) -> None:
+    """A command that asks for one report and shows it as ``render`` knows how to."""
 
-    _answer(context, Common(url, as_json), lambda client: client.query("status"), render.status)
+    def command(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
+        from swarm.ctl import render
 
+        _answer(context, Common(url, as_json), lambda client: client.query(what), getattr(render, what))
 
-@app.command()
-def nodes(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """The workers, their layers and their health."""
-    from swarm.ctl import render
-
-    _answer(context, Common(url, as_json), lambda client: client.query("nodes"), render.nodes)
+    app.command(what, help=help, epilog=f"Example: swarmctl {what} --json")(command)
 
 
-@app.command()
+_report("status", "Whether it serves, and what it waits for.")
+_report("nodes", "The workers, their layers and their health.")
+
+
+@app.command(epilog="Example: swarmctl plan --dry-run --without w1")
 def plan(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     dry_run: Annotated[
@@ -110,7 +103,7 @@ def _supposition(without: list[str], objective: str, more: int, like: str) -> Su
     return msgspec.convert(list(values.values()), Suppose)
 
 
-@app.command()
+@app.command(epilog="Example: swarmctl stats --watch 2")
 def stats(
     context: typer.Context,
     watch: Annotated[
@@ -135,10 +128,10 @@ def stats(
     if watch is None:
         _answer(context, Common(url, as_json), lambda client: client.query("stats"), render_stats.stats)
     else:
-        watch_stats(url or outer.url, watch, as_json=as_json or outer.as_json)
+        watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
 
 
-@app.command()
+@app.command(epilog="Example: swarmctl trace, or swarmctl trace 3f2a")
 def trace(
     context: typer.Context,
     request: Annotated[
@@ -159,21 +152,18 @@ def trace(
     _answer(context, Common(url, as_json), lambda client: client.trace(request), render_trace.trace)
 
 
-@app.command()
-def requests(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """The requests under way."""
-    from swarm.ctl import render
-
-    _answer(context, Common(url, as_json), lambda client: client.query("requests"), render.requests)
+_report("requests", "The requests under way.")
 
 
-@app.command()
+@app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")
 def join(
     context: typer.Context,
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="How many workers to start.")] = 1,
     memory_limit: Annotated[
         str | None,
-        typer.Option("--memory-limit", help="Memory of each one's whole process, like 8G or 500M.", show_default=False),
+        typer.Option(
+            "--memory-limit", help="Memory of each one's whole process, like 8GiB or 500MB.", show_default=False
+        ),
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -181,11 +171,11 @@ def join(
     """Have a running `swarm up` start more workers."""
     from swarm.ctl import render
 
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    limit = None if memory_limit is None else _in_bytes(memory_limit)
     _answer(context, Common(url, as_json), lambda client: client.join(count, limit), render.fields)
 
 
-@app.command()
+@app.command(epilog="Example: swarmctl stop w1")
 def stop(
     context: typer.Context,
     worker: Annotated[str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)],
@@ -204,11 +194,10 @@ def _answer(
 ) -> None:
     """Ask, and print the answer for people or for programs."""
     from swarm.cli.output import print_json
-    from swarm.client.blocking import Client
     from swarm.ctl.render import console
 
     outer: Common = context.obj
-    with Client(own.url or outer.url) as client:
+    with open_client(context, own.url or outer.url) as client:
         body = ask(client)
     if own.as_json or outer.as_json:
         print_json(body)
@@ -216,10 +205,14 @@ def _answer(
         console().print(show(body))
 
 
-def parse_bytes(text: str) -> int:
-    """8G → 8 · 2³⁰."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+def _in_bytes(text: str) -> int:
+    """8GiB → 8 · 2³⁰; read as the settings are, so that the same text means the same everywhere."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except ValidationError:
+        size = 0
     if size <= 0:
-        raise typer.BadParameter(f"--memory-limit takes a size like 8G or 500M, not {text!r}")
+        raise typer.BadParameter(f"--memory-limit takes a size like 8GiB or 500MB, not {text!r}")
     return size

@@ -15,10 +15,10 @@ from swarm.ctl.render_stats import rates, stats
 from swarm.wire.messages import Json
 
 
-def watch_stats(url: str | None, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
-    """Until an interrupt, which is the way to end it and no failure."""
+def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
+    """Until an interrupt, which is the way to end it and no failure. Closes the client."""
     try:
-        with Client(url) as client:
+        with client:
             _watch(client, every_s, as_json, pause)
     except KeyboardInterrupt:
         return

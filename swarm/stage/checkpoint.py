@@ -278,7 +278,7 @@ def _read_json(path: Path, why: str) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; {why or 'download it again'}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} can't be read as JSON ({error}); download it again") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} is not a JSON object; download it again")

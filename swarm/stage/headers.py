@@ -76,7 +76,7 @@ def remote_header(path: Path, described: RemoteFile) -> Iterator[StoredTensor]:
 def _tensors(path: Path, text: bytes, file_size: int) -> Iterator[StoredTensor]:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} has a damaged header ({error}); download it again") from None
     if not isinstance(header, dict):
         raise ModelError(f"{path} has a damaged header; download it again")

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import xxhash
 
+from swarm.stage.headers import MAX_HEADER_BYTES
+
 WHOLE_BYTES = 64 << 20
 _NUM_PIECES = 256
 _PIECE_BYTES = 16 << 10
@@ -70,6 +72,8 @@ def _sampled(path: Path) -> str:
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))
     with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")  # of the header, which names and places all tensors
+        digest.update(file.read(min(length, MAX_HEADER_BYTES)))
         for number in range(_NUM_PIECES):
             file.seek((size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))
             digest.update(file.read(_PIECE_BYTES))

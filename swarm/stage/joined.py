@@ -7,6 +7,7 @@ its code, not by its name: transformers' models share most of theirs, and what i
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -45,11 +46,26 @@ def has_qkv(module: Any) -> bool:
     return all(type(part) is nn.Linear for part in parts) and len({part.in_features for part in parts}) == 1
 
 
+# What a forward calls by its module's own names: equal code around another function of that name computes other things.
+_CALLED = ("apply_rotary_pos_emb", "rotate_half")
+
+
 def _same_code(module: nn.Module, known: type[nn.Module]) -> bool:
-    mine: Any = type(module).forward
-    theirs: Any = known.forward
-    mine, theirs = (getattr(each, "__wrapped__", each).__code__ for each in (mine, theirs))
-    return (mine.co_code, mine.co_names, mine.co_consts[1:]) == (theirs.co_code, theirs.co_names, theirs.co_consts[1:])
+    return _same_function(type(module).forward, known.forward)
+
+
+def _same_function(mine: Any, theirs: Any) -> bool:
+    mine, theirs = inspect.unwrap(mine), inspect.unwrap(theirs)
+    if not inspect.isfunction(mine) or not inspect.isfunction(theirs):
+        return False
+    if _essence(mine.__code__) != _essence(theirs.__code__):
+        return False
+    names = [name for name in _CALLED if name in mine.__code__.co_names]
+    return all(_same_function(mine.__globals__.get(name), theirs.__globals__.get(name)) for name in names)
+
+
+def _essence(code: Any) -> tuple[object, ...]:
+    return code.co_code, code.co_names, code.co_consts[1:]  # the first is what it says of itself
 
 
 class GatedMlp(nn.Module):
@@ -107,6 +123,8 @@ class NativeRmsNorm(nn.Module):
         self._norm = library.swarm_rms_norm
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype is not torch.bfloat16 or rows.shape[-1] != len(self.weight):
+            raise ValueError(f"rows of {rows.shape[-1]} {rows.dtype} for a norm of {len(self.weight)} bfloat16")
         rows = rows if rows.is_contiguous() else rows.contiguous()
         out, size = torch.empty_like(rows), rows.shape[-1]
         self._norm(
@@ -176,6 +194,7 @@ class PlainAttention(nn.Module):
         assert library is not None, "is_plain_attention() asked for its products"
         self._turn = library.swarm_turn
         self.qkv, self.o_proj = module.q_proj.joint.linear, module.o_proj
+        self._as_it_was = module  # for tables of another width or type than this one turns by
         self.layer_idx, self._size = module.layer_idx, module.head_dim
         self._query_heads = module.config.num_attention_heads
         self._heads = module.config.num_key_value_heads
@@ -183,22 +202,25 @@ class PlainAttention(nn.Module):
         self._how = attention.How(module.scaling, window, None, None)
 
     def forward(
-        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **others: object
     ) -> tuple[torch.Tensor, None]:
+        if any(part.dtype is not torch.bfloat16 or part.shape[-1] != self._size for part in position_embeddings):
+            mixed: tuple[torch.Tensor, None] = self._as_it_was(hidden_states, position_embeddings, **others)
+            return mixed
         rows: torch.Tensor = self.qkv(hidden_states)[0]
-        cosines, sines = (part if part.is_contiguous() else part.contiguous() for part in position_embeddings)
-        turned, size = self._query_heads + self._heads, self._size
-        self._turn(rows.data_ptr(), rows.shape[1], len(rows), turned, size, cosines.data_ptr(), sines.data_ptr())
-        heads = rows.view(len(rows), -1, size)
-        mixed = attention.attend_rows(
-            self.layer_idx,
-            heads[:, : self._query_heads],
-            heads[:, self._query_heads : turned],
-            heads[:, turned:],
-            self._how,
-        )
-        result: torch.Tensor = self.o_proj(mixed.view(1, len(rows), -1))
+        self._turned(rows, *position_embeddings)
+        heads = rows.view(len(rows), -1, self._size)
+        turned = self._query_heads + self._heads
+        query, key, value = heads[:, : self._query_heads], heads[:, self._query_heads : turned], heads[:, turned:]
+        rows = attention.attend_rows(self.layer_idx, query, key, value, self._how)
+        result: torch.Tensor = self.o_proj(rows.view(1, len(rows), -1))
         return result, None
+
+    def _turned(self, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        """Turn the queries and keys of the rows, where they are."""
+        cosines, sines = cosines.contiguous(), sines.contiguous()
+        heads = self._query_heads + self._heads
+        self._turn(rows.data_ptr(), rows.shape[1], len(rows), heads, self._size, cosines.data_ptr(), sines.data_ptr())
 
 
 class Share(nn.Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from swarm.stage import linears
+from swarm.stage import linears, native
 from swarm.stage.model import Skeleton
 from swarm.stage.native import attention
-from swarm.stage.passes import GRID
+from swarm.stage.passes import CELL
 
 
 def describe(skeleton: Skeleton) -> str:
@@ -22,11 +22,16 @@ def describe(skeleton: Skeleton) -> str:
         parts.insert(1, f"experts {experts.name}, one by one")
     exact = skeleton.kernel.exact and experts.exact and skeleton.device.type == "cpu"
     dtype = str(skeleton.dtype).removeprefix("torch.")
-    return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}"
+    why = f" (not Swarm's own: {native.absence()})" if _could_be_native(skeleton) else ""
+    return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{why}"
+
+
+def _could_be_native(skeleton: Skeleton) -> bool:
+    return skeleton.device.type == "cpu" and skeleton.dtype == torch.bfloat16 and native.library() is None
 
 
 def _attention(skeleton: Skeleton) -> str:
     config = skeleton.config.get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     head = torch.empty(1, 1, size, dtype=skeleton.dtype, device=skeleton.device)
-    return "native" if attention.serves(head, head) else f"torch on a grid of {GRID}"
+    return "native" if attention.serves(head, head) else f"torch on cells of {CELL}"

@@ -53,9 +53,13 @@ class NativeLinear(torch.nn.Module):
         self._reference = ctypes.byref(self._matrix)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype is not torch.bfloat16 or rows.shape[-1] != self.in_features:
+            raise ValueError(
+                f"rows of {rows.shape[-1]} {rows.dtype} for a matrix of {self.in_features} bfloat16 inputs"
+            )
         flat = rows if rows.is_contiguous() else rows.contiguous()
         out = torch.empty((*rows.shape[:-1], self.out_features), dtype=torch.bfloat16)
-        self._multiply(
+        status = self._multiply(
             self._reference,
             flat.data_ptr(),
             self.in_features,
@@ -64,6 +68,7 @@ class NativeLinear(torch.nn.Module):
             self.out_features,
             cores.threads(),
         )
+        native.checked(status)
         return out
 
 
@@ -75,20 +80,34 @@ class NativeGated(NativeLinear):
         assert function != ("none", ""), "without a function, it is another product"
         self.out_features, self.in_features = gate.shape
         half = _BLOCK // 2
-        missing = -len(gate) % half
-        both = [functional.pad(part, (0, 0, 0, missing)).view(-1, half, self.in_features) for part in (gate, up)]
-        joint = torch.cat(both, dim=1).view(-1, self.in_features)
-        self._take(_packed(joint), None, 2 * len(gate), function)
+        packed = _room_for(2 * len(gate), self.in_features)
+        for part, weight in enumerate((gate, up)):
+            _place(packed[:, :, part * half : (part + 1) * half], weight)
+        self._take(packed, None, 2 * len(gate), function)
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
-    """In blocks of 64 outputs; within a block, by pairs of inputs: ``[block, pair, 64, 2]``."""
-    missing = -len(weight) % _BLOCK
-    padded = functional.pad(weight, (0, 0, 0, missing)) if missing else weight
-    blocks, pairs = len(padded) // _BLOCK, weight.shape[1] // 2
-    packed = native.huge(padded.numel(), weight.dtype)
-    packed.view(blocks, pairs, _BLOCK, 2).copy_(padded.view(blocks, _BLOCK, pairs, 2).permute(0, 2, 1, 3))
+    packed = _room_for(*weight.shape)
+    _place(packed, weight)
     return packed
+
+
+def _room_for(outputs: int, inputs: int) -> torch.Tensor:
+    """For a matrix in blocks of 64 outputs; within a block, by pairs of inputs: ``[block, pair, 64, 2]``."""
+    blocks = -(-outputs // _BLOCK)
+    packed = native.huge(blocks * _BLOCK * inputs, torch.bfloat16).view(blocks, inputs // 2, _BLOCK, 2)
+    packed[-1:] = 0  # outputs that there are not
+    return packed
+
+
+def _place(blocks: torch.Tensor, weight: torch.Tensor) -> None:
+    """Put the matrix's rows into ``[block, pair, width, 2]``, without another copy of it."""
+    _, pairs, width, _ = blocks.shape
+    whole = len(weight) // width
+    blocks[:whole].copy_(weight[: whole * width].view(whole, width, pairs, 2).permute(0, 2, 1, 3))
+    rest = weight[whole * width :]
+    if len(rest):
+        blocks[whole, :, : len(rest)].copy_(rest.view(len(rest), pairs, 2).permute(1, 0, 2))
 
 
 class PackedLinear(torch.nn.Module):

@@ -8,7 +8,8 @@ few runs, for whatever else a machine does makes it slower, never quicker.
 Workers that are started together on one machine would disturb each other, so they take turns: a lock on a file of the
 host. Who has waited for it long enough measures all the same. And where a model is larger than the processor's cache,
 its weights come from memory in every step: then the cache is emptied before each run, so that the one layer here,
-which might stay in it, is not quicker than it will be among others.
+which might stay in it, is not quicker than it will be among others. Where a container limits the processor's time,
+what was measured is stretched accordingly (see ``quota``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from swarm.stage import quota
 from swarm.stage.arena import KvArena
 from swarm.stage.cores import computing
 from swarm.stage.executor import Batch
@@ -85,10 +87,12 @@ class _Bench:
         self._table = part
         self._head = skeleton.kernel(part.clone(), None)
         self._scratch = _scratch(skeleton)
+        self._limit = quota.cores() if skeleton.device.type == "cpu" else None
 
     def measure(self, threads: int, *, alone: bool) -> list[LayerCost]:
         """At least one prompt, one decode, head and embedding; more sizes as long as it doesn't take too long."""
         ends = time.perf_counter() + _PATIENCE_S
+        stretch = max(1.0, threads / (self._limit or threads))
         longest = min(2 * _CHUNK, getattr(self._text, "max_position_embeddings", 2 * _CHUNK) - GRID)
         chunk = max(1, longest // 2 // GRID * GRID)
         found: list[LayerCost] = []
@@ -97,7 +101,7 @@ class _Bench:
             return time.perf_counter() < ends or not any(cost.kind == kind for cost in found)
 
         def add(kind: str, rows: int, context: int, seconds: float) -> None:
-            found.append(LayerCost(kind, rows, context, max(1e-9, seconds), alone))  # type: ignore[arg-type]
+            found.append(LayerCost(kind, rows, context, max(1e-9, stretch * seconds), alone))  # type: ignore[arg-type]
 
         def add_layers(kind: str, rows: tuple[Row, ...]) -> None:
             if is_wanted(kind):

@@ -19,6 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
+from swarm.stage import native
 from swarm.stage.arena import KvArena
 from swarm.stage.executor import Batch
 from swarm.stage.forward import run, to_wire
@@ -27,6 +28,8 @@ from swarm.wire.messages import LayerRange, Row
 
 # Relative to the largest logit. Right models come to 1e-6; a wrong mask, rotation or scale to 1e-2 and more.
 TOLERANCE = 1e-4
+# bfloat16 and two orders of summation: right ones come to 0.05, where experts are chosen otherwise for it to 0.1.
+KERNEL_TOLERANCE = 0.3
 _VOCABULARY = 96
 _LENGTHS = (75, 21)  # more than a tiny window, and more than two cells of the attention's grid
 _CHUNKS = ((37, 20), (37, 0), (1, 1))  # of each sequence, step by step
@@ -79,6 +82,24 @@ def check_cut(config: Any) -> None:
         )
 
 
+def check_kernels(config: Any) -> None:
+    """Use torch's kernels from now on if our own compute something else for this kind of model.
+
+    They are chosen by what a model's modules look like. Here they prove themselves, in the dtype that is served,
+    against those that every model was made with.
+    """
+    if native.library() is None:
+        return
+    text = json.dumps(_tiny(config).to_dict(), sort_keys=True, default=str)
+    try:
+        difference = _difference_of_kernels(text)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        native.do_without(f"they fail for {type(config).__name__}: {' '.join(str(error).split())[:200]}")
+        return
+    if not difference <= KERNEL_TOLERANCE:
+        native.do_without(f"they compute {type(config).__name__} otherwise (relative difference {difference:.1e})")
+
+
 def _tiny(config: Any) -> Any:
     """The same kind of model, small; every kind of layer it has occurs."""
     text = config.get_text_config()
@@ -110,6 +131,18 @@ def _difference(text: str) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True)) / scale
 
 
+@lru_cache(maxsize=16)
+def _difference_of_kernels(text: str) -> float:
+    config = AutoConfig.for_model(**json.loads(text))
+    state = _random_model(config).state_dict()
+    ids = [torch.randint(3, _VOCABULARY, (length,), generator=_generator()).numpy() for length in _LENGTHS]
+    own = _cut_logits(config, state, ids, torch.bfloat16)
+    with native.without("to compare"):
+        others = _cut_logits(config, state, ids, torch.bfloat16)
+    scale = max(float(each.abs().max()) for each in others)
+    return max(float((a.float() - b.float()).abs().max()) for a, b in zip(own, others, strict=True)) / scale
+
+
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
@@ -130,8 +163,13 @@ def _whole_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _cut_logits(config: Any, state: dict[str, torch.Tensor], ids: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
-    skeleton = Skeleton(config, torch.device("cpu"), torch.float32)
+def _cut_logits(
+    config: Any,
+    state: dict[str, torch.Tensor],
+    ids: list[np.ndarray[Any, Any]],
+    dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    skeleton = Skeleton(config, torch.device("cpu"), dtype)
     weights = Weights(skeleton, StateSource(state), lambda _: None)
     lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers)
     stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]

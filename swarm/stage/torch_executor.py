@@ -17,7 +17,7 @@ import torch
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.log import get_logger
-from swarm.stage import cores, linears
+from swarm.stage import cores, linears, native
 from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.device import clock_of, memory_of
@@ -30,7 +30,7 @@ from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
 from swarm.stage.needs import needed_tensors
 from swarm.stage.passes import GRID, Tally
 from swarm.stage.sampling import draw, is_plain_greedy
-from swarm.stage.selfcheck import check_cut
+from swarm.stage.selfcheck import check_cut, check_kernels
 from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class TorchExecutor:
         self._manifest = self._checkpoint.manifest(self._dtype_name)
         self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
         check_cut(self._skeleton.config)
+        if self._device.type == "cpu" and self._dtype_name == "bfloat16":
+            self._prove_kernels()
         self._source = self._skeleton.source(self._checkpoint)
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
         self._kv_fraction = kv_fraction
@@ -104,6 +106,13 @@ class TorchExecutor:
         self._prepared: _Prepared | None = None
         self._counters = _Counters()
         self._tally = Tally()
+
+    def _prove_kernels(self) -> None:
+        """Our own kernels, or torch's if ours don't know this kind of model."""
+        check_kernels(self._skeleton.config)
+        if native.absence():
+            log.warning("own_kernels_unused", why=native.absence())
+            self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
 
     @property
     def manifest(self) -> Manifest:

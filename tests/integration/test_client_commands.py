@@ -12,27 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
-from swarm.cli.chat import chat
-from swarm.cli.generate import generate
-from swarm.cli.output import run_app
+from swarm import Client
+from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
 from swarm.ctl.render_stats import rates
 from swarm.ctl.watch import watch_stats
 from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
-SCRIPT = """
-import sys, typer
-from swarm.cli.chat import chat
-from swarm.cli.generate import generate
-from swarm.cli.output import run_app
-app = typer.Typer()
-app.command()(generate)
-app.command()(chat)
-sys.exit(run_app(lambda: app, "swarm", sys.argv[1:]))
-"""
+SWARM = [sys.executable, "-m", "swarm"]
+SWARMCTL = [sys.executable, "-c", "from swarm.ctl.main import main; main()"]
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +45,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
 
 
 def swarm(*arguments: str) -> int:
-    app = typer.Typer()
-    app.command()(generate)
-    app.command()(chat)
-    return run_app(lambda: app, "swarm", arguments)
+    return run_swarm(arguments)
 
 
 # --- swarm generate ---------------------------------------------------------------------------------------------------
@@ -137,11 +124,11 @@ def test_generate_through_the_chat_template(broker: FakeBroker, capsys: pytest.C
         (("x", "--tokens", "1"), 2, "give either a prompt or --tokens"),
         (("--tokens", "1,a"), 2, "--tokens takes numbers"),
         (("x", "--max-tokens", "many"), 2, "--max-tokens"),
-        (("x", "--max-tokens", "0"), 1, "max_tokens must be between 1"),
-        (("",), 1, "the prompt is empty"),
-        (("x", "--temperature", "nan"), 1, "temperature must be between"),
+        (("x", "--max-tokens", "0"), 2, "max_tokens must be between 1"),
+        (("",), 2, "the prompt is empty"),
+        (("x", "--temperature", "nan"), 2, "temperature must be between"),
         (("x", "--url", "tcp://127.0.0.1:20001"), 1, "no broker answers at tcp://127.0.0.1:20001"),
-        (("x", "--url", "here"), 1, "'here' is no endpoint"),
+        (("x", "--url", "here"), 2, "client.url = 'here' from the command line is wrong: write it as tcp://HOST:PORT"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -171,9 +158,7 @@ def test_a_waiting_swarm_says_for_what(broker: FakeBroker, capsys: pytest.Captur
 def test_an_interrupt_cancels(broker: FakeBroker) -> None:
     """Ctrl-C after the first words: the request is cancelled, the exit code is 130, nothing else is said."""
     broker.allowed = 3
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "generate", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([*SWARM, "generate", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.read(5) == b"hello"
@@ -184,6 +169,51 @@ def test_an_interrupt_cancels(broker: FakeBroker) -> None:
         process.wait()
     assert (process.returncode, err) == (130, b"")
     broker.wait_in_thread(lambda: len(broker.heard_of(Cancel)) == 1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize(
+    "command", [[*SWARM, "generate", "hello"], [*SWARM, "chat"], [*SWARMCTL, "status"], [*SWARMCTL, "stop", "w0"]]
+)
+def test_an_interrupt_while_the_broker_says_nothing(broker: FakeBroker, command: list[str]) -> None:
+    """130, and not a word."""
+    broker.silent = True
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        broker.wait_in_thread(lambda: bool(broker.heard))
+        process.send_signal(signal.SIGINT)
+        shown = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, *shown) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*SWARM, "generate", "hello"],
+        [*SWARM, "generate", "hello", "--json"],
+        [*SWARM, "chat"],
+        [*SWARMCTL, "status"],
+        [*SWARMCTL, "status", "--json"],
+        [*SWARMCTL, "stats", "--watch", "0.1"],
+        [*SWARMCTL, "stats", "--watch", "0.1", "--json"],
+    ],
+)
+def test_a_reader_that_has_gone_is_noticed_quietly(broker: FakeBroker, command: list[str]) -> None:
+    """``… | head -0``: exit code 1, without a traceback; nothing goes on for nobody."""
+    broker.reports["stats"] = Report(what="stats", ok=True, body=REPORTS["stats"])
+    broker.reports["status"] = Report(what="status", ok=True, body=REPORTS["status"])
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    try:
+        process = subprocess.run(
+            command, input=b"hello\n", stdout=write_fd, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(write_fd)
+    assert (process.returncode, process.stderr) == (1, b"")
 
 
 # --- swarm chat -------------------------------------------------------------------------------------------------------
@@ -203,6 +233,17 @@ def test_chat_remembers(
         f"{told}one\nassistant: user: one#0\nuser: two\nassistant: ",
         f"{told}three\nassistant: ",
     ]
+
+
+def test_a_chat_for_programs(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--json: each answer is one line, with all that generate would print."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    assert swarm("chat", "--json") == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["text"] for answer in answers] == ["user: one#0", "user: two#0"]
+    assert all({"tokens", "finish_reason", "usage", "timing"} <= answer.keys() for answer in answers)
 
 
 def test_a_chat_that_outgrows_the_context(
@@ -237,9 +278,7 @@ def test_chat_at_a_terminal(broker: FakeBroker) -> None:
 
     broker.allowed = 6
     parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "chat"], stdin=child, stdout=child, stderr=child, start_new_session=True
-    )
+    process = subprocess.Popen([*SWARM, "chat"], stdin=child, stdout=child, stderr=child, start_new_session=True)
     os.close(child)
     seen = b""
 
@@ -439,13 +478,13 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    watch_stats(broker.url, 1.5, as_json=False, pause=pause)
+    watch_stats(Client(broker.url), 1.5, as_json=False, pause=pause)
     shown = capsys.readouterr().out
     assert pauses == [1.5, 1.5]
     assert shown.count("pipeline, sizes") == 2
     assert "since the last look: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
     pauses.clear()
-    watch_stats(broker.url, 1.5, as_json=True, pause=pause)
+    watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
 
 
@@ -458,7 +497,7 @@ def test_rates_between_two_looks() -> None:
 
 def test_join_and_stop(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """Options reach the broker; its refusals are errors in its words."""
-    assert swarmctl(["join", "--count", "2", "--memory-limit", "1.5G"]) == 0
+    assert swarmctl(["join", "--count", "2", "--memory-limit", "1.5GiB"]) == 0
     assert capsys.readouterr().out.split() == ["started", "w0,", "w1"]
     assert broker.heard_of(Join) == [Join(count=2, memory_limit=3 << 29)]
     assert swarmctl(["stop", "w1", "--force"]) == 0

@@ -170,7 +170,7 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
     assert joined.returncode == 0, joined.stderr
     assert json.loads(joined.stdout)["started"] == ["w2"]
 
-    absurd = swarm.run("join", "--memory-limit", "100M", program="ctl")
+    absurd = swarm.run("join", "--memory-limit", "100MiB", program="ctl")
     assert (absurd.returncode, absurd.stdout) == (1, "")
     assert "w3 gives up: a memory limit of 100 MiB is too little" in absurd.stderr
 
@@ -187,6 +187,29 @@ def test_without_workers_it_says_what_it_waits_for(up: StartUp) -> None:
     swarm = up("--workers", "0")
     assert "no worker has joined yet" in swarm.wait_for("waiting for")
     assert list(swarm.children()) == ["broker"]
+
+
+def test_up_for_programs(up: StartUp) -> None:
+    """--json: an object per line; whoever starts a swarm can wait for the one that says it serves, and where."""
+    swarm = up("--workers", "1", "--json")
+    starting = json.loads(swarm.wait_for('"starting"'))
+    assert (starting["url"], starting["num_workers"]) == (swarm.url, 1)
+    assert Path(starting["logs"]).is_dir()
+    assert json.loads(swarm.wait_for('"progress"'))["text"]
+    serving = json.loads(swarm.wait_for('"serving"'))
+    assert serving == {
+        "event": "serving",
+        "url": swarm.url,
+        "model": "village",
+        "epoch": 1,
+        "stages": [{"worker": "w0", "layers": [0, 8]}],
+    }
+    swarm.children()["w0"].kill()
+    note = json.loads(swarm.wait_for("starting it again"))
+    assert note["event"] == "note"
+    assert json.loads(swarm.wait_for('"serving"'))["epoch"] > 1
+    swarm.process.send_signal(signal.SIGTERM)
+    assert swarm.end() == (0, "")
 
 
 def test_kill_9_of_up_leaves_no_process_and_the_next_one_tidies_up(up: StartUp) -> None:

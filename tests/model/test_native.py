@@ -8,11 +8,14 @@ import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
 
-from swarm.stage import cores, linears, native
+from swarm.stage import cores, joined, linears, native, selfcheck
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = Path(native.__file__).parent
@@ -111,3 +114,52 @@ def test_the_helpers_end_with_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False, cwd=REPOSITORY)
     assert done.returncode == 7
+
+
+def test_equal_code_around_another_function_is_not_recognised() -> None:
+    """GLM's attention reads like Llama's, and rotates otherwise: its module calls another function by the same name."""
+    assert joined._same_code(_meta("llama"), LlamaAttention)
+    assert not joined._same_code(_meta("glm"), LlamaAttention)
+
+
+def _meta(kind: str) -> Any:
+    """The attention module of a first layer, without weights."""
+    config = AutoConfig.for_model(kind, num_hidden_layers=1, pad_token_id=0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return model.model.layers[0].self_attn
+
+
+@needs_library
+def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried on a tiny model of the kind before any weights are read; torch's take their place."""
+    config = AutoConfig.for_model("llama", num_hidden_layers=2, pad_token_id=0)
+    monkeypatch.setattr(native, "_refusals", [])
+    selfcheck._difference_of_kernels.cache_clear()
+    selfcheck.check_kernels(config)
+    assert native.library() is not None
+    selfcheck._difference_of_kernels.cache_clear()
+    monkeypatch.setattr(joined.PlainAttention, "_turned", lambda self, rows, *tables: None)
+    selfcheck.check_kernels(config)
+    selfcheck._difference_of_kernels.cache_clear()
+    assert native.library() is None
+    assert "compute LlamaConfig otherwise" in native.absence()
+
+
+@needs_library
+def test_rows_of_another_kind_are_refused() -> None:
+    """The kernels read memory as they are told: what isn't what they were told must not get that far."""
+    module = linears.NativeLinear(torch.randn(64, 32).bfloat16(), None)
+    for rows in (torch.randn(2, 32), torch.randn(2, 48).bfloat16()):
+        with pytest.raises(ValueError, match="for a matrix of 32 bfloat16 inputs"):
+            module(rows)
+    norm = joined.NativeRmsNorm(torch.ones(32, dtype=torch.bfloat16), 1e-6)
+    with pytest.raises(ValueError, match="for a norm of 32"):
+        norm(torch.randn(2, 32))
+
+
+def test_a_kernel_without_memory_is_an_error() -> None:
+    """Not an answer made of whatever lay there."""
+    native.checked(0)
+    with pytest.raises(MemoryError, match="no memory"):
+        native.checked(-1)

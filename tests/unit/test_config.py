@@ -114,14 +114,55 @@ def test_errors_name_their_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     path = write(tmp_path / "s.toml", "[broker]\nport = 70000")
     assert f"broker.port = 70000 from the file {path}" in refusal(path=path)
     monkeypatch.setenv("SWARM_BROKER__PORT", "x")
-    assert "broker.port = 'x' from the environment" in refusal(path=path)
+    assert "broker.port = 'x' from the environment variable SWARM_BROKER__PORT is wrong" in refusal(path=path)
+    monkeypatch.setenv("SWARM_BROKER__PORT", "5800")
+    monkeypatch.setenv("SWARM_URL", "here")
+    assert "client.url = 'here' from the environment variable SWARM_URL is wrong" in refusal()
+    monkeypatch.setenv("SWARM_CLIENT__URL", "there")
+    assert "client.url = 'there' from the environment variable SWARM_CLIENT__URL is wrong" in refusal()
+    monkeypatch.setenv("SWARM_CLIENT__URL", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("SWARM_HEALTH", '{"hang_factor": 0}')
+    assert "health.hang_factor = 0 from the environment variable SWARM_HEALTH is wrong" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("port = 5", "no setting port (from the file FILE); did you mean broker.port?"),
+        ("[broker]\nthreads = 2", "did you mean worker.threads?"),
+        ("[log]\nhost = '::1'", "did you mean broker.host or worker.host?"),
+        ("[helth]\nbeat_timeout_s = 1", "did you mean health?"),
+        ("[zzz]\nqqq = 1", "`python -m swarm.config` lists what there is"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_shown_the_right_one(tmp_path: Path, text: str, remedy: str) -> None:
+    """A key that exists, but elsewhere; a section that is misspelt; and what resembles nothing."""
+    path = write(tmp_path / "s.toml", text)
+    assert remedy.replace("FILE", str(path)) in refusal(path=path)
+
+
+def test_variables_that_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours for other things; they are no unknown settings."""
+    for name in sorted(config.OTHER_VARIABLES - {"SWARM_CONFIG", "SWARM_URL"}):
+        monkeypatch.setenv(name, "/somewhere")
+    assert config.load() == config.Settings()
+
+
+def test_every_wrong_number_and_word_is_explained(tmp_path: Path) -> None:
+    """Whatever setting has a value of an impossible kind: one sentence with key, value, origin and remedy."""
+    for key in config._keys():
+        section, _, name = key.rpartition(".")
+        path = write(tmp_path / "s.toml", f"[{section}]\n{name} = [[1]]" if section else f"{name} = [[1]]")
+        text = refusal(path=path)
+        assert text.startswith(f"the setting {key}"), text
+        assert f"from the file {path} is wrong: " in text
 
 
 def test_unknown_keys_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A misspelt key in any source is refused, with the nearest key there is."""
-    assert "no setting broker.prot" in refusal({"broker.prot": 1})
+    assert "no setting broker.prot (from the command line); did you mean broker.port?" in refusal({"broker.prot": 1})
     path = write(tmp_path / "s.toml", "[brokr]\nport = 1")
-    assert f"no setting brokr (from the file {path})" in refusal(path=path)
+    assert f"no setting brokr (from the file {path}); did you mean broker?" in refusal(path=path)
     monkeypatch.setenv("SWARM_HEALTH__BEAT_TIMEOUT", "1")
     assert "did you mean health.beat_timeout_s?" in refusal()
     monkeypatch.delenv("SWARM_HEALTH__BEAT_TIMEOUT")
@@ -172,6 +213,7 @@ def test_the_file_shows_the_true_defaults() -> None:
     shown = tomllib.loads(text)
     assert sorted(_names(shown)) == sorted(_names(config.Settings().model_dump()))
     assert shown.pop("model")
+    assert shown.pop("state_dir")
     assert shown["worker"].pop("memory_limit")
     assert config.Settings(**shown) == config.Settings()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.broker.plan.problem import KV_FRACTION, Device, Problem
+from swarm.broker.plan.problem import KV_FRACTION, Problem
+from swarm.broker.plan.search import EQUAL
+from swarm.broker.plan.tables import Table, hops
 
 Counts = NDArray[np.int64]
 _NEVER = 1 << 40
@@ -79,20 +81,38 @@ def _within(problem: Problem, most: Counts, limits: list[float]) -> Counts:
 
 
 def _sum_bound(problem: Problem) -> float:
-    most = most_layers(problem)
-    heavy = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights, reverse=True))))
-    order = sorted(range(len(problem.devices)), key=lambda i: problem.devices[i].layer_s)
-    rest, total = sum(problem.model.layer_weights), min(d.stage_s for d in problem.devices)
-    for index in order:
-        work = min(rest, float(heavy[most[index]]))
-        total += work * problem.devices[index].layer_s
-        rest -= work
-    if rest > 1e-9 or most.sum() < problem.model.num_layers:
+    """Fill those that are cheapest by layer, were they full, parts of layers allowed."""
+    devices, most = problem.devices, most_layers(problem)
+    if most.sum() < problem.model.num_layers:
         return np.inf
-    return total + min(d.embed_s for d in problem.devices) + min(d.head_s for d in problem.devices)
+    heavy = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights, reverse=True))))
+    rates, ways = full_rates(problem, most, heavy)
+    rest, total = sum(problem.model.layer_weights), 0.0
+    for index in np.argsort(rates, kind="stable"):
+        work = min(rest, float(heavy[most[index]]))
+        if work > 0:
+            total += work * float(rates[index])
+            rest -= work
+    if rest > EQUAL:
+        return np.inf
+    ends = min(d.embed_s for d in devices) + min(d.head_s for d in devices)
+    return max(0.0, total - float(ways.max())) + ends  # the first stage needs no hop to it
 
 
-def quickest_first(devices: tuple[Device, ...], most: Counts) -> list[int]:
-    """Devices that can hold something at all, the quickest per layer first."""
-    able = [i for i in range(len(devices)) if most[i] > 0]
-    return sorted(able, key=lambda i: (devices[i].layer_s, i))
+def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Table]:
+    """What a layer costs at a device that is full, its stage and the nearest hop to it included; and those hops."""
+    ways = hops(problem)
+    np.fill_diagonal(ways, np.inf)
+    nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)
+    layer = np.array([d.layer_s for d in problem.devices])
+    once = np.array([d.stage_s for d in problem.devices]) + nearest
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = np.where(most > 0, layer + once / heavy[most], np.inf)
+    return rates, nearest
+
+
+def cheapest_first(problem: Problem, most: Counts) -> list[int]:
+    """Devices that can hold something at all, those first that add least to the sum for each layer."""
+    heavy = np.arange(problem.model.num_layers + 1, dtype=np.float64)
+    rates, _ = full_rates(problem, most, heavy)
+    return [int(i) for i in np.argsort(rates, kind="stable") if most[i] > 0]

@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 
 from swarm.broker.plan import tables
-from swarm.broker.plan.bound import covered_within, lower_bound, most_layers, quickest_first
+from swarm.broker.plan.bound import cheapest_first, covered_within, lower_bound, most_layers
 from swarm.broker.plan.problem import Line, Problem
 from swarm.broker.plan.search import Combine, along
 from swarm.broker.plan.tables import Table
@@ -52,7 +52,7 @@ class _Hunt:
         found = along(_Sparse(self.own), self.hops, self.combine, order, self.must)
         if found is None:
             return False
-        cost = tables.step_seconds(self.problem, found[1])
+        cost = tables.step_seconds(self.problem, found[1], self.hops)
         if cost >= self.cost * (1 - 1e-9):
             return False
         self.cost, self.line, self.order = cost, found[1], list(order)
@@ -98,7 +98,7 @@ def _choose(problem: Problem, limit_s: float, must: frozenset[int]) -> list[int]
     most = most_layers(problem)
     devices, num = problem.devices, problem.model.num_layers
     if problem.takes_turns:
-        ranked = quickest_first(devices, most)
+        ranked = cheapest_first(problem, most)
         cover = np.cumsum([most[i] for i in ranked])
         enough = int(np.searchsorted(cover, num)) + 1
     else:

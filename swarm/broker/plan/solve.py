@@ -65,7 +65,7 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
     if found is None:
         return line
     settled = tuple(Share(chosen[share.device], share.layers) for share in found[1])
-    return settled if tables.step_seconds(problem, settled) <= limit else line
+    return settled if tables.step_seconds(problem, settled, hops) <= limit else line
 
 
 def _second_cost(problem: Problem, device: Device, cost: float, limit: float) -> tuple[tables.Table, tables.Table]:

@@ -79,10 +79,11 @@ def hops(problem: Problem) -> Table:
     return found
 
 
-def step_seconds(problem: Problem, line: Line) -> float:
-    """What the search minimises: the seconds of a step, or between two steps if several are in flight."""
+def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> float:
+    """What the search minimises: the seconds of a step, or between two steps if several are in flight. ``between``:
+    the problem's ``hops``, where they are at hand."""
     parts = stage_seconds(problem, line)
-    between = hops(problem)
+    between = hops(problem) if between is None else between
     ways = [float(between[a.device, b.device]) for a, b in itertools.pairwise(line)]
     return sum(parts) + sum(ways) if problem.takes_turns else max([*parts, *ways])
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 
-VERSION = 1
+VERSION = 2
 _STEM = "_native"
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _HUGE = 2 << 20
@@ -47,6 +49,23 @@ def absence() -> str:
     return _refusals[0] if _refusals else _open()[1]
 
 
+@contextmanager
+def without(reason: str) -> Iterator[None]:
+    """torch's kernels for a while, in the whole process."""
+    before = _refusals[:]
+    do_without(reason)
+    try:
+        yield
+    finally:
+        _refusals[:] = before
+
+
+def checked(status: int) -> None:
+    """What a kernel returned; raises MemoryError if it had no room to work in."""
+    if status:
+        raise MemoryError("a kernel got no memory for its sums; give the worker more, or shorter steps")
+
+
 def do_without(reason: str) -> None:
     """From now on this process uses torch's kernels. Call it before anything is loaded."""
     _refusals[:] = [reason]
@@ -56,12 +75,15 @@ def do_without(reason: str) -> None:
 def _open() -> tuple[ctypes.CDLL | None, str]:
     found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not found:
-        return None, "Swarm was installed without a C compiler"
+        return None, "they were not built: install Swarm where there is a C compiler that knows AVX-512 BF16"
+    if any(source.stat().st_mtime > found[0].stat().st_mtime for source in Path(__file__).parent.glob("*.[ch]")):
+        return None, f"{found[0].name} is older than its sources; install Swarm again"
     try:
         opened = ctypes.CDLL(str(found[0]))
-    except OSError as error:
-        return None, f"{found[0].name} can't be loaded ({error})"
-    if opened.swarm_native_version() != VERSION:
+        version = opened.swarm_native_version()
+    except (OSError, AttributeError) as error:
+        return None, f"{found[0].name} can't be used ({error}); install Swarm again"
+    if version != VERSION:
         return None, f"{found[0].name} is from another version; install Swarm again"
     if not opened.swarm_native_supported():
         return None, "this processor doesn't multiply bfloat16"
@@ -76,7 +98,7 @@ def pieces(count: int, group: int, heads: int) -> int:
 
 def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_attend.argtypes = [_pointer, _count, _pointer, _pointer, _pointer, ctypes.c_int]
-    opened.swarm_attend.restype = None
+    opened.swarm_attend.restype = ctypes.c_int
     opened.swarm_linear.argtypes = [
         ctypes.POINTER(Matrix),
         _pointer,
@@ -86,7 +108,7 @@ def _declare(opened: ctypes.CDLL) -> None:
         _count,
         ctypes.c_int,
     ]
-    opened.swarm_linear.restype = None
+    opened.swarm_linear.restype = ctypes.c_int
     opened.swarm_rms_norm.argtypes = [_pointer, _pointer, ctypes.c_float, _count, _count, _pointer]
     opened.swarm_rms_norm.restype = None
     opened.swarm_turn.argtypes = [_pointer, _count, _count, _count, _count, _pointer, _pointer]

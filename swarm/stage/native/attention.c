@@ -10,6 +10,7 @@
 #include "attention.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ typedef struct {
   const SwarmSlab *slab;
   const SwarmBatch *batch;
   const SwarmHow *how;
+  atomic_int *failed;
 } Job;
 
 /* A piece of work: some lanes of one key head of one row. */
@@ -267,7 +269,10 @@ TARGET static void attend_piece(const void *argument, int64_t piece, int64_t nex
   int64_t query_bytes = (job->slab->key_size * LANES * 2 + 63) / 64 * 64;
   int64_t positions = (tile.high - tile.low + 1) / 2 * 2;
   char *scratch = swarm_scratch(query_bytes + positions * LANES * (int64_t)sizeof(float));
-  if (scratch == NULL) return;
+  if (scratch == NULL) {
+    atomic_store(job->failed, 1);
+    return;
+  }
   uint16_t *queries = (uint16_t *)scratch;
   float *scores = (float *)(scratch + query_bytes);
   pack_queries(job, &tile, queries);
@@ -294,12 +299,14 @@ static void write_span(const SwarmSpan *span, const SwarmSlab *slab, const Swarm
   }
 }
 
-void swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmSlab *slab, const SwarmBatch *batch,
-                  const SwarmHow *how, int threads) {
-  Job job = {spans, num_spans, slab, batch, how};
+int swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmSlab *slab, const SwarmBatch *batch,
+                 const SwarmHow *how, int threads) {
+  atomic_int failed = 0;
+  Job job = {spans, num_spans, slab, batch, how, &failed};
   for (int64_t i = 0; i < num_spans; i++) write_span(&spans[i], slab, batch);
   const SwarmSpan *last = &spans[num_spans - 1];
   int64_t pieces = last->pieces + pieces_of(last->count, batch->query_heads, slab->heads);
   swarm_share(attend_piece, &job, pieces, threads);
+  return failed ? -1 : 0;
 }
 #endif

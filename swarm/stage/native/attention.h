@@ -38,8 +38,9 @@ typedef struct {
 /*
  * Write the batch's keys and values where they belong, then attend. A row makes one
  * piece of work for each key head and sixteen queries; each span knows how many come before its own.
+ * 0, or -1 if there was no memory for the scores: then `out` holds nothing of use.
  */
-void swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmSlab *slab, const SwarmBatch *batch,
+int swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmSlab *slab, const SwarmBatch *batch,
                   const SwarmHow *how, int threads);
 
 #endif

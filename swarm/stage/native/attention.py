@@ -53,7 +53,7 @@ class Together:
 def serves(query: torch.Tensor, key: torch.Tensor) -> bool:
     """Can the kernel attend with these?"""
     return (
-        query.dtype == torch.bfloat16
+        query.dtype == key.dtype == torch.bfloat16
         and query.device.type == "cpu"
         and key.shape[-1] % 2 == 0
         and native.library() is not None
@@ -89,7 +89,10 @@ def attend(
     for together in _racks(this, query.shape[1], key.shape[1]):
         slab = this.arena.slab(together.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1))
         spans = together.spans
-        library.swarm_attend(spans, len(spans), _slab(slab), ctypes.byref(batch), ctypes.byref(how), cores.threads())
+        status = library.swarm_attend(
+            spans, len(spans), _slab(slab), ctypes.byref(batch), ctypes.byref(how), cores.threads()
+        )
+        native.checked(status)
     this.arena.wrote(tuple(span.sequence for span in this.spans), layer)
     return out
 

@@ -27,12 +27,13 @@ typedef struct {
   swarm_piece piece;
   const void *job;
   int64_t count;
-  int threads;
 } Task;
 
 /* Number of the task << 32 | pieces not yet taken. In one word, so that nobody takes a piece of a task that ended. */
 static atomic_uint_fast64_t offer;
 static Task task; /* of the current number; written only while no piece of it can be taken */
+/* Number of the task << 32 | helpers that may still join it. Whoever was woken, no more than wanted take part. */
+static atomic_uint_fast64_t seats;
 static atomic_int_fast64_t finished;
 static atomic_int sleepers;
 static atomic_int bell; /* what sleepers wait on */
@@ -42,13 +43,19 @@ static int num_helpers;
 static uint64_t number_of(uint64_t word) { return word >> 32; }
 static int64_t left_of(uint64_t word) { return (int64_t)(word & 0xffffffffu); }
 
+/* One less of what is left for the task of this number, if anything is: how much there was, or 0. */
+static int64_t take_one(atomic_uint_fast64_t *from, uint64_t number) {
+  uint64_t word = atomic_load_explicit(from, memory_order_acquire);
+  while (number_of(word) == number && left_of(word) > 0) {
+    if (atomic_compare_exchange_weak(from, &word, word - 1)) return left_of(word);
+  }
+  return 0;
+}
+
 /* The next piece of this task, or -1. */
 static int64_t take(const Task *mine, uint64_t number) {
-  uint64_t word = atomic_load_explicit(&offer, memory_order_acquire);
-  while (number_of(word) == number && left_of(word) > 0) {
-    if (atomic_compare_exchange_weak(&offer, &word, word - 1)) return mine->count - left_of(word);
-  }
-  return -1;
+  int64_t left = take_one(&offer, number);
+  return left > 0 ? mine->count - left : -1;
 }
 
 /* One piece ahead, so that a piece can bring the next one's data into the cache. */
@@ -87,7 +94,7 @@ static uint64_t await_task(uint64_t seen) {
 }
 
 static void *help(void *argument) {
-  intptr_t me = (intptr_t)argument;
+  (void)argument;
   uint64_t number = 0;
   for (;;) {
     number = await_task(number);
@@ -96,7 +103,7 @@ static void *help(void *argument) {
        because it did end is never used: no piece of that number can be taken any more. */
     if (number_of(word) != number || left_of(word) == 0) continue;
     Task mine = task;
-    if (me < mine.threads - 1) work(&mine, number);
+    if (take_one(&seats, number) > 0) work(&mine, number);
   }
   return NULL;
 }
@@ -107,7 +114,7 @@ static void hire(int wanted) {
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads that the interpreter knows */
   while (num_helpers < wanted && num_helpers < MOST_HELPERS) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, help, (void *)(intptr_t)num_helpers) != 0) break;
+    if (pthread_create(&thread, NULL, help, NULL) != 0) break;
     pthread_detach(thread);
     num_helpers++;
   }
@@ -125,8 +132,9 @@ void swarm_share(swarm_piece piece, const void *job, int64_t count, int threads)
   }
   hire(threads - 1);
   uint64_t number = (number_of(atomic_load(&offer)) + 1) & 0xffffffffu;
-  task = (Task){piece, job, count, threads};
+  task = (Task){piece, job, count};
   atomic_store(&finished, 0);
+  atomic_store(&seats, number << 32 | (uint64_t)(threads - 1));
   atomic_store(&offer, number << 32 | (uint64_t)count);
   if (atomic_load(&sleepers) > 0) {
     atomic_fetch_add(&bell, 1);

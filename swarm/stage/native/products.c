@@ -13,6 +13,7 @@
 #include "products.h"
 
 #include <immintrin.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include "pool.h"
@@ -20,6 +21,7 @@
 
 #define WIDTH 64       /* outputs of a block */
 #define SEGMENT 512    /* pairs of inputs that are multiplied at a time: 128 KiB of the matrix */
+#define PANEL 240      /* rows of a piece: what they are multiplied from stays in the second-level cache, too */
 #define MOST_ROWS 6    /* rows × 4 vectors of sums, and what is multiplied, fill the 32 registers */
 #define PAIR_BYTES (WIDTH * 4)
 #define NONE -1
@@ -75,6 +77,8 @@ typedef struct {
   int64_t stride, rows;
   uint16_t *out;
   int64_t out_stride;
+  int64_t blocks;
+  atomic_int *failed;
 } Product;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -94,11 +98,24 @@ static void segment(const Product *job, const uint16_t *weights, int64_t first_p
   }
 }
 
+/* A piece of work: one block times some of the rows. */
+static Product panel_of(const Product *all, int64_t piece) {
+  Product mine = *all;
+  int64_t first = piece / all->blocks * PANEL;
+  mine.x += first * all->stride;
+  mine.out += first * all->out_stride;
+  mine.rows = least(PANEL, all->rows - first);
+  return mine;
+}
+
 /* The sums of a block, [rows][64]; NULL if there is no memory for them. */
 static float *multiply(const Product *job, int64_t block, int64_t next) {
   const SwarmMatrix *matrix = job->matrix;
   float *sums = swarm_scratch(job->rows * WIDTH * (int64_t)sizeof(float));
-  if (sums == NULL) return NULL;
+  if (sums == NULL) {
+    atomic_store(job->failed, 1);
+    return NULL;
+  }
   int64_t pairs = matrix->inputs / 2;
   const uint16_t *weights = matrix->packed + block * pairs * 2 * WIDTH;
   for (int64_t pair = 0; pair < pairs; pair += SEGMENT) {
@@ -116,9 +133,10 @@ TARGET static __m512 with_bias(const SwarmMatrix *matrix, int64_t output, __mmas
   return matrix->bias == NULL ? sum : _mm512_add_ps(sum, _mm512_maskz_loadu_ps(which, matrix->bias + output));
 }
 
-TARGET static void linear_block(const void *argument, int64_t block, int64_t next) {
-  const Product *job = argument;
-  const float *sums = multiply(job, block, next);
+TARGET static void linear_block(const void *argument, int64_t piece, int64_t next) {
+  const Product panel = panel_of(argument, piece), *job = &panel;
+  int64_t block = piece % job->blocks;
+  const float *sums = multiply(job, block, next < 0 ? -1 : next % job->blocks);
   if (sums == NULL) return;
   int64_t outputs = least(WIDTH, job->matrix->outputs - block * WIDTH);
   for (int64_t row = 0; row < job->rows; row++) {
@@ -132,10 +150,11 @@ TARGET static void linear_block(const void *argument, int64_t block, int64_t nex
 }
 
 /* A block holds 32 outputs of the gate and the same 32 of what it gates. */
-TARGET static void gated_block(const void *argument, int64_t block, int64_t next) {
-  const Product *job = argument;
+TARGET static void gated_block(const void *argument, int64_t piece, int64_t next) {
+  const Product panel = panel_of(argument, piece), *job = &panel;
+  int64_t block = piece % job->blocks;
   const SwarmMatrix *matrix = job->matrix;
-  const float *sums = multiply(job, block, next);
+  const float *sums = multiply(job, block, next < 0 ? -1 : next % job->blocks);
   if (sums == NULL) return;
   int64_t outputs = least(WIDTH / 2, matrix->outputs / 2 - block * (WIDTH / 2));
   for (int64_t row = 0; row < job->rows; row++) {
@@ -150,11 +169,12 @@ TARGET static void gated_block(const void *argument, int64_t block, int64_t next
   }
 }
 
-static int64_t num_blocks(const SwarmMatrix *matrix) { return (matrix->outputs + WIDTH - 1) / WIDTH; }
-
-void swarm_linear(const SwarmMatrix *matrix, const uint16_t *x, int64_t stride, int64_t rows, uint16_t *out,
-                  int64_t out_stride, int threads) {
-  Product job = {matrix, x, stride, rows, out, out_stride};
-  swarm_share(matrix->function == SWARM_LINEAR ? linear_block : gated_block, &job, num_blocks(matrix), threads);
+int swarm_linear(const SwarmMatrix *matrix, const uint16_t *x, int64_t stride, int64_t rows, uint16_t *out,
+                 int64_t out_stride, int threads) {
+  atomic_int failed = 0;
+  int64_t blocks = (matrix->outputs + WIDTH - 1) / WIDTH, panels = (rows + PANEL - 1) / PANEL;
+  Product job = {matrix, x, stride, rows, out, out_stride, blocks, &failed};
+  swarm_share(matrix->function == SWARM_LINEAR ? linear_block : gated_block, &job, blocks * panels, threads);
+  return failed ? -1 : 0;
 }
 #endif

@@ -14,8 +14,11 @@ typedef struct {
   int64_t function;
 } SwarmMatrix;
 
-/* out[row] = matrix × x[row], or function(gate × x[row]) * (up × x[row]). Strides count elements. */
-void swarm_linear(const SwarmMatrix *matrix, const uint16_t *x, int64_t stride, int64_t rows, uint16_t *out,
+/*
+ * out[row] = matrix × x[row], or function(gate × x[row]) * (up × x[row]). Strides count elements.
+ * 0, or -1 if there was no memory for the sums: then `out` holds nothing of use.
+ */
+int swarm_linear(const SwarmMatrix *matrix, const uint16_t *x, int64_t stride, int64_t rows, uint16_t *out,
                   int64_t out_stride, int threads);
 
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from swarm.cli.output import Progress, in_bytes, run_app
-from swarm.errors import ConfigError
+from swarm.cli.output import JsonProgress, Progress, in_bytes, run_app
+from swarm.errors import ConfigError, InvalidRequest, Unavailable
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,6 +50,8 @@ def app_that_raises(error: BaseException) -> typer.Typer:
     ("error", "code", "line"),
     [
         (ConfigError("the port\nis wrong"), 1, "tool: the port is wrong\n"),
+        (Unavailable("nobody answers"), 1, "tool: nobody answers\n"),
+        (InvalidRequest("the prompt is empty"), 2, "tool: the prompt is empty\n"),
         (typer.BadParameter("no such thing"), 2, "tool: Invalid value: no such thing (try 'tool go --help')\n"),
         (KeyboardInterrupt(), 130, ""),
         (typer.Exit(78), 78, ""),
@@ -165,6 +168,22 @@ def test_progress_on_a_terminal_is_one_line() -> None:
     assert stream.getvalue() == f"one{clear}two{clear}w0 died\ntwo{clear}"
     os.close(main_fd)
     os.close(terminal_fd)
+
+
+def test_progress_for_programs() -> None:
+    """Every line is an object; the same state is not told twice; an event comes as data instead of as lines."""
+    stream = io.StringIO()
+    progress = JsonProgress(stream)
+    progress.update("loading")
+    progress.update("loading")
+    progress.say("w0 died")
+    progress.report(["serving", "w0 has all"], {"event": "serving", "epoch": 2})
+    progress.done()
+    assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
+        {"event": "progress", "text": "loading"},
+        {"event": "note", "text": "w0 died"},
+        {"event": "serving", "epoch": 2},
+    ]
 
 
 def test_progress_goes_on_without_its_audience() -> None:

@@ -45,13 +45,13 @@ def test_many_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its seed, and the command that tells the first one's story; exit code 1."""
-    assert run(["sim", "--schedules", "2", "--first-seed", "3", "--no-faults"]) == 1
+    assert run(["sim", "--schedules", "2", "--first-seed", "4", "--no-faults"]) == 1
     printed = capsys.readouterr()
     assert "2 schedules, " in printed.out
     assert "2 violations" in printed.out
     lines = printed.err.splitlines()
-    assert [line.partition(" Violation")[0] for line in lines[:2]] == ["swarm sim: seed 3:", "swarm sim: seed 4:"]
-    assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 3 --no-faults' tells the first"
+    assert [line.partition(" Violation")[0] for line in lines[:2]] == ["swarm sim: seed 4:", "swarm sim: seed 5:"]
+    assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 4 --no-faults' tells the first"
 
 
 def test_many_processes_give_the_same_in_order() -> None:

@@ -75,8 +75,8 @@ def test_help_is_light() -> None:
     [
         (["up", "--model", "/no/such/model"], 1, "there is no directory /no/such/model"),
         (["up", "--workers", "-1"], 2, "--workers"),
-        (["up", "--device", "abacus", "--workers", "0"], 1, "worker.device = 'abacus'"),
-        (["up", "--memory-limit", "plenty"], 1, "worker.memory_limit = 'plenty'"),
+        (["up", "--device", "abacus", "--workers", "0"], 2, "worker.device = 'abacus'"),
+        (["up", "--memory-limit", "plenty"], 2, "worker.memory_limit = 'plenty'"),
         (["broker", "--port", "70000"], 78, "broker.port = 70000"),
         (["broker", "--host", "0.0.0.0"], 78, "0.0.0.0"),
         (["worker", "--url", "nowhere"], 78, "client.url = 'nowhere'"),

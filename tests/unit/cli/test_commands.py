@@ -1,0 +1,217 @@
+"""Every command of ``swarm`` and ``swarmctl``: what its help has, what it can print, how it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from swarm.cli.app import app as swarm_app
+from swarm.cli.main import run as swarm
+from swarm.cli.output import EXIT_CODES
+from swarm.ctl.commands import app as swarmctl_app
+from swarm.ctl.main import run as swarmctl
+
+PROGRAMS = {"swarm": (swarm_app, swarm), "swarmctl": (swarmctl_app, swarmctl)}
+SERVICES = {("swarm", "broker"), ("swarm", "worker")}  # they print nothing: what they say goes to the log
+NOBODY = "tcp://127.0.0.1:9"  # nothing of ours listens there
+
+# For each command that talks to a broker, arguments that are right.
+ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("swarm", "generate"): ("hello",),
+    ("swarm", "chat"): (),
+    ("swarm", "profile"): (),
+    ("swarmctl", "status"): (),
+    ("swarmctl", "nodes"): (),
+    ("swarmctl", "plan"): (),
+    ("swarmctl", "stats"): (),
+    ("swarmctl", "trace"): (),
+    ("swarmctl", "requests"): (),
+    ("swarmctl", "join"): (),
+    ("swarmctl", "stop"): ("w0",),
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings from the machine that runs the tests, and wide lines."""
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+
+def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Commands that do something, with the words that call them."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+    else:
+        for name, child in inner.items():
+            yield from walk(child, (*path, name))
+
+
+COMMANDS = dict(entry for name, (app, _) in PROGRAMS.items() for entry in walk(typer.main.get_command(app), (name,)))
+NAMES = [" ".join(path) for path in COMMANDS]
+
+
+def run(words: str, *more: str) -> int:
+    program, *arguments = words.split()
+    return PROGRAMS[program][1]([*arguments, *more])
+
+
+def only_line(capsys: pytest.CaptureFixture[str], program: str) -> str:
+    """The one line on stderr; nothing is on stdout."""
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"{program}: ")
+    return line
+
+
+def test_these_are_the_commands() -> None:
+    """A new one is seen by the tests below; one that talks to a broker is listed for them."""
+    assert set(ASKING) | SERVICES | {("swarm", "up"), ("swarm", "sim"), ("swarm", "config", "check")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0; what it is for, an example that begins with it, and every option explained."""
+    for flag in ("--help", "-h"):
+        assert run(words, flag) == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+    assert f"Usage: {words}" in shown.out
+    example = shown.out.split("Example: ")[1]
+    assert words in example
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_every_option_says_what_it_does(words: str) -> None:
+    """As a sentence; also arguments."""
+    for parameter in COMMANDS[tuple(words.split())].params:
+        assert parameter.help, f"{words}: {parameter.name} has no help"
+        assert parameter.help.endswith((".", "]")), parameter.help
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_whoever_prints_can_print_json(words: str) -> None:
+    """All but the two services."""
+    path = tuple(words.split())
+    options = {option for parameter in COMMANDS[path].params for option in parameter.opts}
+    assert ("--json" in options) != (path in SERVICES)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_exit_codes_are_documented(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the program's own help, which also comes without any argument."""
+    assert run(program) == 0
+    assert EXIT_CODES in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_an_unknown_option_is_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line that says where to read on."""
+    assert run(words, "--colour") == 2
+    line = only_line(capsys, words.split(maxsplit=1)[0])
+    assert "--colour" in line
+    assert f"try '{words} --help'" in line
+
+
+@pytest.mark.parametrize("words", ["swarm", "swarmctl", "swarm config"])
+def test_an_unknown_command_is_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As above."""
+    assert run(words, "dance") == 2
+    assert "dance" in only_line(capsys, words.split(maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("path", list(ASKING))
+def test_no_broker_is_1(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the time that the settings give it, in one line that names the address and what to do."""
+    monkeypatch.setenv("SWARM_CLIENT__CONNECT_TIMEOUT_S", "0.2")
+    assert run(" ".join(path), *ASKING[path], "--url", NOBODY) == 1
+    assert f"no broker answers at {NOBODY}" in only_line(capsys, path[0])
+
+
+@pytest.mark.parametrize("path", list(ASKING))
+def test_a_wrong_url_is_2(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused before anything is tried."""
+    assert run(" ".join(path), *ASKING[path], "--url", "here") == 2
+    assert "write it as tcp://HOST:PORT" in only_line(capsys, path[0])
+
+
+@pytest.mark.parametrize("path", list(ASKING))
+def test_the_settings_file_says_where_the_broker_is(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also for those that only ask."""
+    if path == ("swarm", "profile"):
+        pytest.skip("without --url or SWARM_URL it starts a swarm of its own")
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "swarm.toml").write_text(f"[client]\nurl = '{NOBODY}'\nconnect_timeout_s = 0.2\n")
+    assert run(" ".join(path), *ASKING[path]) == 1
+    assert f"no broker answers at {NOBODY}" in only_line(capsys, path[0])
+
+
+@pytest.mark.parametrize("path", [*ASKING, ("swarm", "config", "check"), ("swarm", "up")])
+def test_wrong_settings_are_1(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads them names what is wrong."""
+    monkeypatch.setenv("SWARM_BROKER__PROT", "1")
+    assert run(" ".join(path), *ASKING.get(path, ())) == 1
+    line = only_line(capsys, path[0])
+    assert "SWARM_BROKER__PROT" in line
+    assert "did you mean broker.port?" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["swarm", "up", "--port", "70000"],
+        ["swarm", "up", "--workers", "many"],
+        ["swarm", "up", "--threads", "-1"],
+        ["swarm", "generate", "x", "--temperature", "hot"],
+        ["swarm", "generate", "x", "--max-tokens", "0"],
+        ["swarm", "generate", "x", "--n", "0"],
+        ["swarm", "generate", "x", "--priority", "royal"],
+        ["swarm", "generate", ""],
+        ["swarm", "profile", "--workers", "0"],
+        ["swarm", "sim", "--seed", "1", "--schedules", "2"],
+        ["swarm", "--log-level", "loud", "sim"],
+        ["swarm", "config", "check", "a", "b"],
+        ["swarmctl", "stats", "--watch", "0"],
+        ["swarmctl", "plan", "--without", "w0"],
+        ["swarmctl", "plan", "--dry-run", "--objective", "beauty"],
+        ["swarmctl", "join", "--count", "65"],
+        ["swarmctl", "join", "--memory-limit", "0"],
+        ["swarmctl", "stop", ""],
+        ["swarmctl", "trace", "x" * 200],
+    ],
+)
+def test_a_wrong_value_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before anybody is asked: there is no broker here, and nobody notices."""
+    assert run(" ".join(arguments[:1]), *arguments[1:]) == 2
+    only_line(capsys, arguments[0])
+
+
+def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Right: a word, or all settings as JSON; wrong: 1, and the file's fault is named."""
+    path = tmp_path / "mine.toml"
+    path.write_text("[broker]\nport = 5800\n")
+    assert run("swarm config check", str(path)) == 0
+    assert str(path) in capsys.readouterr().out
+    assert run("swarm config check", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["broker"]["port"] == 5800
+    path.write_text("[broker]\nport = 'x'\n")
+    assert run("swarm config check", str(path), "--json") == 1
+    assert f"broker.port = 'x' from the file {path} is wrong" in only_line(capsys, "swarm")

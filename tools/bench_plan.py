@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""How long a plan takes to find, and how good it is: devices of all kinds, from 2 to 1,000, and models of up to 126
+layers. Up to 8 devices the search is exact; beyond, the distance is from a bound that no plan can beat, so it is at
+most that far from the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+
+from bench_lib import machine
+from rich.console import Console
+from rich.table import Table
+
+from swarm.broker.plan import tables
+from swarm.broker.plan.bound import lower_bound
+from swarm.broker.plan.problem import Device, Link, Model, Problem, Shortage
+from swarm.broker.plan.solve import EXACT, solve
+
+MIB = 1 << 20
+SIZES = ((2, 16), (4, 32), (8, 32), (8, 126), (16, 126), (64, 126), (256, 126), (1000, 126))
+NUM_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``gap``: how much above the bound a step is, the median and the worst of the tries; 0 where it is exact."""
+
+    devices: int
+    layers: int
+    objective: str
+    kind: str
+    seconds: float
+    slowest_s: float
+    gap: float
+    worst_gap: float
+    stages: int
+    exact: bool
+
+
+def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Problem:
+    """Machines of four devices each. ``alike``: machines of three kinds; ``mixed``: every device is another one."""
+    model = Model(
+        name="model",
+        layer_bytes=(100 * MIB,) * num_layers,
+        embed_bytes=300 * MIB,
+        head_bytes=300 * MIB,
+        kv_bytes=(4096,) * num_layers,
+        layer_weights=(1.0,) * num_layers,
+        hop_bytes=64 << 10,
+    )
+    room = 4 * num_layers / num_devices  # together, about four times what the model needs
+    devices = tuple(_device(chance, number, kind, room) for number in range(num_devices))
+    return Problem(model, devices, takes_turns, kv_positions=4096)
+
+
+def _device(chance: random.Random, number: int, kind: str, room: float) -> Device:
+    """``room``: about how many layers it can hold."""
+    speed, size = chance.uniform(0.5, 5), chance.uniform(0.5, 1.5)
+    if kind == "alike":
+        speed, size = ((0.5, 1.5), (1.0, 1.0), (3.0, 0.75))[number // 4 % 3]
+    return Device(
+        name=f"d{number}",
+        memory_bytes=int((500 + max(200.0, 170 * room * size)) * MIB),
+        layer_s=speed / 1000,
+        stage_s=0.0003,
+        embed_s=0.0001,
+        head_s=1.5 * speed / 1000,
+        host=f"h{number // 4}",
+        link=Link(0.0001 if kind == "alike" else chance.uniform(0.00005, 0.0005), 1.25e9),
+    )
+
+
+def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Figure | None:
+    """None if these devices can't hold the model."""
+    took, gaps, stages = [], [], 0
+    for seed in range(NUM_TRIES):
+        problem = problem_of(random.Random(seed), num_devices, num_layers, kind, takes_turns=takes_turns)
+        began = time.perf_counter()
+        line = solve(problem)
+        took.append(time.perf_counter() - began)
+        if isinstance(line, Shortage):
+            continue
+        best = solve(replace(problem, tolerance=0.0)) if num_devices <= EXACT else None
+        bound = lower_bound(problem) if best is None else tables.step_seconds(problem, best)  # type: ignore[arg-type]
+        gaps.append(tables.step_seconds(problem, line) / bound - 1)
+        stages = len(line)
+    if not gaps:
+        return None
+    return Figure(
+        devices=num_devices,
+        layers=num_layers,
+        objective="latency" if takes_turns else "throughput",
+        kind=kind,
+        seconds=median(took),
+        slowest_s=max(took),
+        gap=median(gaps),
+        worst_gap=max(gaps),
+        stages=stages,
+        exact=num_devices <= EXACT,
+    )
+
+
+def tell(figures: list[Figure], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"what": "plans", **machine(), "results": [asdict(f) for f in figures]}, indent=2))
+        return
+    table = Table(title=f"Plans: medians of {NUM_TRIES} problems", title_justify="left")
+    for heading in (
+        "devices",
+        "layers",
+        "objective",
+        "devices are",
+        "time",
+        "slowest",
+        "from",
+        "gap",
+        "worst",
+        "stages",
+    ):
+        table.add_column(heading, justify="left" if heading in ("objective", "devices are", "from") else "right")
+    for f in figures:
+        table.add_row(
+            *(str(f.devices), str(f.layers), f.objective, f.kind, f"{f.seconds * 1000:.0f} ms"),
+            *(f"{f.slowest_s * 1000:.0f} ms", "the best" if f.exact else "a bound"),
+            *(f"{f.gap:.1%}", f"{f.worst_gap:.1%}", str(f.stages)),
+        )
+    console = Console(width=140)
+    console.print(table)
+    console.print("what lies within 2% of the best counts as equal: among those, the plan that moves least is taken")
+    for name, value in machine().items():
+        console.print(f"{name}: {value}", highlight=False, markup=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--most", type=int, default=1000, help="the largest number of devices")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    found = [
+        measure(num_devices, num_layers, kind, takes_turns=takes_turns)
+        for num_devices, num_layers in SIZES
+        if num_devices <= arguments.most
+        for kind in ("alike", "mixed")
+        for takes_turns in (False, True)
+    ]
+    tell([figure for figure in found if figure is not None], as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
