@@ -34,9 +34,9 @@ class RebuildSettings:
 
 def runs_to_rebuild(
     sequence: Sequence, plan: Plan, said: Mapping[str, Activated], *, from_tokens: bool = False
-) -> list[Rebuild] | None:
-    """What must be replayed until every layer holds ``sequence.kv`` positions; None if that is all of it: then the
-    sequence is better computed again like a prompt, in steps that it shares with others."""
+) -> list[Rebuild] | int:
+    """What must be replayed until every layer holds ``sequence.kv`` positions. If that would go through all layers: the
+    position from which the sequence is to be computed again like a prompt, in steps that it shares with others."""
     target = sequence.kv
     positions = _positions(sequence.id, plan, said)
     found: list[Rebuild] = []
@@ -49,7 +49,7 @@ def runs_to_rebuild(
             num_lost, start = num_lost + before.num_lost, min(start, before.start)
         found.append(Rebuild(source, LayerRange(boundary, stop), num_lost, target, start, start))
     if any(run.through == LayerRange(0, len(positions)) for run in found):
-        return None
+        return min(positions)
     return found
 
 
@@ -124,9 +124,9 @@ class Rebuilder:
         waiting: list[Sequence] = []
         for sequence in self.state.running:
             runs = runs_to_rebuild(sequence, plan, self.said, from_tokens=self.settings.from_tokens)
-            if runs is None:
+            if isinstance(runs, int):
                 sequence.num_recomputed += 1
-                sequence.kv = sequence.scheduled = 0
+                sequence.kv = sequence.scheduled = runs
             elif runs:
                 sequence.num_recomputed += 1
                 sequence.rebuilds[:] = runs

@@ -550,18 +550,23 @@ def test_the_least_position_decides(serving: Bench) -> None:
     assert [(r.start, r.count) for r in step.rows] == [(4, 3)]
 
 
-def test_a_stage_that_knows_nothing_means_from_the_start(serving: Bench) -> None:
-    """A sequence that is missing in one inventory is computed again from its first token; none of it is lost."""
+def test_a_stage_that_knows_nothing_is_rebuilt_from_the_start(serving: Bench) -> None:
+    """A sequence that is missing in one inventory is computed again from its first token, through that stage's layers
+    and those before them where nobody has a log; the others keep what they hold."""
     serving.say(submit())
     for _ in range(4):
         serving.finish()
+    kv = serving.sequence().kv
     serving.workers["w0"].held = {1: 0}
     serving.take()
     serving.join("w2")
     serving.tick()
     (step,) = steps(serving.take())
-    assert step.truncate == (SequencePosition(1, 0),)
-    assert [(r.start, r.count) for r in step.rows] == [(0, 7)]
+    assert step.replay
+    assert step.through is not None
+    assert step.through.first == 0
+    assert step.through.stop == ranges(serving)["w0"].stop
+    assert [(r.start, r.count) for r in step.rows] == [(0, kv)]
     assert step.open[0].tokens == tuple(serving.sequence().tokens)
 
 

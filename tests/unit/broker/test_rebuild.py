@@ -47,13 +47,13 @@ def said(held: Mapping[str, Held], logs: Mapping[str, Logs] | None = None) -> di
     return found
 
 
-def runs(plan: Plan, stages: dict[str, Activated]) -> list[tuple[str | None, int, int, int]] | None:
-    """(source, first layer, layer behind the last, first position)."""
+def runs(plan: Plan, stages: dict[str, Activated]) -> list[tuple[str | None, int, int, int]] | int:
+    """(source, first layer, layer behind the last, first position); or whence it is computed again as a whole."""
     request = Request(submit("r"), CLIENT, 0.0, None)
     sequence = Sequence(id=SEQUENCE, request=request, index=0, seed=1, tokens=list(range(TARGET)), limit=200)
     sequence.kv = TARGET
     found = runs_to_rebuild(sequence, plan, stages)
-    return None if found is None else [_short(run) for run in found]
+    return found if isinstance(found, int) else [_short(run) for run in found]
 
 
 def _short(run: Rebuild) -> tuple[str | None, int, int, int]:
@@ -111,7 +111,8 @@ CASES = {
         {},
         [(None, 0, 6, 0)],
     ),
-    "everything lost": (THREE, {"a": (), "b": (), "c": ()}, {}, None),
+    "everything lost": (THREE, {"a": (), "b": (), "c": ()}, {}, 0),
+    "all cut short": (THREE, {"a": ((0, 4, 30),), "b": ((4, 8, 20),), "c": ((8, 12, 25),)}, {}, 20),
 }
 
 
