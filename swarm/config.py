@@ -406,8 +406,9 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
         settings = Settings(**merged)
     except ValidationError as error:
         raise ConfigError(_explain(error.errors()[0], layers)) from None
-    for key, problem in _broken_rules(settings):
-        raise ConfigError(_complaint(key, _get(merged, key), problem, layers))
+    for rule in _broken_rules(settings):
+        key = next(key for key in rule if _get(merged, key) is not None)  # the defaults keep every rule
+        raise ConfigError(_complaint(key, _get(merged, key), rule[key], layers))
     return settings
 
 
@@ -464,13 +465,20 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _broken_rules(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Rules between settings: (key, what is wrong and what to do)."""
-    broker, interval = settings.broker, settings.worker.beat_interval_s
-    if broker.prefill_chunk > broker.step_tokens:
-        yield "broker.prefill_chunk", f"it must not exceed broker.step_tokens ({broker.step_tokens})"
-    if settings.health.beat_timeout_s < 2 * interval:
-        yield "health.beat_timeout_s", f"it must be at least twice worker.beat_interval_s ({interval})"
+def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
+    """Rules between settings: for each key in them, what is wrong with it; the first that somebody set is to blame."""
+    chunk, step = settings.broker.prefill_chunk, settings.broker.step_tokens
+    if chunk > step:
+        yield {
+            "broker.prefill_chunk": f"it must not exceed broker.step_tokens ({step})",
+            "broker.step_tokens": f"it must be at least broker.prefill_chunk ({chunk}); lower that too",
+        }
+    timeout, interval = settings.health.beat_timeout_s, settings.worker.beat_interval_s
+    if timeout < 2 * interval:
+        yield {
+            "health.beat_timeout_s": f"it must be at least twice worker.beat_interval_s ({interval})",
+            "worker.beat_interval_s": f"it must be at most half of health.beat_timeout_s ({timeout}); raise that too",
+        }
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

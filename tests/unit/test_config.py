@@ -96,6 +96,8 @@ def test_swarm_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("worker.data_ports", "30000-20000", "LOW-HIGH"),
         ("worker.device", "tpu", "cpu"),
         ("health.beat_timeout_s", 0.15, "at least twice worker.beat_interval_s (0.1)"),
+        ("broker.step_tokens", 100, "at least broker.prefill_chunk (256); lower that too; the default is 512"),
+        ("worker.beat_interval_s", 0.4, "at most half of health.beat_timeout_s (0.7); raise that too"),
         ("client.url", "localhost", "tcp://HOST:PORT"),
         ("client.url", "tcp://127.0.0.1:0", "tcp://HOST:PORT"),
         ("log.level", "loud", "'debug', 'info', 'warning', 'error' or 'off'"),
