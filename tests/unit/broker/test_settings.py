@@ -27,7 +27,7 @@ SOCKETS = {"broker.host", "broker.port"}  # for the service itself
 TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # the broker tells each worker
 KEYS = sorted(
     key
-    for key in config._keys()
+    for key in config.keys()
     if (key.startswith(("broker.", "plan.", "health.")) and key not in SOCKETS) or key in TOLD | {"log.profile_every"}
 )
 
@@ -46,6 +46,6 @@ def another(value: Any) -> object:
 def test_a_setting_reaches_the_core(key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """With another value, the core is told something else: no knob turns nothing."""
     monkeypatch.chdir(str(tmp_path))
-    default = config._get(config.Settings().model_dump(), key)
+    default = config.get(config.Settings().model_dump(), key)
     value = OTHER[key] if key in OTHER else another(default)
     assert decide_by({key: value}) != decide_by({})
