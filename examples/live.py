@@ -13,23 +13,23 @@ from typing import Any
 from _swarm import a_swarm
 
 from swarm import Client
+from swarm.client.client import What
 
 PROMPT, NUM_TOKENS, NUM_WORKERS, MEMORY = "Once upon a time", 80, 3, 1 << 30
 PATIENCE_S = 120.0  # to start a process, import torch and load layers, on a busy machine
 
 
-def stages(client: Client) -> list[Any]:
-    """The plan in force: who holds which layers."""
-    return list(client.query("plan")["stages"])
+def report(client: Client, what: What) -> Any:
+    return client.query(what)
 
 
 def until_serving(client: Client, num_stages: int) -> None:
     give_up_at = time.monotonic() + PATIENCE_S
-    while (status := client.query("status"))["state"] != "serving" or status["num_stages"] != num_stages:
+    while (status := report(client, "status"))["state"] != "serving" or status["num_stages"] != num_stages:
         if time.monotonic() > give_up_at:
             raise SystemExit(f"no plan with {num_stages} stages: {status['waits_for'] or status['state']}")
         time.sleep(0.05)
-    for stage in stages(client):
+    for stage in report(client, "plan")["stages"]:
         first, stop = stage["layers"]
         print(f"  {stage['worker']} has layers {first} to {stop - 1}")
 
@@ -43,8 +43,8 @@ with a_swarm(num_workers=0, always_own=True) as url, Client(url) as client:
         answers.append(client.generate(PROMPT, max_tokens=NUM_TOKENS).text)
 
     print(f"now one is killed in the middle of an answer\n\n{PROMPT}", end="")
-    victim = stages(client)[1]["worker"]
-    pid = next(node["pid"] for node in client.query("nodes")["workers"] if node["name"] == victim)
+    victim = report(client, "plan")["stages"][1]["worker"]
+    pid = next(node["pid"] for node in report(client, "nodes")["workers"] if node["name"] == victim)
     said = ""
     for piece in client.stream(PROMPT, max_tokens=NUM_TOKENS):
         if piece.index == NUM_TOKENS // 2:

@@ -96,6 +96,8 @@ def test_swarm_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("worker.data_ports", "30000-20000", "LOW-HIGH"),
         ("worker.device", "tpu", "cpu"),
         ("health.beat_timeout_s", 0.15, "at least twice worker.beat_interval_s (0.1)"),
+        ("broker.step_tokens", 100, "at least broker.prefill_chunk (256); lower that too; the default is 512"),
+        ("worker.beat_interval_s", 0.4, "at most half of health.beat_timeout_s (0.7); raise that too"),
         ("client.url", "localhost", "tcp://HOST:PORT"),
         ("client.url", "tcp://127.0.0.1:0", "tcp://HOST:PORT"),
         ("log.level", "loud", "'debug', 'info', 'warning', 'error' or 'off'"),
@@ -150,7 +152,7 @@ def test_variables_that_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_every_wrong_number_and_word_is_explained(tmp_path: Path) -> None:
     """Whatever setting has a value of an impossible kind: one sentence with key, value, origin and remedy."""
-    for key in config._keys():
+    for key in config.keys():
         section, _, name = key.rpartition(".")
         path = write(tmp_path / "s.toml", f"[{section}]\n{name} = [[1]]" if section else f"{name} = [[1]]")
         text = refusal(path=path)

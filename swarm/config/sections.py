@@ -1,42 +1,14 @@
-"""One checked settings object from a TOML file, the environment and flags, in rising precedence.
-
-``load()`` reads the file that ``--config`` or ``SWARM_CONFIG`` names (else ``config/swarm.toml`` under the working
-directory, if there is one), then variables such as ``SWARM_BROKER__PORT``, then the flags that a command passes on. An
-unknown key, a wrong type or a value out of range is a :class:`~swarm.errors.ConfigError` that names the key, the value,
-where it came from and what to do.
-
-Every field states its unit, its default and the reason; ``python -m swarm.config`` prints them as a commented file.
-"""
+"""Every setting: its type, its range, its default, and in words its unit and the reason. Pure."""
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-import os
-import textwrap
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
-
-from swarm.errors import ConfigError
-
-DEFAULT_FILE = Path("config/swarm.toml")
-OTHER_VARIABLES = frozenset(
-    {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"}
-)  # ours, but not names of settings
-_ENVIRONMENT = "the environment"
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 
 def _loopback(host: str) -> str:
@@ -384,203 +356,24 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Values from one source, as a tree."""
-
-    source: str
-    values: dict[str, Any]
-
-
-def load(path: Path | str | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
-    """The settings of this process.
-
-    ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; a None
-    means that the flag was not given. Raises :class:`ConfigError`.
-    """
-    layers = [_from_file(path), _from_environment(), _from_flags(overrides or {})]
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged = _merge(merged, layer.values)
-    try:
-        settings = Settings(**merged)
-    except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], layers)) from None
-    for key, problem in _broken_rules(settings):
-        raise ConfigError(_complaint(key, _get(merged, key), problem, layers))
-    return settings
-
-
-def file_in_use(path: Path | str | None = None) -> Path | None:
-    """The file that :func:`load` reads, if any."""
-    chosen = path or os.environ.get("SWARM_CONFIG")
-    if chosen is None and not DEFAULT_FILE.is_file():
-        return None
-    return Path(chosen or DEFAULT_FILE).expanduser()
-
-
-def _from_file(path: Path | str | None) -> _Layer:
-    file = file_in_use(path)
-    if file is None:
-        return _Layer("no file", {})
-    try:
-        return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(
-            f"the settings file {file} can't be read ({error.strerror}); name another with --config or SWARM_CONFIG"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the settings file {file} is not valid TOML ({error}); correct it there") from None
-
-
-def _from_environment() -> _Layer:
-    for variable in sorted(os.environ):
-        section, *keys = variable.removeprefix("SWARM_").lower().split("__")
-        if variable.startswith("SWARM_") and variable not in OTHER_VARIABLES and section not in Settings.model_fields:
-            raise ConfigError(_unknown(".".join([section, *keys]), f"the environment variable {variable}"))
-    try:
-        values = EnvSettingsSource(Settings, env_nested_delimiter="__", env_ignore_empty=True)()
-    except SettingsError as error:
-        raise ConfigError(f"the environment sets a whole section wrongly ({error}); set single keys instead") from None
-    url = os.environ.get("SWARM_URL")
-    return _Layer(_ENVIRONMENT, _merge({"client": {"url": url}} if url else {}, values))
-
-
-def _from_flags(overrides: Mapping[str, object]) -> _Layer:
-    values: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if value is not None:
-            section, dot, name = key.partition(".")
-            values = _merge(values, {section: {name: value}} if dot else {section: value})
-    return _Layer("the command line", values)
-
-
-def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """``high`` over ``low``, tables key by key."""
-    merged = dict(low)
-    for key, value in high.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _broken_rules(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Rules between settings: (key, what is wrong and what to do)."""
-    broker, interval = settings.broker, settings.worker.beat_interval_s
-    if broker.prefill_chunk > broker.step_tokens:
-        yield "broker.prefill_chunk", f"it must not exceed broker.step_tokens ({broker.step_tokens})"
-    if settings.health.beat_timeout_s < 2 * interval:
-        yield "health.beat_timeout_s", f"it must be at least twice worker.beat_interval_s ({interval})"
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-def _explain(error: ErrorDetails, layers: list[_Layer]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return _unknown(key, _source(key, layers))
-    if error["type"] == "model_type":
-        return _complaint(key, error["input"], f"it is a section; write its keys under [{key}]", layers)
-    problem = error["msg"][:1].lower() + error["msg"][1:]
-    if error["type"] == "value_error":
-        problem = str(error["ctx"]["error"])
-    elif error["type"].startswith("byte_size"):
-        problem = 'write a number of bytes, or text such as "512MB" or "2GiB"'
-    return _complaint(key, error["input"], problem, layers)
-
-
-def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> str:
-    default = _get(_defaults(), key)
-    remedy = "" if default is None or isinstance(default, dict) else f"; the default is {default}"
-    return f"the setting {key} = {value!r} from {_source(key, layers)} is wrong: {problem}{remedy}"
-
-
-def _unknown(key: str, source: str) -> str:
-    known, last = sorted({*_keys(), *_sections()}), key.rpartition(".")[2]
-    near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists what there is"
-    return f"there is no setting {key} (from {source}); {remedy}"
-
-
-def _source(key: str, layers: list[_Layer]) -> str:
-    """Who set the value that counts; of a part of a value (``plan.exclude.0``), who set the whole."""
-    key = next((known for known in _keys() if key.startswith(f"{known}.")), key)
-    for layer in reversed(layers):
-        if _get(layer.values, key) is not None:
-            return _variable(key) if layer.source == _ENVIRONMENT else layer.source
-    return "the defaults"
-
-
-def _variable(key: str) -> str:
-    """The environment's variable that sets this key."""
-    variable = f"SWARM_{key.upper().replace('.', '__')}"
-    if variable not in map(str.upper, os.environ):  # a whole section in one variable, or the other name of the URL
-        variable = "SWARM_URL" if key == "client.url" else variable.partition("__")[0]
-    return f"the environment variable {variable}"
-
-
-def _get(tree: Mapping[str, Any], key: str) -> Any:
+def get(tree: Mapping[str, Any], key: str) -> Any:
     value: Any = tree
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
 
 
-def _defaults() -> dict[str, Any]:
+def defaults() -> dict[str, Any]:
     return Settings().model_dump(mode="json")
 
 
-def _sections() -> Iterator[str]:
+def sections() -> Iterator[str]:
     return (name for name, field in Settings.model_fields.items() if isinstance(field.default, Section))
 
 
-def _keys() -> Iterator[str]:
+def keys() -> Iterator[str]:
     for name, field in Settings.model_fields.items():
         if isinstance(field.default, Section):
             yield from (f"{name}.{key}" for key in type(field.default).model_fields)
         else:
             yield name
-
-
-# --- the commented file -----------------------------------------------------------------------------------------------
-
-
-def template() -> str:
-    """A TOML file that names every setting with its default, commented out."""
-    lines = [
-        "# The settings of Swarm. Every key is shown with its default: uncomment what you want to change.",
-        "# The environment overrides this file (SWARM_BROKER__PORT=5800), flags override both.",
-        '# Sizes are bytes, or text such as "512MB" or "2GiB". Times are seconds.',
-    ]
-    sections = {name: f.default for name, f in Settings.model_fields.items() if isinstance(f.default, Section)}
-    lines += _template_keys(Settings, skip=set(sections))
-    for name, section in sections.items():
-        lines += ["", f"# {type(section).__doc__}", f"[{name}]", *_template_keys(type(section), skip=set())]
-    return "\n".join(lines) + "\n"
-
-
-def _template_keys(model: type[BaseModel], skip: set[str]) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if name not in skip:
-            yield ""
-            yield from textwrap.wrap(field.description or "", width=110, initial_indent="# ", subsequent_indent="# ")
-            yield f"# {name} = {_toml(field.default if field.default is not None else (field.examples or [''])[0])}"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, ByteSize):
-        return f'"{value.human_readable(decimal=False, separator="").replace(".0", "")}"'
-    if isinstance(value, str | Path):
-        return f'"{value}"'
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{key}" = {_toml(item)}' for key, item in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value)
-
-
-if __name__ == "__main__":
-    print(template(), end="")

@@ -1,0 +1,45 @@
+"""One checked settings object from a TOML file, the environment and flags, in rising precedence.
+
+``load()`` reads the file that ``--config`` or ``SWARM_CONFIG`` names (else ``config/swarm.toml`` under the working
+directory, if there is one), then variables such as ``SWARM_BROKER__PORT``, then the flags that a command passes on. An
+unknown key, a wrong type or a value out of range is a :class:`~swarm.errors.ConfigError` that names the key, the value,
+where it came from and what to do.
+
+Every field states its unit, its default and the reason; ``python -m swarm.config`` prints them as a commented file.
+"""
+
+from __future__ import annotations
+
+from swarm.config.load import OTHER_VARIABLES, file_in_use, load
+from swarm.config.sections import (
+    BrokerSettings,
+    ClientSettings,
+    HealthSettings,
+    LogSettings,
+    PlanSettings,
+    Section,
+    Settings,
+    WorkerSettings,
+    defaults,
+    get,
+    keys,
+)
+from swarm.config.template import template
+
+__all__ = [
+    "OTHER_VARIABLES",
+    "BrokerSettings",
+    "ClientSettings",
+    "HealthSettings",
+    "LogSettings",
+    "PlanSettings",
+    "Section",
+    "Settings",
+    "WorkerSettings",
+    "defaults",
+    "file_in_use",
+    "get",
+    "keys",
+    "load",
+    "template",
+]

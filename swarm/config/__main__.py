@@ -1,0 +1,5 @@
+"""``python -m swarm.config > config/swarm.toml``."""
+
+from swarm.config.template import template
+
+print(template(), end="")

@@ -1,0 +1,168 @@
+"""From file, environment and flags to one checked object; what is wrong is said with key, value, origin and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource, SettingsError
+
+from swarm.config.sections import Settings, defaults, get, keys, sections
+from swarm.errors import ConfigError
+
+DEFAULT_FILE = Path("config/swarm.toml")
+OTHER_VARIABLES = frozenset(
+    {"SWARM_CONFIG", "SWARM_URL", "SWARM_CACHE", "SWARM_PARENT_FD"}
+)  # ours, but not names of settings
+_ENVIRONMENT = "the environment"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Values from one source, as a tree."""
+
+    source: str
+    values: dict[str, Any]
+
+
+def load(path: Path | str | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
+    """The settings of this process.
+
+    ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; a None
+    means that the flag was not given. Raises :class:`ConfigError`.
+    """
+    layers = [_from_file(path), _from_environment(), _from_flags(overrides or {})]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(merged, layer.values)
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0], layers)) from None
+    for rule in _broken_rules(settings):
+        key = next(key for key in rule if get(merged, key) is not None)  # the defaults keep every rule
+        raise ConfigError(_complaint(key, get(merged, key), rule[key], layers))
+    return settings
+
+
+def file_in_use(path: Path | str | None = None) -> Path | None:
+    """The file that :func:`load` reads, if any."""
+    chosen = path or os.environ.get("SWARM_CONFIG")
+    if chosen is None and not DEFAULT_FILE.is_file():
+        return None
+    return Path(chosen or DEFAULT_FILE).expanduser()
+
+
+def _from_file(path: Path | str | None) -> _Layer:
+    file = file_in_use(path)
+    if file is None:
+        return _Layer("no file", {})
+    try:
+        return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(
+            f"the settings file {file} can't be read ({error.strerror}); name another with --config or SWARM_CONFIG"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {file} is not valid TOML ({error}); correct it there") from None
+
+
+def _from_environment() -> _Layer:
+    for variable in sorted(os.environ):
+        section, *keys = variable.removeprefix("SWARM_").lower().split("__")
+        if variable.startswith("SWARM_") and variable not in OTHER_VARIABLES and section not in Settings.model_fields:
+            raise ConfigError(_unknown(".".join([section, *keys]), f"the environment variable {variable}"))
+    try:
+        values = EnvSettingsSource(Settings, env_nested_delimiter="__", env_ignore_empty=True)()
+    except SettingsError as error:
+        raise ConfigError(f"the environment sets a whole section wrongly ({error}); set single keys instead") from None
+    url = os.environ.get("SWARM_URL")
+    return _Layer(_ENVIRONMENT, _merge({"client": {"url": url}} if url else {}, values))
+
+
+def _from_flags(overrides: Mapping[str, object]) -> _Layer:
+    values: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if value is not None:
+            section, dot, name = key.partition(".")
+            values = _merge(values, {section: {name: value}} if dot else {section: value})
+    return _Layer("the command line", values)
+
+
+def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """``high`` over ``low``, tables key by key."""
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
+    """Rules between settings: for each key in them, what is wrong with it; the first that somebody set is to blame."""
+    chunk, step = settings.broker.prefill_chunk, settings.broker.step_tokens
+    if chunk > step:
+        yield {
+            "broker.prefill_chunk": f"it must not exceed broker.step_tokens ({step})",
+            "broker.step_tokens": f"it must be at least broker.prefill_chunk ({chunk}); lower that too",
+        }
+    timeout, interval = settings.health.beat_timeout_s, settings.worker.beat_interval_s
+    if timeout < 2 * interval:
+        yield {
+            "health.beat_timeout_s": f"it must be at least twice worker.beat_interval_s ({interval})",
+            "worker.beat_interval_s": f"it must be at most half of health.beat_timeout_s ({timeout}); raise that too",
+        }
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _explain(error: ErrorDetails, layers: list[_Layer]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return _unknown(key, _source(key, layers))
+    if error["type"] == "model_type":
+        return _complaint(key, error["input"], f"it is a section; write its keys under [{key}]", layers)
+    problem = error["msg"][:1].lower() + error["msg"][1:]
+    if error["type"] == "value_error":
+        problem = str(error["ctx"]["error"])
+    elif error["type"].startswith("byte_size"):
+        problem = 'write a number of bytes, or text such as "512MB" or "2GiB"'
+    return _complaint(key, error["input"], problem, layers)
+
+
+def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> str:
+    default = get(defaults(), key)
+    remedy = "" if default is None or isinstance(default, dict) else f"; the default is {default}"
+    return f"the setting {key} = {value!r} from {_source(key, layers)} is wrong: {problem}{remedy}"
+
+
+def _unknown(key: str, source: str) -> str:
+    known, last = sorted({*keys(), *sections()}), key.rpartition(".")[2]
+    near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists what there is"
+    return f"there is no setting {key} (from {source}); {remedy}"
+
+
+def _source(key: str, layers: list[_Layer]) -> str:
+    """Who set the value that counts; of a part of a value (``plan.exclude.0``), who set the whole."""
+    key = next((known for known in keys() if key.startswith(f"{known}.")), key)
+    for layer in reversed(layers):
+        if get(layer.values, key) is not None:
+            return _variable(key) if layer.source == _ENVIRONMENT else layer.source
+    return "the defaults"
+
+
+def _variable(key: str) -> str:
+    """The environment's variable that sets this key."""
+    variable = f"SWARM_{key.upper().replace('.', '__')}"
+    if variable not in map(str.upper, os.environ):  # a whole section in one variable, or the other name of the URL
+        variable = "SWARM_URL" if key == "client.url" else variable.partition("__")[0]
+    return f"the environment variable {variable}"

@@ -1,0 +1,51 @@
+"""Every setting of the broker reaches the code that decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarm import config
+from swarm.broker.core import BrokerSettings
+from swarm.broker.service import _core_settings
+
+# Another value than the default, of each kind that can't be made by a rule.
+OTHER: dict[str, object] = {
+    "broker.mode": "batch",
+    "broker.prefill_chunk": 100,
+    "plan.objective": "latency",
+    "plan.pins": {"a": "0-3"},
+    "plan.caps": {"a": 3},
+    "plan.exclude": ["a"],
+    "plan.min_memory": 1 << 30,
+    "worker.max_sequences": 63,
+    "worker.beat_interval_s": 0.2,
+}
+SOCKETS = {"broker.host", "broker.port"}  # for the service itself
+TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # the broker tells each worker
+KEYS = sorted(
+    key
+    for key in config.keys()
+    if (key.startswith(("broker.", "plan.", "health.")) and key not in SOCKETS) or key in TOLD | {"log.profile_every"}
+)
+
+
+def decide_by(overrides: dict[str, object]) -> BrokerSettings:
+    return replace(_core_settings(config.load(overrides=overrides), "beat", "data"), run="")
+
+
+def another(value: Any) -> object:
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else value * 1.5 + 0.5
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_setting_reaches_the_core(key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """With another value, the core is told something else: no knob turns nothing."""
+    monkeypatch.chdir(str(tmp_path))
+    default = config.get(config.Settings().model_dump(), key)
+    value = OTHER[key] if key in OTHER else another(default)
+    assert decide_by({key: value}) != decide_by({})
