@@ -38,7 +38,7 @@ def _unlike_kernels(state: State) -> list[str]:
         return []
     return [
         "the stages' kernels differ: when layers move from one worker to another, the last bits of what they compute "
-        "change, and with them, now and then, a token that was not drawn yet (worker.kernels and dtype can be set alike)"
+        "change, and with them, now and then, a token not drawn yet (worker.kernels and worker.dtype can be set alike)"
     ]
 
 
