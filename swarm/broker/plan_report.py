@@ -21,7 +21,7 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": list(book.current.why) if book.current else [],
+        "why": [*book.current.why, *_unlike_kernels(state)] if book.current else [],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
@@ -29,6 +29,17 @@ def plan(state: State) -> Json:
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
+
+
+def _unlike_kernels(state: State) -> list[str]:
+    """Bits are the same whoever computes a layer, as long as all compute with the same kernels."""
+    kinds = {ready.kernels for ready in state.book.capacity.values() if ready.kernels}
+    if len(kinds) < 2:
+        return []
+    return [
+        "the stages' kernels differ: when layers move from one worker to another, the last bits of what they compute "
+        "change, and with them, now and then, a token not drawn yet (worker.kernels and worker.dtype can be set alike)"
+    ]
 
 
 def _stages(of: Plan, state: State) -> list[Json]:

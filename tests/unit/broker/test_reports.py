@@ -128,3 +128,10 @@ def test_requests(make_bench) -> None:
     bench.run_dry()
     states = {r["request_id"]: r["state"] for r in ask(bench, "requests")["requests"]}
     assert states == {"r": "ended", "later": "ended"}
+
+
+def test_unlike_kernels_are_told(bench: Bench, serving: Bench) -> None:
+    """A plan whose stages compute with unlike kernels says what that means; one with like kernels says nothing."""
+    assert any("kernels differ" in why for why in ask(serving, "plan")["why"])
+    bench.serve(1)
+    assert not any("kernels differ" in why for why in ask(bench, "plan")["why"])
