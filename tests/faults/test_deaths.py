@@ -1,0 +1,119 @@
+"""Workers that are killed while they compute: real processes, random weights, and the same tokens as undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from swarm import AsyncClient
+from tests.integration.processes import Processes
+from tests.model.models import llama_config, random_model
+
+PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((5, 40, 90, 150))]
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 11},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 12, "repetition_penalty": 1.2},
+    {"temperature": 1.1, "top_k": 40, "seed": 13, "n": 2, "logprobs": 2},
+]
+TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers with weights of high entropy: what goes wrong shows at once."""
+    folder = tmp_path_factory.mktemp("model")
+    random_model(llama_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest_asyncio.fixture
+async def swarm(model: Path, tmp_path: Path) -> AsyncIterator[tuple[Processes, AsyncClient]]:
+    with Processes(model, tmp_path) as processes:
+        processes.start(3)
+        async with AsyncClient(processes.url, connect_timeout_s=60.0) as client:
+            await processes.until_serving(client, 3)
+            yield processes, client
+
+
+async def generate(client: AsyncClient, index: int) -> list[list[int]]:
+    done = await client.generate(PROMPTS[index], max_tokens=TOKENS, ignore_eos=True, timeout=120.0, **SAMPLING[index])
+    return [list(choice.tokens) for choice in done] if isinstance(done, list) else [list(done.tokens)]
+
+
+async def order(client: AsyncClient) -> list[str]:
+    """The workers' names in the order of the pipeline."""
+    stages = (await client.query("plan"))["stages"]
+    assert isinstance(stages, list)
+    return [str(stage["worker"]) for stage in stages]
+
+
+async def some_tokens(client: AsyncClient, more: int) -> None:
+    """Until the swarm has drawn so many further tokens."""
+    began = await drawn(client)
+    while await drawn(client) < began + more:
+        await asyncio.sleep(0.01)
+
+
+async def drawn(client: AsyncClient) -> float:
+    return float((await figures(client)).get("tokens", 0.0))
+
+
+async def figures(client: AsyncClient) -> dict[str, float]:
+    pipeline = (await client.query("stats"))["pipeline"]
+    assert isinstance(pipeline, dict)
+    return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
+
+
+# Layers that survivors exchange because the cut moves count as lost, too. If the first stage dies, nobody has a log of
+# what goes into them, and the tokens go through one layer that was not lost.
+@pytest.mark.parametrize(("place", "ratio"), [(0, 1.21), (1, 1.0), (2, 1.0)], ids=["first", "middle", "last"])
+async def test_a_killed_worker_costs_nothing_but_time(
+    swarm: tuple[Processes, AsyncClient], place: int, ratio: float
+) -> None:
+    """Whichever stage dies in the middle of answers: the same tokens, greedy or drawn, with penalties and two
+    continuations of one prompt; and no layer is computed again but those that changed hands."""
+    processes, client = swarm
+    expected = [await generate(client, index) for index in range(len(PROMPTS))]
+    before = await figures(client)
+    answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
+    await some_tokens(client, 120)
+    processes.kill((await order(client))[place])
+    assert await asyncio.gather(*answers) == expected
+    after = await figures(client)
+    assert after["workers_lost"] == before.get("workers_lost", 0) + 1
+    replayed = after["replayed_layer_positions"] - before.get("replayed_layer_positions", 0)
+    lost = after["lost_layer_positions"] - before.get("lost_layer_positions", 0)
+    assert lost > 0
+    assert replayed <= lost * ratio
+
+
+async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClient]) -> None:
+    """The second one falls into the recovery from the first."""
+    processes, client = swarm
+    expected = [await generate(client, index) for index in range(len(PROMPTS))]
+    answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
+    await some_tokens(client, 120)
+    names = await order(client)
+    processes.kill(names[1])
+    processes.kill(names[2])
+    assert await asyncio.gather(*answers) == expected
+
+
+async def test_a_worker_that_comes_back(swarm: tuple[Processes, AsyncClient]) -> None:
+    """A new process takes the place of the dead one while answers run, and they stay the same."""
+    processes, client = swarm
+    expected = [await generate(client, index) for index in range(len(PROMPTS))]
+    answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
+    await some_tokens(client, 60)
+    name = (await order(client))[1]
+    processes.kill(name)
+    processes.start_worker(name)
+    assert await asyncio.gather(*answers) == expected
+    await processes.until_serving(client, 3)
+    assert [await generate(client, index) for index in range(len(PROMPTS))] == expected
