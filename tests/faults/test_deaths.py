@@ -53,15 +53,10 @@ async def order(client: AsyncClient) -> list[str]:
     return [str(stage["worker"]) for stage in stages]
 
 
-async def some_tokens(client: AsyncClient, more: int) -> None:
+async def some_tokens(processes: Processes, client: AsyncClient, more: int) -> None:
     """Until the swarm has drawn so many further tokens."""
-    began = await drawn(client)
-    while await drawn(client) < began + more:
-        await asyncio.sleep(0.01)
-
-
-async def drawn(client: AsyncClient) -> float:
-    return float((await figures(client)).get("tokens", 0.0))
+    began = (await figures(client)).get("tokens", 0.0)
+    await processes.until(client, "stats", lambda report: report["pipeline"].get("tokens", 0.0) >= began + more)
 
 
 async def figures(client: AsyncClient) -> dict[str, float]:
@@ -82,7 +77,7 @@ async def test_a_killed_worker_costs_nothing_but_time(
     expected = [await generate(client, index) for index in range(len(PROMPTS))]
     before = await figures(client)
     answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
-    await some_tokens(client, 120)
+    await some_tokens(processes, client, 120)
     processes.kill((await order(client))[place])
     assert await asyncio.gather(*answers) == expected
     after = await figures(client)
@@ -98,7 +93,7 @@ async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClien
     processes, client = swarm
     expected = [await generate(client, index) for index in range(len(PROMPTS))]
     answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
-    await some_tokens(client, 120)
+    await some_tokens(processes, client, 120)
     names = await order(client)
     processes.kill(names[1])
     processes.kill(names[2])
@@ -110,7 +105,7 @@ async def test_a_worker_that_comes_back(swarm: tuple[Processes, AsyncClient]) ->
     processes, client = swarm
     expected = [await generate(client, index) for index in range(len(PROMPTS))]
     answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
-    await some_tokens(client, 60)
+    await some_tokens(processes, client, 60)
     name = (await order(client))[1]
     processes.kill(name)
     processes.start_worker(name)
