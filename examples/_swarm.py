@@ -35,9 +35,11 @@ def _wait_for(up: "subprocess.Popen[str]", words: str) -> None:
     assert up.stdout is not None
     deadline = Timer(START_S, up.terminate)
     deadline.start()
-    found = any(line.startswith(words) for line in up.stdout)
-    deadline.cancel()
-    up.stdout.close()  # it goes on in silence
+    try:
+        found = any(line.startswith(words) for line in up.stdout)
+    finally:
+        deadline.cancel()
+        up.stdout.close()  # it goes on in silence
     if not found:
         raise SystemExit("the swarm did not start; if it said why, that stands above")
 

@@ -22,7 +22,7 @@ from swarm.config.sections import (
     WorkerSettings,
     defaults,
     get,
-    keys,
+    setting_names,
 )
 from swarm.config.template import template
 
@@ -39,7 +39,7 @@ __all__ = [
     "defaults",
     "file_in_use",
     "get",
-    "keys",
     "load",
+    "setting_names",
     "template",
 ]

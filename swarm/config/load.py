@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from swarm.config.sections import Settings, defaults, get, keys, sections
+from swarm.config.sections import Settings, defaults, get, sections, setting_names
 from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")
@@ -145,7 +145,7 @@ def _complaint(key: str, value: object, problem: str, layers: list[_Layer]) -> s
 
 
 def _unknown(key: str, source: str) -> str:
-    known, last = sorted({*keys(), *sections()}), key.rpartition(".")[2]
+    known, last = sorted({*setting_names(), *sections()}), key.rpartition(".")[2]
     near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(key, known, n=1)
     remedy = f"did you mean {' or '.join(near)}?" if near else "`python -m swarm.config` lists what there is"
     return f"there is no setting {key} (from {source}); {remedy}"
@@ -153,7 +153,7 @@ def _unknown(key: str, source: str) -> str:
 
 def _source(key: str, layers: list[_Layer]) -> str:
     """Who set the value that counts; of a part of a value (``plan.exclude.0``), who set the whole."""
-    key = next((known for known in keys() if key.startswith(f"{known}.")), key)
+    key = next((known for known in setting_names() if key.startswith(f"{known}.")), key)
     for layer in reversed(layers):
         if get(layer.values, key) is not None:
             return _variable(key) if layer.source == _ENVIRONMENT else layer.source

@@ -371,7 +371,7 @@ def sections() -> Iterator[str]:
     return (name for name, field in Settings.model_fields.items() if isinstance(field.default, Section))
 
 
-def keys() -> Iterator[str]:
+def setting_names() -> Iterator[str]:
     for name, field in Settings.model_fields.items():
         if isinstance(field.default, Section):
             yield from (f"{name}.{key}" for key in type(field.default).model_fields)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +118,34 @@ def test_live(tmp_path: Path) -> None:
     assert [plan.count("has layers") for plan in plans] == [1, 2, 3]
     assert re.search(r" \[w\d is dead\]", shown)
     assert shown.endswith("4 answers, with 1, 2 and 3 workers and with one that died: the same\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("name", ["generate", "live"])
+def test_an_interrupt_leaves_nothing(name: str, tmp_path: Path) -> None:
+    """Ctrl-C at a terminal, which reaches the example and its swarm, while that starts: all of them end, well before
+    the example would have lost its patience."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment.pop("SWARM_URL", None)
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    try:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not list(tmp_path.glob("swarm-up-*")) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob("swarm-up-*")) == []
+    assert processes_in(tmp_path) == []
 
 
 def test_each_is_short() -> None:

@@ -228,12 +228,13 @@ def test_kill_9_of_up_leaves_no_process_and_the_next_one_tidies_up(up: StartUp) 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.2, 0.4])
 def test_interrupt_at_any_moment_before_the_start(up: StartUp, moment_s: float) -> None:
-    """From the interpreter's first instruction on: it ends, and leaves nobody and nothing."""
+    """From the interpreter's first instruction on: it ends, and leaves nobody and nothing. In its very first instants
+    the interpreter itself dies in its own way, before it knows of us."""
     swarm = up("--workers", "2")
     time.sleep(moment_s)  # there is no event for "somewhere in the middle of the interpreter's start"
     swarm.process.send_signal(signal.SIGINT)
     code, error = swarm.end()
-    assert code in (0, 130, -signal.SIGINT), error
+    assert code in (0, 130, -signal.SIGINT) or "init_import_site" in error, error
     assert swarm.children() == {}
     assert list(swarm.directory.iterdir()) == []
 

@@ -152,7 +152,7 @@ def test_variables_that_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_every_wrong_number_and_word_is_explained(tmp_path: Path) -> None:
     """Whatever setting has a value of an impossible kind: one sentence with key, value, origin and remedy."""
-    for key in config.keys():
+    for key in config.setting_names():
         section, _, name = key.rpartition(".")
         path = write(tmp_path / "s.toml", f"[{section}]\n{name} = [[1]]" if section else f"{name} = [[1]]")
         text = refusal(path=path)

@@ -27,7 +27,7 @@ SOCKETS = {"broker.host", "broker.port"}  # for the service itself
 TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # the broker tells each worker
 KEYS = sorted(
     key
-    for key in config.keys()
+    for key in config.setting_names()
     if (key.startswith(("broker.", "plan.", "health.")) and key not in SOCKETS) or key in TOLD | {"log.profile_every"}
 )
 
