@@ -14,7 +14,9 @@ from transformers import AutoConfig
 from swarm.errors import ModelError
 from swarm.params import SamplingParams
 from swarm.stage import attention, native, selfcheck
+from swarm.stage.kernels import describe
 from swarm.stage.linears import choose, good_at
+from swarm.stage.model import Skeleton
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
@@ -161,3 +163,11 @@ def test_kernels_are_named(kind: str, dtype: str, folders: Any) -> None:
     assert ("experts" in kernels) == (kind == "mixtral")
     assert ("attention native" in kernels) == (dtype == "bfloat16" and native.library() is not None)
     assert "inexact" not in kernels
+
+
+def test_models_that_apply_curves_by_themselves_are_named_inexact() -> None:
+    """Qwen2-MoE weighs its shared expert by a sigmoid of one number per row, which torch computes by other instructions
+    for the last rows than for the rest."""
+    config = AutoConfig.for_model("qwen2_moe", num_hidden_layers=2, pad_token_id=0)
+    assert describe(Skeleton(config, torch.device("cpu"), torch.float32)).endswith("inexact")
+    assert describe(Skeleton(named_config("qwen3_moe"), torch.device("cpu"), torch.float32)).endswith(", exact")
