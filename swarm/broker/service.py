@@ -36,6 +36,7 @@ from swarm.broker.health import HealthSettings
 from swarm.broker.journal import MemoryJournal
 from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
+from swarm.broker.rebuild import RebuildSettings
 from swarm.broker.requests import RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
 from swarm.broker.wanted import PlanRules
@@ -273,6 +274,7 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
             prepare_timeout_s=broker.prepare_timeout_s,
             activate_timeout_s=broker.activate_timeout_s,
             max_sequences=settings.worker.max_sequences,
+            rebuild=RebuildSettings(settings.recovery.chunk, from_tokens=settings.recovery.source == "tokens"),
         ),
         health=HealthSettings(health.beat_timeout_s, health.hang_factor, health.hang_min_s),
     )

@@ -288,6 +288,21 @@ class HealthSettings(Section):
     )
 
 
+class RecoverySettings(Section):
+    """How lost layers are rebuilt."""
+
+    source: Literal["logs", "tokens"] = Field(
+        default="logs",
+        description="From what. logs: what the stage before them sent, through the lost layers alone; tokens where "
+        "there is no log. tokens: always from these, through all layers before them too; only good for comparisons.",
+    )
+    chunk: Annotated[int, Field(ge=1, le=1 << 16)] = Field(
+        default=256,
+        description="Positions of one sequence that are replayed at a time. Running answers wait for no more than one "
+        "such chunk.",
+    )
+
+
 class ClientSettings(Section):
     """The commands that talk to a broker. A program passes the same to ``Client`` and ``AsyncClient``."""
 
@@ -340,6 +355,7 @@ class Settings(BaseSettings):
     plan: PlanSettings = PlanSettings()
     worker: WorkerSettings = WorkerSettings()
     health: HealthSettings = HealthSettings()
+    recovery: RecoverySettings = RecoverySettings()
     client: ClientSettings = ClientSettings()
     log: LogSettings = LogSettings()
 

@@ -20,6 +20,7 @@ OTHER: dict[str, object] = {
     "plan.caps": {"a": 3},
     "plan.exclude": ["a"],
     "plan.min_memory": 1 << 30,
+    "recovery.source": "tokens",
     "worker.max_sequences": 63,
     "worker.beat_interval_s": 0.2,
 }
@@ -28,7 +29,8 @@ TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # t
 KEYS = sorted(
     key
     for key in config.setting_names()
-    if (key.startswith(("broker.", "plan.", "health.")) and key not in SOCKETS) or key in TOLD | {"log.profile_every"}
+    if (key.startswith(("broker.", "plan.", "health.", "recovery.")) and key not in SOCKETS)
+    or key in TOLD | {"log.profile_every"}
 )
 
 
