@@ -40,6 +40,7 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
 )
+from swarm.wire.schema import schema
 
 MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often
 CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
@@ -176,6 +177,8 @@ class Members:
             return (
                 f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
             )
+        if hello.schema != schema():
+            return "the worker's messages are those of another build than the broker's: install one version on both"
         if not is_supported(hello.device):
             return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
         if self._state.manifest is not None:

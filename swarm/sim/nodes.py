@@ -35,6 +35,7 @@ from swarm.wire.messages import (
     Step,
     WorkerMessage,
 )
+from swarm.wire.schema import schema
 
 if TYPE_CHECKING:
     from swarm.sim.cluster import Cluster
@@ -319,6 +320,7 @@ class WorkerNode:
             pid=1,
             host="machine" if self._machines.together else self.name,
             wire_versions=(PROTOCOL_VERSION,),
+            schema=schema(),
             device="cpu",
             dtype="float32",
             cores=1,

@@ -56,6 +56,7 @@ from swarm.wire.messages import (
     Stats,
     WorkerMessage,
 )
+from swarm.wire.schema import schema
 from swarm.wire.tensors import pack_bytes
 
 if TYPE_CHECKING:
@@ -322,6 +323,7 @@ class WorkerService:
             pid=os.getpid(),
             host=socket.gethostname(),
             wire_versions=(PROTOCOL_VERSION,),
+            schema=schema(),
             device=executor.device,
             dtype=executor.dtype,
             cores=os.cpu_count() or 1,

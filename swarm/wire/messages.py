@@ -500,6 +500,7 @@ class Hello(Message, frozen=True):
     pid: _Int
     host: Name
     wire_versions: Annotated[tuple[int, ...], msgspec.Meta(max_length=16)]
+    schema: Annotated[str, msgspec.Meta(max_length=64)]
     device: Name
     dtype: Name
     cores: _Int

@@ -77,6 +77,7 @@ from swarm.wire.messages import (
     Tokens,
     WorkerMessage,
 )
+from swarm.wire.schema import schema
 
 MIB = 1 << 20
 ROOMY = 200 * MIB
@@ -133,6 +134,7 @@ class FakeWorker:
             "pid": 1,
             "host": self.host or self.name,  # each on a machine of its own, unless a test says otherwise
             "wire_versions": (1,),
+            "schema": schema(),
             "device": self.device,
             "dtype": "float32",
             "cores": 1,

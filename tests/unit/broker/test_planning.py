@@ -932,6 +932,7 @@ def _beat(incarnation: str) -> Beat:
     ("changes", "text"),
     [
         ({"wire_versions": (2, 3)}, "speaks protocol 1, the worker (2, 3)"),
+        ({"schema": "0123456789abcdef"}, "those of another build"),
         ({"manifest": fake_manifest(num_layers=7)}, "another model"),
         ({"device": "abacus"}, "device 'abacus' is none of cpu, cuda, mps"),
     ],

@@ -1,0 +1,22 @@
+"""A name for the messages as this build knows them.
+
+Peers refuse messages with fields that they don't know, so two builds that differ in one can't work together, even where
+the protocol's number is the same (while it is being developed). Workers and broker compare this name when they meet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+import xxhash
+
+from swarm.wire import messages
+
+
+@cache
+def schema() -> str:
+    """The same for the same kinds, fields, types and bounds; sixteen hexadecimal digits."""
+    kinds = sorted(messages.Message.__subclasses__(), key=lambda kind: kind.__name__)
+    described = "\n".join(repr(msgspec.inspect.type_info(kind)) for kind in kinds)
+    return xxhash.xxh3_64_hexdigest(described.encode())
