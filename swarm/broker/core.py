@@ -65,6 +65,7 @@ from swarm.wire.tensors import pack_bytes
 # A gap between two events longer than this is the broker's own pause (the shell ticks far more often).
 PAUSE_S = 0.25
 LOST_STEP_S = 1.0
+BLAME_AFTER_LOSSES = 2  # steps lost without a single one that came through between
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class BrokerCore:
             self.state, settings.member_settings, self._planner, self._requests, out=self._out, now=now
         )
         self._hosts = Hosts(self._out)
+        self._num_lost_in_row = 0
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
         self._last_event_at = now
         self._num_events = 0
@@ -172,6 +174,7 @@ class BrokerCore:
         if flight is None:
             self.state.count("stale_steps")
             return
+        self._num_lost_in_row = 0
         self._take_step_time(now - flight.sent_at)
         self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
         self._tracer.finished(flight.sent_at, now, done)
@@ -314,7 +317,9 @@ class BrokerCore:
         if now - oldest > LOST_STEP_S and idle_s > LOST_STEP_S:
             self._note("steps_lost", "error", steps=sorted(self.state.flights))
             self.state.count("steps_lost", len(self.state.flights))
-            self._planner.trouble(now, blame=False)
+            self._num_lost_in_row += 1
+            # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry.
+            self._planner.trouble(now, blame=self._num_lost_in_row > BLAME_AFTER_LOSSES)
 
     def _notice_own_pause(self, now: float) -> None:
         """If the broker itself stood still, every deadline moves by that much."""

@@ -234,7 +234,7 @@ class Members:
     def _end_the_dangerous(self, now: float) -> None:
         """A request present at several deaths may be their cause; it must not take the swarm with it."""
         for sequence in [s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER]:
-            detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths"
+            detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths or losses of steps"
             self._requests.end(sequence, "failed", now, detail)
 
     def _member(self, peer: bytes) -> Worker | None:

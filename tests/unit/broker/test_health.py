@@ -234,6 +234,27 @@ def test_a_lost_step_is_noticed(serving: Bench) -> None:
     assert all(w.state is WorkerState.MEMBER for w in serving.state.workers.values())
 
 
+def test_a_step_that_never_comes_through_ends(serving: Bench) -> None:
+    """If a stage refuses what a request's steps carry, again and again, the request fails with that reason instead of
+    having plans made for it for ever; the swarm goes on."""
+    serving.say(submit())
+    serving.silent = {"w0", "w1"}
+    for tenth in range(400):
+        for name in ("w0", "w1"):
+            serving.beat(name, since_s=(tenth % 12) / 10)
+        serving.tick(0.1)
+        if serving.sequence().reason is not None:
+            break
+    assert serving.sequence().reason == "failed"
+    assert "quarantined" in serving.sequence().detail
+    assert serving.state.counters["steps_lost"] <= 6
+    serving.silent = set()
+    serving.tick()
+    serving.say(submit("other"))
+    serving.run_dry()
+    assert serving.sequence("other").reason == "length"
+
+
 def test_a_slow_step_is_not_a_lost_one(serving: Bench) -> None:
     """As long as one stage does anything, the step is on its way."""
     serving.say(submit())
