@@ -21,13 +21,14 @@ from statistics import median
 
 from swarm.broker.plan import tables
 from swarm.broker.plan.explain import Forecast, forecast
-from swarm.broker.plan.load import Load, Speeds
+from swarm.broker.plan.load import MOST_S, Load, Speeds
 from swarm.broker.plan.problem import Device, Line, Link, Model, Problem, Share, Shortage
 from swarm.broker.plan.solve import EXACT, solve
 from swarm.broker.state import State, Worker, WorkerState
-from swarm.wire.messages import Hello, LayerRange, Manifest, Suppose
+from swarm.wire.messages import Hello, LayerRange, LinkCost, Manifest, Suppose
 
 UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
+MOST_BYTES_PER_S = 1e15  # whatever a worker says about its wire
 MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
 
 
@@ -240,7 +241,7 @@ class _Table:
             host=self._host(index),
             kind=hello.device,
             cores=hello.cores,
-            link=Link() if hello.link is None else Link(hello.link.round_trip_s / 2, hello.link.bytes_per_s),
+            link=_link(hello.link),
             held=worker.layers if self._ids[index] else None,
             pinned=pin,
             max_layers=self._rules.caps.get(name),
@@ -280,6 +281,13 @@ class _Table:
             if not own[share.layers.first, share.layers.stop] < float("inf"):
                 return None
         return tables.step_seconds(problem, line)
+
+
+def _link(measured: LinkCost | None) -> Link:
+    """The way as it was measured, within bounds that can be reckoned with."""
+    if measured is None:
+        return Link()
+    return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
 
 
 def _alike(devices: Sequence[Device]) -> list[Device]:

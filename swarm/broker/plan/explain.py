@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from swarm.broker.plan import tables
-from swarm.broker.plan.load import Load
+from swarm.broker.plan.load import LEAST_S, Load
 from swarm.broker.plan.problem import Device, Line, Problem, Share, Shortage
 from swarm.broker.plan.solve import EXACT, solve
 from swarm.wire.messages import Json, LayerRange
@@ -158,11 +158,11 @@ def sentences(found: Forecast) -> tuple[str, ...]:
             f"the next {found.margin:.0%} less"
         )
     if found.even_s is not None and len(found.stages) > 1:
-        gain = found.even_s / found.step_s - 1
-        said.append(f"even shares would take {_ms(found.even_s)}: this is {gain:.0%} quicker" if gain > 0.005 else "")
+        gain = _quicker(found.step_s, found.even_s)
+        said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
     if found.one_more_s is not None:
-        gain = found.step_s / found.one_more_s - 1
-        what = f"{_ms(found.one_more_s)} a step, {gain:.0%} quicker" if gain > 0.005 else "no quicker step"
+        gain = _quicker(found.one_more_s, found.step_s)
+        what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
         said.append(f"one more worker like {found.like}, on a machine of its own, would give {what}")
     said += [f"{name} is left out: {why}" for name, why in found.left_out]
     return tuple(text for text in (*said, *found.notes) if text)
@@ -195,6 +195,14 @@ def stage_json(stage: StageForecast) -> Json:
         "memory_bytes": stage.memory_bytes,
         "kv_positions": stage.kv_positions,
     }
+
+
+def _quicker(quick_s: float, slow_s: float) -> str:
+    """How much quicker the one is than the other; empty if that is nothing worth mentioning."""
+    ratio = slow_s / max(quick_s, LEAST_S)
+    if ratio < 1.005:
+        return ""
+    return f"{ratio - 1:.0%} quicker" if ratio < 2 else f"{ratio:.1f} × as quick"
 
 
 def _ms(seconds: float) -> str:

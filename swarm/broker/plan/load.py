@@ -6,8 +6,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from swarm.wire.messages import LayerCost
 
+# What was measured is believed within these bounds: no clock tells less apart, and nobody waits longer for a layer. What
+# lies outside (nothing at all, infinity) would make sums and quotients meaningless.
+LEAST_S = 1e-9
+MOST_S = 1e6
 CHUNK = 256  # positions of a prompt in one step, about: what the scheduler gives it
 
 _Points = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
@@ -67,8 +73,9 @@ class Speeds:
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
-        """None if the worker measured nothing. ``alone``: with all cores of its host, where that was measured."""
-        chosen = [cost for cost in costs if cost.alone is alone] or list(costs)
+        """None if the worker measured nothing. ``alone``: with all cores of its host, where that was measured. Whatever
+        was measured, all seconds that come out are finite, and those of a layer more than 0."""
+        chosen = [_believed(cost) for cost in costs if cost.alone is alone] or [_believed(cost) for cost in costs]
         kinds = {cost.kind for cost in chosen}
         if not kinds & {"decode", "prefill"}:
             return None
@@ -113,6 +120,12 @@ class Speeds:
         total = _at(self.stage, num) + layer_weight * layer
         total += _at(self.head, shape.heads) if has_head and shape.heads else 0.0
         return total + (_at(self.embed, num) if has_embedding else 0.0)
+
+
+def _believed(cost: LayerCost) -> LayerCost:
+    if LEAST_S <= cost.seconds <= MOST_S:
+        return cost
+    return structs.replace(cost, seconds=LEAST_S if cost.seconds < LEAST_S else MOST_S)
 
 
 def _of_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:

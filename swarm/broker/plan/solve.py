@@ -22,6 +22,7 @@ from swarm.broker.plan.search import EQUAL, Combine, along, best
 from swarm.wire.messages import LayerRange
 
 EXACT = 8
+_SHORT_S = 1e-12  # costs are divided by no less
 _STAYING = 1000.0  # how much more staying in place counts than even shares
 _EVEN_IN_TURNS = 4.0  # how much more even shares count than staying in place, where any cut is as quick
 
@@ -56,7 +57,7 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
         second = [own + room * more for own, more in costs]
     else:
         second = [more for _, more in costs]
-        between = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / cost, np.inf)
+        between = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / max(cost, _SHORT_S), np.inf)
     places = {device: place for place, device in enumerate(chosen)}
     needed = frozenset(places[i] for i in must)
     found = (
@@ -74,7 +75,7 @@ def _second_cost(problem: Problem, device: Device, cost: float, limit: float) ->
     moved = tables.moved_bytes(problem.model, device)
     moved = moved / max(1, problem.model.weight_bytes(problem.model.all_layers))
     finite = np.where(np.isfinite(own), own, 0.0)
-    uneven = (finite / max(cost, 1e-12)) ** 2
+    uneven = (finite / max(cost, _SHORT_S)) ** 2
     if problem.takes_turns:
         return own, (moved + _EVEN_IN_TURNS * uneven) / (1 + _EVEN_IN_TURNS)
     return own, np.where(own <= limit, _STAYING * moved + uneven, np.inf)
