@@ -651,7 +651,7 @@ def test_quarantine_after_three_deaths(make_bench) -> None:
             serving.tick()
     (end,) = said(serving.take(), Finished)
     assert isinstance(end, Finished)
-    assert (end.reason, end.detail) == ("failed", "quarantined: it was in flight at 3 worker deaths")
+    assert (end.reason, end.detail) == ("failed", "quarantined: it was in flight at 3 worker deaths or losses of steps")
     # Others are served as before.
     serving.held = set()
     serving.write_out()
