@@ -67,9 +67,7 @@ def _from_file(path: Path | str | None) -> _Layer:
     try:
         return _Layer(f"the file {file}", tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(
-            f"the settings file {file} can't be read ({error.strerror}); name another with --config or SWARM_CONFIG"
-        ) from None
+        raise ConfigError(f"the settings file {file} can't be read ({error.strerror}); name another one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {file} is not valid TOML ({error}); correct it there") from None
 

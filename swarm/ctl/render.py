@@ -30,9 +30,9 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("resident_bytes", "resident"),
     ("host", "host"),
     ("pid", "pid"),
-    ("kernels", "kernels"),
 )
-_NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores"}  # for programs: --json has them
+# For programs: --json has them. (What the kernels are is told below the tables: it is long, and mostly the same.)
+_NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "kernels"}
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
     ("layers", "layers"),
@@ -49,7 +49,6 @@ _STAGE_COLUMNS: tuple[Column, ...] = (
     ("load_s", "load"),
     ("warm_up_s", "warm-up"),
     ("resident_bytes", "resident"),
-    ("kernels", "kernels"),
 )
 _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("request_id", "request"),
@@ -76,12 +75,13 @@ def status(body: Body) -> RenderableType:
 def nodes(body: Body) -> RenderableType:
     workers = [_with_kv(worker) for worker in rows_of(body.get("workers"))]
     table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN) if workers else Text("no workers")
-    return _with_rest(table, body, {"workers"})
+    return Group(_with_rest(table, body, {"workers"}), *_kernels(workers, "name"))
 
 
 def plan(body: Body) -> RenderableType:
     parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast"})]
     parts.append(_stages(body.get("stages")))
+    parts += _kernels(rows_of(body.get("stages")), "worker")
     parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
     coming = body.get("coming")
     if isinstance(coming, Mapping):
@@ -107,9 +107,18 @@ def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
 # --- their parts ------------------------------------------------------------------------------------------------------
 
 
+def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
+    """A line for all with the same kernels."""
+    users: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("kernels"):
+            users.setdefault(str(row["kernels"]), []).append(str(row.get(who)))
+    return [Text(f"· kernels of {', '.join(names)}: {kernels}") for kernels, names in users.items()]
+
+
 def _stages(stages: object) -> RenderableType:
     rows = rows_of(stages)
-    return _table(rows, _STAGE_COLUMNS, {"incarnation"}) if rows else Text("no stages")
+    return _table(rows, _STAGE_COLUMNS, {"incarnation", "kernels"}) if rows else Text("no stages")
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
