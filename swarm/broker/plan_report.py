@@ -7,7 +7,7 @@ from collections.abc import Callable
 from swarm.broker.plan.explain import as_json, sentences
 from swarm.broker.plan.gauge import PlanGauge, StageGauge
 from swarm.broker.plan.problem import Shortage
-from swarm.broker.state import Plan, PlanPhase, State
+from swarm.broker.state import Plan, PlanBook, PlanPhase, State
 from swarm.broker.wanted import Proposal
 from swarm.wire.messages import Json, Suppose
 
@@ -21,7 +21,7 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": [*book.current.why, *_unlike_kernels(state)] if book.current else [],
+        "why": [*book.current.why, *_unlike_kernels(state), *_tightest(book)] if book.current else [],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
@@ -29,6 +29,22 @@ def plan(state: State) -> Json:
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
+
+
+def _tightest(book: PlanBook) -> list[str]:
+    """A sequence has room only where every stage has it, so one small stage binds all."""
+    plan = book.current
+    assert plan is not None
+    room = sorted(
+        (ready.kv_capacity, stage.name) for stage in plan.stages if (ready := book.capacity.get(stage.incarnation))
+    )
+    if len(room) < 2 or 2 * room[0][0] > room[1][0]:
+        return []
+    (least, name), (next_, other) = room[:2]
+    return [
+        f"{name} binds all to {least} positions of KV, {other} would hold {next_}: give {name} more memory or fewer "
+        "layers (plan.caps), or leave it out (plan.exclude)"
+    ]
 
 
 def _unlike_kernels(state: State) -> list[str]:

@@ -135,3 +135,14 @@ def test_unlike_kernels_are_told(bench: Bench, serving: Bench) -> None:
     assert any("kernels differ" in why for why in ask(serving, "plan")["why"])
     bench.serve(1)
     assert not any("kernels differ" in why for why in ask(bench, "plan")["why"])
+
+
+def test_a_stage_that_binds_all_is_named(bench: Bench) -> None:
+    """One with far less room than the others, and what can be done about it."""
+    bench.add("w0", kv_capacity=4096)
+    bench.add("w1", kv_capacity=320)
+    for name in ("w0", "w1"):
+        bench.tell(name, bench.workers[name].hello())
+    bench.tick()
+    (told,) = [why for why in ask(bench, "plan")["why"] if "binds all" in why]
+    assert told.startswith("w1 binds all to 320 positions of KV, w0 would hold 4096")
