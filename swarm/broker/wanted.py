@@ -97,6 +97,8 @@ def propose(
         by_id = {w.incarnation: w for w in workers}
         refused = next((i for i, layers in found.shares if i and by_id[i].refuses(layers)), None)
         if refused is None:
+            if suppose == Suppose():
+                found = _Table(state, rules, workers, suppose).kept(found)
             return _with_one_more(state, rules, workers, found) if not suppose.more else found
         refusing.append(by_id[refused])
         workers.remove(by_id[refused])
@@ -265,8 +267,38 @@ class _Table:
         shares = tuple((self._ids[chosen[share.device]], share.layers) for share in line)
         return Proposal(shares, told, self._now_s(problem.kv_positions))
 
+    def kept(self, found: Proposal) -> Proposal:
+        """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where
+        stages take turns, a newcomer gets its part."""
+        in_force = self._in_force(self._rules.kv_positions) or self._in_force(0)
+        if in_force is None or self._current is None or found.now_s is None:
+            return found
+        members = [stage.incarnation for stage in self._current.stages]
+        newcomers = {incarnation for incarnation, _ in found.shares} - set(members)
+        if (
+            newcomers
+            and found.forecast.takes_turns
+            and set(members) <= {incarnation for incarnation, _ in found.shares}
+        ):
+            return found
+        if found.now_s > found.forecast.step_s * (1 + self._rules.margin) or self._is_refused():
+            return found
+        if list(found.shares) == [(stage.incarnation, stage.layers) for stage in self._current.stages]:
+            return found
+        return self._proposal(*in_force, list(range(len(self._ids))))
+
+    def _is_refused(self) -> bool:
+        places = {incarnation: i for i, incarnation in enumerate(self._ids) if incarnation}
+        stages = () if self._current is None else self._current.stages
+        return any(self._workers[places[s.incarnation]].refuses(s.layers) for s in stages)
+
     def _now_s(self, kv_positions: int) -> float | None:
-        """What a step takes with the plan in force."""
+        """What a step takes with the plan in force; None if it can't go on."""
+        in_force = self._in_force(kv_positions)
+        return None if in_force is None else tables.step_seconds(*in_force)
+
+    def _in_force(self, kv_positions: int) -> tuple[Problem, Line] | None:
+        """The plan in force; None if there is none, or it may not be so any more."""
         places = {incarnation: i for i, incarnation in enumerate(self._ids) if incarnation}
         if self._current is None or any(s.incarnation not in places for s in self._current.stages):
             return None
@@ -280,7 +312,7 @@ class _Table:
             own = tables.seconds(problem.model, device, kv_positions)
             if not own[share.layers.first, share.layers.stop] < float("inf"):
                 return None
-        return tables.step_seconds(problem, line)
+        return problem, line
 
 
 def _link(measured: LinkCost | None) -> Link:

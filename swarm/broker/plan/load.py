@@ -10,8 +10,8 @@ from msgspec import structs
 
 from swarm.wire.messages import LayerCost
 
-# What was measured is believed within these bounds: no clock tells less apart, and nobody waits longer for a layer. What
-# lies outside (nothing at all, infinity) would make sums and quotients meaningless.
+# What was measured is believed within these bounds: no clock tells less apart, and nobody waits longer for a layer.
+# What lies outside (nothing at all, infinity) would make sums and quotients meaningless.
 LEAST_S = 1e-9
 MOST_S = 1e6
 CHUNK = 256  # positions of a prompt in one step, about: what the scheduler gives it

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from swarm.broker.plan import tables
+from swarm.broker.plan.bound import most_layers
 from swarm.broker.plan.orders import good_line
 from swarm.broker.plan.problem import Device, Line, Problem, Share, Shortage
 from swarm.broker.plan.search import EQUAL, Combine, along, best
@@ -48,7 +49,7 @@ def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shorta
 def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must: frozenset[int]) -> Line:
     """Among plans that are as good, the one that moves least."""
     many = len(problem.devices) > EXACT
-    chosen = [share.device for share in line] if many else list(range(len(problem.devices)))
+    chosen = _worth_a_look(problem, line) if many else list(range(len(problem.devices)))
     limit = cost * (1 + problem.tolerance) * (1 + EQUAL)
     costs = [_second_cost(problem, problem.devices[i], cost, limit) for i in chosen]
     between = hops[np.ix_(chosen, chosen)]
@@ -60,13 +61,45 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
         between = np.where(between <= limit, _latencies(problem)[np.ix_(chosen, chosen)] / max(cost, _SHORT_S), np.inf)
     places = {device: place for place, device in enumerate(chosen)}
     needed = frozenset(places[i] for i in must)
-    found = (
-        along(second, between, np.add, range(len(chosen)), needed) if many else best(second, between, np.add, needed)
-    )
-    if found is None:
-        return line
-    settled = tuple(Share(chosen[share.device], share.layers) for share in found[1])
-    return settled if tables.step_seconds(problem, settled, hops) <= limit else line
+    if many:
+        orders = [[places[i] for i in order] for order in _orders(problem, line, chosen)]
+        ways = [way for order in orders if (way := along(second, between, np.add, order, needed)) is not None]
+    else:
+        ways = [way for way in [best(second, between, np.add, needed)] if way is not None]
+    for _, found in sorted(ways, key=lambda way: way[0]):
+        settled = tuple(Share(chosen[share.device], share.layers) for share in found)
+        if tables.step_seconds(problem, settled, hops) <= limit:
+            return settled
+    return line
+
+
+def _worth_a_look(problem: Problem, line: Line) -> list[int]:
+    """Of many devices, those of the line and those that hold layers; where stages take turns, so that shares are even,
+    any others too, up to as many as there are layers."""
+    devices, num = problem.devices, problem.model.num_layers
+    holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
+    found = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])
+    if problem.takes_turns:
+        most = most_layers(problem)
+        rest = [i for i in range(len(devices)) if i not in found and most[i] > 0]
+        found.update(dict.fromkeys(rest[: max(0, num - len(found))]))
+    return list(found)
+
+
+def _orders(problem: Problem, line: Line, chosen: list[int]) -> list[list[int]]:
+    """The order in which layers are held, and the line, each with the others beside the last of their machine."""
+    own = [share.device for share in line]
+    held = {i: device.held for i in chosen if (device := problem.devices[i]).held is not None and len(device.held)}
+    return [_joined(problem, sorted(held, key=lambda i: held[i].first), chosen), _joined(problem, own, chosen)]
+
+
+def _joined(problem: Problem, order: list[int], chosen: list[int]) -> list[int]:
+    order = list(order)
+    for index in sorted(set(chosen) - set(order)):
+        host = problem.devices[index].host
+        near = [place for place, other in enumerate(order) if host and problem.devices[other].host == host]
+        order.insert(near[-1] + 1 if near else len(order), index)
+    return order
 
 
 def _second_cost(problem: Problem, device: Device, cost: float, limit: float) -> tuple[tables.Table, tables.Table]:
