@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from swarm.broker.blocks import BLOCK, num_blocks
 from swarm.errors import InvalidRequest
+from swarm.params import PRIORITIES
 from swarm.wire.messages import Manifest, Submit
 
 
@@ -16,6 +17,58 @@ class Refusal:
     code: str
     reason: str
     retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How the ``num`` places of the queue are given away. What was accepted is never put out again for somebody better;
+    so some places are kept for those who may still come:
+
+    * one tenant holds at most three quarters of the places;
+    * the last twentieth is for classes above "normal";
+    * the last tenth, at least one place, is for classes above "low".
+
+    In a queue of one place, all may have that.
+    """
+
+    num: int
+
+    @property
+    def of_tenant(self) -> int:
+        """How many sequences of one tenant may wait."""
+        return -(-3 * self.num // 4)
+
+    def of_class(self, priority: int) -> int:
+        """How many sequences, of whatever class, may wait with the last one of this class."""
+        if priority > PRIORITIES["normal"]:
+            return self.num
+        kept = self.num // 20 if priority > PRIORITIES["low"] else max(1, self.num // 10)
+        return max(1, self.num - kept)
+
+    def too_many(self, num: int, priority: int) -> Refusal | None:
+        """Whether so many sequences of one request would not even find places in an empty queue."""
+        most = min(self.of_tenant, self.of_class(priority))
+        if num <= most:
+            return None
+        return Refusal("invalid", f"n is {num}, but at most {most} sequences of one request may wait: ask for fewer")
+
+    def taken(self, num: int, priority: int, num_waiting: int, num_of_tenant: int) -> str | None:
+        """Why there are no places now for so many more sequences; None: there are."""
+        most = self.of_class(priority)
+        if num_waiting + num > most:
+            kept = f"; {self.num - most} more places are kept for higher classes" if most < self.num else ""
+            return f"{num_waiting} sequences are waiting already, at most {most} may{kept}"
+        if num_of_tenant + num > self.of_tenant:
+            return (
+                f"{num_of_tenant} sequences of this tenant are waiting already, at most {self.of_tenant} may: "
+                f"the other {self.num - self.of_tenant} places are kept for other tenants"
+            )
+        return None
+
+
+def tenant_of(submit: Submit, client: bytes) -> str:
+    """On whose account a request is computed: its tenant's, or the client's itself if it names none."""
+    return submit.tenant or f"client {client.hex()}"
 
 
 def check_submit(submit: Submit, manifest: Manifest) -> Refusal | None:

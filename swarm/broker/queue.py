@@ -15,6 +15,7 @@ comes, or until there are more husks than sequences.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -22,7 +23,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swarm.broker.state import Sequence
+    from swarm.broker.state import Request, Sequence
 
 NO_DEADLINE = float("inf")
 MAX_IDLE_ACCOUNTS = 1024
@@ -154,6 +155,17 @@ class Queue:
     def by_class(self) -> dict[int, int]:
         return {priority: group.num_waiting for priority, group in self._classes.items() if group.num_waiting}
 
+    def num_of(self, tenant: str) -> int:
+        """How many of this tenant's sequences wait, the parked ones included."""
+        account = self._accounts.get(tenant)
+        num_parked = sum(sequence.request.tenant == tenant for sequence in self.parked.values())
+        return num_parked + (0 if account is None else account.num_waiting)
+
+    def patience_left(self, num_places: int, patience_s: float) -> float:
+        """In how many seconds so many of the parked ones will have been given up, if no other plan comes; or all."""
+        left = sorted(max(0.0, patience_s - sequence.unfit_s) for sequence in self.parked.values())
+        return left[min(num_places, len(left)) - 1] if left and num_places > 0 else 0.0
+
     def by_tenant(self) -> list[tuple[str, int, float]]:
         """(tenant, how many wait, tokens given), the longest queue first."""
         found = [(a.name, a.num_waiting, a.served) for a in self._accounts.values()]
@@ -225,3 +237,31 @@ class Queue:
             heapify(group.turns)
             if not group.heaps:
                 del self._classes[priority]
+
+
+class Unwritten:
+    """Sequences of requests that the journal does not have yet. They wait at the door, and take places: also those that
+    were cancelled meanwhile, until it answers."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[tuple[int, ...], str] = {}
+        self._nums: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._nums.total()
+
+    def add(self, request: Request) -> None:
+        self._tenants[tuple(s.id for s in request.sequences)] = request.tenant
+        self._nums[request.tenant] += len(request.sequences)
+
+    def remove(self, sequences: tuple[int, ...]) -> None:
+        """The journal has these of one request; unknown ones are no error."""
+        tenant = self._tenants.pop(sequences, None)
+        if tenant is None:
+            return
+        self._nums[tenant] -= len(sequences)
+        if not self._nums[tenant]:
+            del self._nums[tenant]
+
+    def num_of(self, tenant: str) -> int:
+        return self._nums[tenant]

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, SayClient, WriteAcceptance, WriteEnd, WriteTokens
-from swarm.broker.admission import Refusal, check_submit, limit_of, too_large
+from swarm.broker.admission import Places, Refusal, check_submit, limit_of, tenant_of, too_large
 from swarm.broker.answers import finished, summary
+from swarm.broker.queue import Unwritten
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.broker.timers import Timers, TurnedAway
 from swarm.broker.trace import Tracer
@@ -35,11 +36,12 @@ from swarm.wire.messages import (
 
 WINDOW = 256  # tokens of one continuation that may be on their way, unacknowledged
 MAX_TOKENS_PER_MESSAGE = 128
+NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    max_queue: int = 1024
+    max_queue: int = 1024  # shared out as ``Places`` says
     client_grace_s: float = 10.0
     retain_s: float = 60.0
     too_large_patience_s: float = 30.0  # a worker that was lost is back within seconds, and the room with it
@@ -56,7 +58,8 @@ class Requests:
         self._turned_away = TurnedAway()
         self._timers = Timers()
         self._ticked_at = 0.0
-        self._num_unaccepted = 0  # sequences that the journal has not confirmed yet
+        self._places = Places(settings.max_queue)
+        self._unwritten = Unwritten()
 
     # --- what clients say ------------------------------------------------------------------------------------------
 
@@ -65,17 +68,18 @@ class Requests:
         if known is not None:
             self._resubmit(known, client, submit)
             return
-        refusal = self._refusal(submit, now)
+        refusal = self._refusal(client, submit, now)
         if refusal is not None:
             self._reject(client, submit.request_id, refusal)
             return
         request = self._make_request(client, submit, now)
-        self._num_unaccepted += len(request.sequences)
+        self._turned_away.forget(client)
+        self._unwritten.add(request)
         self._out.append(WriteAcceptance(submit, tuple(s.id for s in request.sequences)))
 
     def accepted(self, request_id: str, sequences: tuple[int, ...]) -> None:
         """The journal has it: it may be announced and served."""
-        self._num_unaccepted -= len(sequences)
+        self._unwritten.remove(sequences)
         request = self._state.requests.get(request_id)
         if request is None or tuple(s.id for s in request.sequences) != sequences:
             return  # cancelled meanwhile, and perhaps asked for anew: then that one is not in the journal yet
@@ -277,29 +281,44 @@ class Requests:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _refusal(self, submit: Submit, now: float) -> Refusal | None:
+    def _refusal(self, client: bytes, submit: Submit, now: float) -> Refusal | None:
         manifest = self._state.manifest
         if manifest is None:
             waits_for = self._state.book.waits_for
             return Refusal("unavailable", f"the swarm has no model yet, it waits for {waits_for}", 1.0)
-        if submit.params.n > self._settings.max_queue:
-            reason = f"n is {submit.params.n}, but at most {self._settings.max_queue} sequences may wait: ask for fewer"
-            return Refusal("invalid", reason)
-        num_waiting = len(self._state.waiting) + self._num_unaccepted
-        if num_waiting + submit.params.n > self._settings.max_queue:
-            retry_after_s = self._retry_after(submit.params.n, now)
-            reason = f"{num_waiting} sequences are waiting already, at most {self._settings.max_queue} may"
-            return Refusal("overloaded", reason, retry_after_s)
-        return check_submit(submit, manifest) or self._too_large(submit, manifest)
+        return (
+            self._places.too_many(submit.params.n, submit.priority)
+            or self._no_places(client, submit, now)
+            or check_submit(submit, manifest)
+            or self._too_large(submit, manifest)
+        )
 
-    def _retry_after(self, num_sequences: int, now: float) -> float:
-        """When there will be places: those who were turned away before will have come back by then."""
+    def _no_places(self, client: bytes, submit: Submit, now: float) -> Refusal | None:
+        """The queue has none for this request now."""
+        waiting, tenant = self._state.waiting, tenant_of(submit, client)
+        reason = self._places.taken(
+            submit.params.n,
+            submit.priority,
+            len(waiting) + len(self._unwritten),
+            waiting.num_of(tenant) + self._unwritten.num_of(tenant),
+        )
+        if reason is None:
+            return None
+        return Refusal("overloaded", reason, self._retry_after(client, submit.params.n, now))
+
+    def _retry_after(self, client: bytes, num_sequences: int, now: float) -> float:
+        """When there will be places: those who were turned away before will have come back by then. Who is parked
+        makes none before the plan changes or its patience ends."""
         pace, waiting = self._state.pace, self._state.waiting
         rate = pace.tokens_per_s
-        if rate is None or not waiting:
-            return 1.0
-        interval_s = waiting.work(pace.fill) / len(waiting) / rate
-        return round(min(3600.0, max(0.1, self._turned_away.add(num_sequences, interval_s, now))), 1)
+        num_turns = len(waiting) - len(waiting.parked)
+        least_s = 0.1 if self._state.book.serving else NOT_SERVING_S
+        least_s = max(least_s, waiting.patience_left(num_sequences - num_turns, self._settings.too_large_patience_s))
+        if rate is None or not num_turns:
+            return round(min(3600.0, max(1.0, least_s)), 1)
+        drain_s = waiting.work(pace.fill) / rate
+        after_s = self._turned_away.add(client, num_sequences, drain_s / num_turns, drain_s, now)
+        return round(min(3600.0, max(least_s, after_s)), 1)
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:
         """A plan is in force, and even empty it could not hold a sequence of this length."""
@@ -309,7 +328,7 @@ class Requests:
     def _make_request(self, client: bytes, submit: Submit, now: float) -> Request:
         assert self._state.manifest is not None
         deadline_at = None if submit.deadline_s is None else now + submit.deadline_s
-        request = Request(submit, client, now, deadline_at, submit.tenant or f"client {client.hex()}")
+        request = Request(submit, client, now, deadline_at, tenant_of(submit, client))
         limit = limit_of(submit, self._state.manifest)
         for index in range(submit.params.n):
             sequence = Sequence(

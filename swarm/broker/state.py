@@ -159,6 +159,7 @@ class Sequence:
         self.state = SequenceState.WAITING
 
     def timing(self, now: float) -> Timing:
+        """A sequence without a token has no time of a first one: 0. One that never started was queued all the time."""
         arrived = self.request.arrived_at
 
         def since_arrival(moment: float | None) -> float:
@@ -166,7 +167,7 @@ class Sequence:
 
         return Timing(
             since_arrival(self.started_at),
-            since_arrival(self.first_token_at),
+            0.0 if self.first_token_at is None else since_arrival(self.first_token_at),
             since_arrival(self.ended_at),
             self.num_recomputed,
         )

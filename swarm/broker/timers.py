@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+
+MAX_TURNED_AWAY = 256  # clients of whom it is known when they shall come back
 
 
 class Timers:
@@ -25,11 +27,25 @@ class Timers:
 
 @dataclass(slots=True)
 class TurnedAway:
-    """Those who were told to come back: each is given a time of its own, as places become free one after the other."""
+    """Those who were told to come back: each client has a time of its own, as places become free one after the other.
+    Who asks again keeps its time: asking often moves nobody's. No time lies beyond that in which the queue drains.
+    """
 
-    come_back_at: float = 0.0  # when the last of them does
+    times: dict[bytes, float] = field(default_factory=dict)
 
-    def add(self, places: int, interval_s: float, now: float) -> float:
-        """In how many seconds so many places will be free, if one becomes so each ``interval_s``."""
-        self.come_back_at = max(now, self.come_back_at) + places * interval_s
-        return self.come_back_at - now
+    def add(self, client: bytes, places: int, interval_s: float, drain_s: float, now: float) -> float:
+        """In how many seconds so many places will be free for this client, if one becomes so each ``interval_s`` and
+        all are after ``drain_s``."""
+        latest = now + drain_s
+        own = self.times.get(client)
+        if own is None:
+            self.times = {other: at for other, at in self.times.items() if at > now}
+            if len(self.times) >= MAX_TURNED_AWAY:
+                return drain_s
+            own = max(self.times.values(), default=now) + places * interval_s
+        self.times[client] = min(latest, max(own, now + places * interval_s))
+        return self.times[client] - now
+
+    def forget(self, client: bytes) -> None:
+        """It got in."""
+        self.times.pop(client, None)

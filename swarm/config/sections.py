@@ -76,7 +76,8 @@ class BrokerSettings(Section):
     max_queue: Count = Field(
         default=1024,
         description="Sequences that may wait. Beyond it a request is refused with a time to come back: "
-        "better than waiting longer than anybody would.",
+        "better than waiting longer than anybody would. One tenant may hold three quarters of the places; the last "
+        "tenth, at least one, is kept for classes above low, the last twentieth for those above normal.",
     )
     max_running: Count = Field(
         default=64,

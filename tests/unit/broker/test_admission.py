@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.admission import Refusal, check_submit, limit_of
+from swarm.broker.admission import Places, Refusal, check_submit, limit_of
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected
 from tests.unit.broker.bench import Bench, said, submit
@@ -48,6 +48,22 @@ def test_limit() -> None:
     """The most that a sequence can come to hold: what it asks for, or the context."""
     assert limit_of(submit(num_prompt=10, max_tokens=5), MODEL) == 15
     assert limit_of(submit(num_prompt=10, max_tokens=500), MODEL) == 64
+
+
+@pytest.mark.parametrize(
+    ("num", "tenant", "low", "normal", "high"),
+    [(1, 1, 1, 1, 1), (2, 2, 1, 2, 2), (4, 3, 3, 4, 4), (20, 15, 18, 19, 20), (1024, 768, 922, 973, 1024)],
+)
+def test_places(num: int, tenant: int, low: int, normal: int, high: int) -> None:
+    """Every class and tenant may have a place, and none but the highest all of them."""
+    places = Places(num)
+    assert places.of_tenant == tenant
+    assert [places.of_class(priority) for priority in (-100, -50)] == [low, low]
+    assert [places.of_class(priority) for priority in (-49, 0)] == [normal, normal]
+    assert [places.of_class(priority) for priority in (1, 100)] == [high, high]
+    most = min(tenant, low)
+    assert places.too_many(most, -50) is None
+    assert places.too_many(most + 1, -50) is not None
 
 
 def test_a_refusal_leaves_nothing_behind(serving: Bench) -> None:

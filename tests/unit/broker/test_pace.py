@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.pace import CHUNK, FORGET_AFTER, Pace
-from swarm.broker.timers import Timers, TurnedAway
+from swarm.broker.timers import MAX_TURNED_AWAY, Timers, TurnedAway
 
 
 def fed(pace: Pace, tokens: int, seconds: float, times: int = 1, now: float = 0.0) -> float:
@@ -91,9 +91,28 @@ def test_answers_come_to_a_part_of_what_they_may() -> None:
 def test_who_is_turned_away_gets_a_time_of_its_own() -> None:
     """Not all come back for the same place; who has come back is forgotten."""
     away = TurnedAway()
-    assert [away.add(1, 2.0, 10.0) for _ in range(3)] == [2.0, 4.0, 6.0]
-    assert away.add(2, 2.0, 12.0) == 8.0
-    assert away.add(1, 2.0, 100.0) == 2.0
+    assert [away.add(client, 1, 2.0, 90.0, 10.0) for client in (b"a", b"b", b"c")] == [2.0, 4.0, 6.0]
+    assert away.add(b"d", 2, 2.0, 90.0, 12.0) == 8.0
+    assert away.add(b"e", 1, 2.0, 90.0, 100.0) == 2.0
+    assert away.times.keys() == {b"e"}
+
+
+def test_who_is_turned_away_again_keeps_its_time() -> None:
+    """Asking often moves nobody's time, not even one's own; but no time is nearer than a place can be free."""
+    away = TurnedAway()
+    away.add(b"a", 1, 2.0, 90.0, 10.0)
+    assert [away.add(b"b", 1, 2.0, 90.0, 10.0 + 0.5 * number) for number in range(5)] == [4.0, 3.5, 3.0, 2.5, 2.0]
+    assert away.add(b"c", 1, 2.0, 90.0, 12.0) == 4.0
+    away.forget(b"c")
+    assert away.add(b"d", 1, 2.0, 90.0, 12.0) == 4.0
+
+
+def test_times_of_those_turned_away_are_bounded() -> None:
+    """In number, and by the time in which the queue drains, also when that turns out to be shorter."""
+    away = TurnedAway()
+    told = [away.add(b"%d" % number, 1, 2.0, 20.0, 10.0) for number in range(2 * MAX_TURNED_AWAY)]
+    assert (told[8], max(told), len(away.times)) == (18.0, 20.0, MAX_TURNED_AWAY)
+    assert away.add(b"20", 1, 0.2, 2.0, 10.0) == 2.0
 
 
 def test_timers_give_what_is_due() -> None:

@@ -121,6 +121,18 @@ def test_parked_ones_wait_without_a_turn() -> None:
     assert drained(queue) == [1]
 
 
+def test_all_of_a_tenant_are_counted_and_patience_is_that_of_the_parked() -> None:
+    """Those without a turn take places too, until they are given up: the longest parked first."""
+    queue = filled(waiting(1, "a"), waiting(2, "b"), waiting(3, "a"))
+    assert queue.patience_left(1, 30.0) == 0.0
+    for number, unfit_s in ((4, 5.0), (5, 20.0), (6, 50.0)):
+        parked = waiting(number, "a")
+        parked.unfit_s = unfit_s
+        queue.park(parked)
+    assert [queue.num_of(tenant) for tenant in "abc"] == [5, 1, 0]
+    assert [queue.patience_left(num, 30.0) for num in (0, 1, 2, 3, 9)] == [0.0, 0.0, 10.0, 25.0, 25.0]
+
+
 def test_accounts_are_bounded() -> None:
     """Names that come and go are forgotten, those that wait are not."""
     queue = filled(waiting(0, "waits"))

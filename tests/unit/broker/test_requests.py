@@ -6,7 +6,7 @@ import pytest
 
 from swarm.broker.actions import Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ClientUnreachable, StepFinished
-from swarm.broker.requests import MAX_TOKENS_PER_MESSAGE, WINDOW, derive_seed
+from swarm.broker.requests import MAX_TOKENS_PER_MESSAGE, NOT_SERVING_S, WINDOW, derive_seed
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -182,14 +182,14 @@ def test_every_continuation_counts_against_the_queue(make_bench) -> None:
     (answer,) = said(bench.say(submit("a", n=5)))
     assert isinstance(answer, Rejected)
     assert (answer.code, answer.retry_after_s) == ("invalid", None)
-    assert "at most 4 sequences may wait" in answer.reason
+    assert "at most 3 sequences of one request may wait" in answer.reason
     bench.held = {WriteAcceptance}
     bench.say(submit("b", n=3))
     (answer,) = said(bench.say(submit("c", n=2)))
     assert isinstance(answer, Rejected)
     assert answer.code == "overloaded"
     bench.write_out()
-    bench.say(submit("d"))
+    bench.say(submit("d"), OTHER)
     assert [s.request.id for s in bench.state.waiting] == ["b", "b", "b"]
     bench.write_out()
     assert len(bench.state.waiting) == 4
@@ -220,14 +220,15 @@ def test_retry_after_is_a_time_of_ones_own(make_bench) -> None:
     """It follows from the measured rate and the work that waits, and not all are told the same moment."""
 
     def told(max_tokens: int) -> list[float]:
-        bench = make_bench(settings(requests=request_settings(max_queue=1))).serve(1, max_sequences=1)
+        bench = make_bench(settings(requests=request_settings(max_queue=4))).serve(1, max_sequences=1)
         bench.say(submit("measures", max_tokens=10, ignore_eos=True))
         while bench.pipe:
             bench.tick(0.5)
             bench.finish()
         bench.say(submit("runs", max_tokens=max_tokens))
-        bench.say(submit("waits", max_tokens=max_tokens))
-        answers = [said(bench.say(submit(f"too many {number}")))[0] for number in range(3)]
+        for number in range(4):
+            bench.say(submit(f"waits {number}", max_tokens=max_tokens, tenant="ab"[number % 2]))
+        answers = [said(bench.say(submit(f"too many {number}"), b"client %d" % number))[0] for number in range(3)]
         return [a.retry_after_s for a in answers if isinstance(a, Rejected) and a.retry_after_s is not None]
 
     # Half a second per step: about twelve tokens in five seconds.
@@ -235,6 +236,114 @@ def test_retry_after_is_a_time_of_ones_own(make_bench) -> None:
     assert first == pytest.approx(12 * 5.5 / 12, rel=0.3)
     assert (second, third) == (pytest.approx(2 * first, abs=0.2), pytest.approx(3 * first, abs=0.2))
     assert told(max_tokens=90)[0] > 5 * first
+
+
+def refused(bench: Bench, request_id: str, client: bytes = CLIENT, **fields: object) -> Rejected:
+    """The one answer to a request that is not taken."""
+    (answer,) = said(bench.say(submit(request_id, **fields), client))
+    assert isinstance(answer, Rejected)
+    return answer
+
+
+def test_retry_after_is_not_moved_by_who_asks_all_the_time(make_bench) -> None:
+    """One client's refusals, however many, cost the others one place in the order of coming back; and nobody is told
+    more than the time in which the queue drains."""
+    bench = make_bench(settings(requests=request_settings(max_queue=4))).serve(1, max_sequences=1)
+    bench.say(submit("measures", max_tokens=10, ignore_eos=True))
+    while bench.pipe:
+        bench.tick(0.5)
+        bench.finish()
+    bench.say(submit("runs"))
+    for number in range(4):
+        bench.say(submit(f"waits {number}", tenant="ab"[number % 2]))
+    first = refused(bench, "before", b"good").retry_after_s
+    for number in range(1000):
+        refused(bench, f"again {number}", b"evil")
+    after = refused(bench, "after", b"other").retry_after_s
+    assert first is not None
+    assert after == pytest.approx(3 * first, abs=0.2)
+    assert refused(bench, "still", b"good").retry_after_s == first
+    last = [refused(bench, f"crowd {number}", b"crowd %d" % number).retry_after_s for number in range(50)][-1]
+    assert last == pytest.approx(4 * first, abs=0.3)
+
+
+def test_retry_after_is_long_while_nothing_serves(make_bench) -> None:
+    """Without a worker the rate of earlier says nothing: seconds, not the tenth of one that a step took."""
+    bench = make_bench(settings(requests=request_settings(max_queue=2))).serve(1)
+    bench.say(submit("measures"))
+    bench.run_dry()
+    bench.lose("w0")
+    bench.say(submit("a"))
+    bench.say(submit("b"))
+    assert refused(bench, "c").retry_after_s == NOT_SERVING_S
+
+
+def test_retry_after_is_the_patience_with_what_fits_nowhere(make_bench) -> None:
+    """Sequences that the plan can't hold make no place before they are given up."""
+    bench = make_bench(settings(requests=request_settings(max_queue=3, too_large_patience_s=30.0))).serve(1)
+    bench.say(submit("measures"))
+    bench.run_dry()
+    bench.lose("w0")
+    for number in range(3):
+        bench.say(submit(f"large {number}", max_tokens=300))
+    bench.join("w1", kv_capacity=64)
+    bench.tick(1.0)
+    assert len(bench.state.waiting.parked) == 3
+    first = refused(bench, "x").retry_after_s
+    assert first is not None
+    assert 25.0 < first <= 30.0
+    bench.tick(10.0)
+    assert refused(bench, "y").retry_after_s == pytest.approx(first - 10.0, abs=0.5)
+
+
+def test_a_full_queue_of_one_tenant_and_class_keeps_places(make_bench) -> None:
+    """Low requests of one tenant fill the queue as far as they may; another tenant's and a higher class's still get in,
+    and of those that were accepted none is lost."""
+    bench = make_bench(settings(requests=request_settings(max_queue=20)))
+    bench.mute = {"w0"}
+    bench.join("w0")
+    for number in range(15):
+        assert said(bench.say(submit(f"crowd {number}", tenant="crowd", priority=-50))) == []
+    answer = refused(bench, "crowd 15", tenant="crowd", priority=-50)
+    assert (answer.code, answer.retry_after_s) == ("overloaded", NOT_SERVING_S)
+    assert "15 sequences of this tenant are waiting already, at most 15 may" in answer.reason
+    for number in range(3):
+        assert said(bench.say(submit(f"other {number}", tenant="other", priority=-50))) == []
+    assert "at most 18 may; 2 more places are kept" in refused(bench, "other 3", tenant="other", priority=-50).reason
+    assert said(bench.say(submit("normal", tenant="other"))) == []
+    assert "at most 19 may; 1 more places are kept" in refused(bench, "normal 2", tenant="other").reason
+    assert said(bench.say(submit("high", tenant="other", priority=50))) == []
+    assert "at most 20 may" in refused(bench, "high 2", tenant="other", priority=50).reason
+    bench.take()
+    assert len(bench.state.waiting) == 20
+    bench.mute = set()
+    bench.tick()
+    bench.run_dry()
+    assert [m.reason for m in said(bench.log, Finished) if isinstance(m, Finished)] == ["length"] * 20
+
+
+def test_unwritten_requests_count_for_their_tenant(make_bench) -> None:
+    """A tenant's share is reckoned from what it submitted, not from what the disk got done."""
+    bench = make_bench(settings(requests=request_settings(max_queue=4))).serve(1)
+    bench.held = {WriteAcceptance}
+    bench.say(submit("a", n=3))
+    bench.say(Cancel(request_id="a"))
+    assert "of this tenant" in refused(bench, "b").reason
+    bench.write_out()
+    assert bench.say(submit("b", n=3)) == [WriteAcceptance(submit("b", n=3), (4, 5, 6))]
+
+
+def test_without_a_token_there_is_no_time_of_the_first(make_bench) -> None:
+    """A request that ends before its first token has waited for it in vain: 0, not the time of its end."""
+    bench = make_bench()
+    bench.mute = {"w0"}
+    bench.join("w0")
+    bench.say(submit(deadline_s=1.0))
+    bench.tick(2.0)
+    (end,) = said(bench.log, Finished)
+    assert isinstance(end, Finished)
+    assert (end.num_tokens, end.timing.first_token_s) == (0, 0.0)
+    assert end.timing.queued_s == end.timing.total_s > 0.9
 
 
 def test_too_large_for_the_stages(make_bench) -> None:
