@@ -17,10 +17,10 @@ import numpy as np
 
 from swarm.broker.plan import tables
 from swarm.broker.plan.bound import most_layers
+from swarm.broker.plan.lacking import shortage
 from swarm.broker.plan.orders import good_line
 from swarm.broker.plan.problem import Device, Line, Problem, Share, Shortage
 from swarm.broker.plan.search import EQUAL, Combine, along, best
-from swarm.wire.messages import LayerRange
 
 EXACT = 8
 _SHORT_S = 1e-12  # costs are divided by no less
@@ -42,7 +42,7 @@ def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shorta
     else:
         found = good_line(problem, combine, hops, must)
     if found is None:
-        return shortage(problem)
+        return shortage(problem, fits_by_itself=_fits_by_itself(problem))
     return _settled(problem, found[0], found[1], hops, must)
 
 
@@ -118,44 +118,9 @@ def _latencies(problem: Problem) -> tables.Table:
     return tables.hops(replace(problem, takes_turns=True))
 
 
-def shortage(problem: Problem) -> Shortage:
-    """Why there is no plan, and how many bytes are missing where."""
-    model, devices = problem.model, problem.devices
-    by_hand = [d for d in devices if d.pinned is not None or d.max_layers is not None]
-    for device in by_hand:
-        if device.pinned is not None:
-            needed = model.needed_bytes(device.pinned, problem.kv_positions) + device.standby_bytes
-            missing = needed - device.memory_bytes
-            if missing > 0:
-                text = f"{_mib(missing)} more memory for {device.name}: layers {device.pinned}, which are pinned to it,"
-                return Shortage(f"{text} need {_mib(needed)}, and it has {_mib(device.memory_bytes)}", missing)
-    whole = model.weight_bytes(model.all_layers)
-    needed = whole + model.buffer_bytes * len(devices)
-    have = sum(d.memory_bytes - d.standby_bytes for d in devices)
-    missing = max(0, needed - have)
-    where = _each(problem)
-    if missing:
-        text = f"{_mib(missing)} more memory: {model.name} needs {_mib(needed)} on {len(devices)} workers, joined are"
-        return Shortage(f"{text} {where}", missing)
-    if by_hand:
-        return Shortage(f"other pins or caps: with those of [plan], the layers can't be laid out over {where}", 0)
-    return Shortage(f"workers with more memory each: the layers don't pack into {where}", 0)
-
-
-def _each(problem: Problem) -> str:
-    """Every device with its memory, and what the next layer that it can't take lacks."""
-    shown = [f"{d.name} {_mib(d.memory_bytes)}{_lack(problem, d)}" for d in problem.devices[:16]]
-    more = len(problem.devices) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _lack(problem: Problem, device: Device) -> str:
-    """A device without room for even the smallest layer: by how much."""
-    model = problem.model
-    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
-    missing = least + device.standby_bytes - device.memory_bytes
-    return f" ({_mib(missing)} short of one layer)" if missing > 0 else ""
-
-
-def _mib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"
+def _fits_by_itself(problem: Problem) -> bool:
+    """Whether there is a plan without pins and caps."""
+    if all(device.pinned is None and device.max_layers is None for device in problem.devices):
+        return False
+    free = tuple(replace(device, pinned=None, max_layers=None) for device in problem.devices)
+    return not isinstance(solve(replace(problem, devices=free)), Shortage)

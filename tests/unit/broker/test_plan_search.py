@@ -296,7 +296,7 @@ def test_pins_that_cannot_be_kept_are_told() -> None:
     clash = (device("a", pinned=LayerRange(0, 2)), device("b", pinned=LayerRange(1, 4)))
     short = solve(Problem(model_of(*(1,) * 4), clash))
     assert isinstance(short, Shortage)
-    assert short.text.startswith("other pins or caps")
+    assert short.text.startswith("other pins: a and b are pinned to layers")
 
 
 def test_keys_and_values_need_room() -> None:
