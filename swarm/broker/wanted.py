@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from swarm.broker.plan import tables
-from swarm.broker.plan.explain import Forecast, forecast
+from swarm.broker.plan.explain import MAX_EXPLAINED, Forecast, forecast, why_left_out
 from swarm.broker.plan.load import MOST_S, Load, Speeds
 from swarm.broker.plan.problem import Device, Line, Link, Model, Problem, Share, Shortage
+from swarm.broker.plan.search import EQUAL
 from swarm.broker.plan.solve import EXACT, solve
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.wire.messages import Hello, LayerRange, LinkCost, Manifest, Suppose
@@ -148,7 +149,8 @@ class _Table:
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             found = [each for problem, chosen in self._problems(kv_positions) if (each := self._solve(problem, chosen))]
             if found:
-                _, problem, line, chosen = min(found, key=lambda each: each[0])
+                quickest = min(seconds for seconds, *_ in found)
+                _, problem, line, chosen = next(each for each in found if each[0] <= quickest * (1 + EQUAL))
                 return self._proposal(problem, line, chosen)
         problem, _ = next(self._problems(0))
         shortage = solve(problem)
@@ -253,19 +255,28 @@ class _Table:
 
     def _proposal(self, problem: Problem, line: Line, chosen: list[int]) -> Proposal:
         honest = self._honest(problem, chosen)
-        others = tuple(
-            (self._names[i], "the machines of the plan are quicker without the others")
-            for i in range(len(self._ids))
-            if i not in chosen
-        )
         excluded = tuple((name, "it is excluded by hand") for name in sorted(self._rules.exclude))
         objective = "latency" if self._is_latency else "throughput"
+        others = self._others(problem, chosen, tables.step_seconds(honest, line))
         told = forecast(honest, line, self._load, objective, others + excluded)
         if problem.kv_positions < self._rules.kv_positions:
             note = f"there is no room for keys and values of {self._rules.kv_positions} positions everywhere"
             told = replace(told, notes=(*told.notes, note))
         shares = tuple((self._ids[chosen[share.device]], share.layers) for share in line)
         return Proposal(shares, told, self._now_s(problem.kv_positions))
+
+    def _others(self, problem: Problem, chosen: list[int], now_s: float) -> tuple[tuple[str, str], ...]:
+        """Those who were not looked at together with the chosen ones, and why: what all together would do."""
+        rest = [i for i in range(len(self._ids)) if i not in chosen]
+        if not rest:
+            return ()
+        everybody = list(range(len(self._ids)))
+        whole = self._honest(self._problem(everybody, problem.kv_positions, takes_turns=False), everybody)
+        thorough = len(everybody) <= EXACT
+        return tuple(
+            (self._names[i], why_left_out(whole, i, now_s, thorough and count < MAX_EXPLAINED))
+            for count, i in enumerate(rest)
+        )
 
     def kept(self, found: Proposal) -> Proposal:
         """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where

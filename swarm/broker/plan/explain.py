@@ -12,6 +12,7 @@ from swarm.broker.plan.solve import EXACT, solve
 from swarm.wire.messages import Json, LayerRange
 
 MAX_EXPLAINED = 4  # of those left out: each costs a search
+MAX_NAMED = 8  # in one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +111,26 @@ def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, 
     used = {share.device for share in line}
     rest = [i for i in range(len(problem.devices)) if i not in used]
     now = tables.step_seconds(problem, line)
-    found = []
-    for count, index in enumerate(rest):
-        device = problem.devices[index]
-        if count < MAX_EXPLAINED and thorough:
-            found.append((device.name, _why_left_out(problem, index, now)))
-        else:
-            found.append((device.name, _too_small(problem, device) or "the step would not be quicker with it"))
-    return tuple(found)
+    return tuple(
+        (problem.devices[index].name, why_left_out(problem, index, now, thorough and count < MAX_EXPLAINED))
+        for count, index in enumerate(rest)
+    )
 
 
-def _why_left_out(problem: Problem, index: int, now: float) -> str:
+def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> str:
+    """Of a device that isn't in the plan, whose step takes ``now`` seconds. ``thorough``: with a search for what it
+    would take with this one."""
     small = _too_small(problem, problem.devices[index])
-    if small:
-        return small
+    if small or not thorough:
+        return small or "the step would not be quicker with it"
     forced = solve(replace(problem, tolerance=0.0), frozenset((index,)))
     if isinstance(forced, Shortage):
         return "no cut of the layers leaves it a share that fits"
     then = tables.step_seconds(problem, forced)
-    if then <= now * (1 + problem.tolerance):
-        return f"the step would not be quicker with it: {_ms(then)} instead of {_ms(now)}"
+    if _ms(then) == _ms(now):
+        return f"the step would take as long with it: {_ms(then)}"
+    if then < now:
+        return f"the step would be too little quicker with it to move layers: {_ms(then)} instead of {_ms(now)}"
     return f"it would make the step slower: {_ms(then)} instead of {_ms(now)}"
 
 
@@ -146,17 +147,21 @@ def _too_small(problem: Problem, device: Device) -> str:
 def sentences(found: Forecast) -> tuple[str, ...]:
     """For people, one thought each."""
     load, slowest = found.load, found.bottleneck
-    every = "all stages one after the other" if found.takes_turns else f"the slowest stage, {slowest.worker},"
+    if len(found.stages) == 1:
+        every = f"the only stage, {slowest.worker}, takes"
+    elif found.takes_turns:
+        every = "all stages one after the other take"
+    else:
+        every = f"the slowest stage, {slowest.worker}, takes"
+    decoding = f"{_many(load.rows, 'sequence')} of {_many(load.context, 'position')}"
+    decoding += " that decodes" if load.rows == 1 else " that decode together"
     said = [
-        f"objective {found.objective}: for {load.rows} sequences of {load.context} positions that decode together, "
-        f"with {load.prompt:g} positions of prompt per token, {every} take{'' if found.takes_turns else 's'} "
-        f"{_ms(found.step_s)} a step: {found.tokens_per_s:.0f} tokens/s"
+        f"objective {found.objective}: for {decoding}, with {_many(load.prompt, 'position')} of prompt per token, "
+        f"{every} {_ms(found.step_s)} a step: {found.tokens_per_s:.0f} tokens/s"
     ]
     if len(found.stages) > 1:
-        said.append(
-            f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for layers {slowest.layers}; "
-            f"the next {found.margin:.0%} less"
-        )
+        after = f"the next {found.margin:.0%} less" if found.margin >= 0.005 else "the next as long"
+        said.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for layers {slowest.layers}; {after}")
     if found.even_s is not None and len(found.stages) > 1:
         gain = _quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
@@ -164,8 +169,29 @@ def sentences(found: Forecast) -> tuple[str, ...]:
         gain = _quicker(found.one_more_s, found.step_s)
         what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
         said.append(f"one more worker like {found.like}, on a machine of its own, would give {what}")
-    said += [f"{name} is left out: {why}" for name, why in found.left_out]
+    said += _said_of_left_out(found.left_out)
     return tuple(text for text in (*said, *found.notes) if text)
+
+
+def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
+    """A sentence for each reason, not for each worker."""
+    groups: dict[str, list[str]] = {}
+    for name, why in left_out:
+        groups.setdefault(why, []).append(name)
+    return [
+        f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each of them: {why}"
+        for why, names in groups.items()
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    shown = names if len(names) <= MAX_NAMED else names[: MAX_NAMED - 1]
+    rest = len(names) - len(shown)
+    return f"{', '.join(shown)} and {rest} more" if rest else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _many(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
 
 
 def as_json(found: Forecast) -> Json:
