@@ -24,12 +24,13 @@ from swarm.broker.plan.explain import MAX_EXPLAINED, Forecast, forecast, why_lef
 from swarm.broker.plan.load import MOST_S, Load, Speeds
 from swarm.broker.plan.problem import Device, Line, Link, Model, Problem, Share, Shortage
 from swarm.broker.plan.search import EQUAL
-from swarm.broker.plan.solve import EXACT, solve
+from swarm.broker.plan.solve import EXACT, in_this_order, solve
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.wire.messages import Hello, LayerRange, LinkCost, Manifest, Suppose
 
 UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
 MOST_BYTES_PER_S = 1e15  # whatever a worker says about its wire
+MAX_BESIDE = 48  # workers that are looked at for what one more would change
 MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
 
 
@@ -111,16 +112,23 @@ def propose(
 
 
 def _with_one_more(state: State, rules: PlanRules, workers: Sequence[Worker], found: Proposal) -> Proposal:
-    """What one more worker like the quickest of the plan would change, on a machine of its own."""
-    if len(workers) >= EXACT:
-        return found
-    used = [w for w in workers if w.incarnation in {incarnation for incarnation, _ in found.shares}]
+    """What one more worker like the quickest of the plan would change, on a machine of its own. Among many workers only
+    one order is looked at, of those of the plan and the quickest others: it may be better still."""
+    by_id = {w.incarnation: w for w in workers}
+    used = [by_id[incarnation] for incarnation, _ in found.shares]
     best = min(used, key=lambda worker: _alone_s(worker, rules.load))
-    more = _Table(state, rules, workers, Suppose(more=1, like=best.name)).best()
-    if isinstance(more, Shortage):
+    suppose = Suppose(more=1, like=best.name)
+    if len(workers) < EXACT:
+        more = _Table(state, rules, workers, suppose).best()
+        step_s = None if isinstance(more, Shortage) else more.forecast.step_s
+    else:
+        rest = sorted((w for w in workers if w not in used), key=lambda worker: _alone_s(worker, rules.load))
+        step_s = _Table(state, rules, [*used, *rest[: max(0, MAX_BESIDE - len(used))]], suppose).about()
+    if step_s is None:
         return found
-    told = replace(found.forecast, one_more_s=more.forecast.step_s, like=best.name)
-    return replace(found, forecast=told)
+    if len(workers) >= EXACT:
+        step_s = min(step_s, found.forecast.step_s)
+    return replace(found, forecast=replace(found.forecast, one_more_s=step_s, like=best.name))
 
 
 def _alone_s(worker: Worker, load: Load) -> float:
@@ -156,6 +164,18 @@ class _Table:
         shortage = solve(problem)
         assert isinstance(shortage, Shortage)
         return shortage
+
+    def about(self) -> float | None:
+        """A step's time with all of them in this order, the last one anywhere, quickly found; None if there is none."""
+        found = []
+        for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
+            for problem, chosen in self._problems(kv_positions):
+                line = in_this_order(problem)
+                if line is not None:
+                    found.append(tables.step_seconds(self._honest(problem, chosen), line))
+            if found:
+                return min(found)
+        return None
 
     def _solve(self, problem: Problem, chosen: list[int]) -> tuple[float, Problem, Line, list[int]] | None:
         line = solve(problem)

@@ -58,3 +58,27 @@ def test_what_would_be_made_is_what_is_done(make_bench: Callable[..., Bench], co
     assert isinstance(answer, Report)
     assert answer.body["state"] == "would stay as it is"
     assert answer.body["step_s"] == answer.body["now_step_s"]
+
+
+@pytest.mark.parametrize("count", [EXACT, EXACT + 1, 3 * EXACT])
+def test_one_more_is_told_among_many(make_bench: Callable[..., Bench], count: int) -> None:
+    """With many workers too it is said what one more would change: here it takes a layer from each of some."""
+    bench = make_bench(ruled())
+    for index in range(count):
+        worker = bench.add(f"w{index}", manifest=fake_manifest(num_layers=2 * count))
+        bench.tell(f"w{index}", worker.hello(costs=costs(0.001 if index else 0.002)))
+    bench.tick()
+    found = plan_of(bench)["forecast"]
+    assert isinstance(found, dict)
+    assert found["one_more"]["like"] != "w0"
+    assert found["one_more"]["step_s"] == pytest.approx(0.002)
+
+
+def test_one_more_never_makes_it_slower(make_bench: Callable[..., Bench]) -> None:
+    """Where stages take turns on one machine, another one may be of no use: then nothing is promised."""
+    bench = make_bench(ruled())
+    together(bench, 24, [f"w{i}" for i in range(EXACT + 1)])
+    bench.tick()
+    found = plan_of(bench)["forecast"]
+    assert isinstance(found, dict)
+    assert found["one_more"]["step_s"] <= found["step_s"]
