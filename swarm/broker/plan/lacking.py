@@ -63,7 +63,7 @@ def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | 
         return None
     caps = ", ".join(f"{d.name} {d.max_layers}" for d in free[:SHOWN])
     caps += f" and {len(free) - SHOWN} more" if len(free) > SHOWN else ""
-    text = f"higher caps, or another worker: for the {wanted} layers {said} the caps allow {allowed} ({caps})"
+    text = f"other pins or caps, or another worker: for the {wanted} layers {said} the caps allow {allowed} ({caps})"
     return Shortage(text, 0)
 
 

@@ -39,7 +39,7 @@ def lacking(*devices: dict[str, object]) -> Shortage:
         ),
         (
             [{"max_layers": 1}, {"max_layers": 2}],
-            "higher caps, or another worker: for the 6 layers 0–5 the caps allow 3 (w0 1, w1 2)",
+            "other pins or caps, or another worker: for the 6 layers 0–5 the caps allow 3 (w0 1, w1 2)",
         ),
         (
             [{"pinned": LayerRange(0, 2)}, {"pinned": LayerRange(4, 6)}],
