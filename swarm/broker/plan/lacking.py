@@ -57,7 +57,7 @@ def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | 
     said = " and ".join(str(gap) for gap in gaps)
     if len(gaps) > len(free):
         who = f"without a pin there is only {_names(free)}" if free else "all workers hold others by their pins"
-        return Shortage(f"other pins, or another worker: nobody is left for layers {said}: {who}", 0)
+        return Shortage(f"other pins or caps, or another worker: nobody is left for layers {said}: {who}", 0)
     wanted, allowed = sum(map(len, gaps)), sum(num if d.max_layers is None else d.max_layers for d in free)
     if wanted <= allowed:
         return None
