@@ -966,9 +966,9 @@ def test_the_plan_explains_itself(serving: Bench) -> None:
     assert serving.state.book.current.why == (
         "w0 holds layers 0–2: 3 of 6, 4.0 MiB of its 200 MiB",
         "w1 holds layers 3–5: 3 of 6, 4.0 MiB of its 200 MiB",
-        "objective throughput: for 8 sequences of 512 positions that decode together, with 1 positions of prompt per "
+        "objective throughput: for 8 sequences of 512 positions that decode together, with 1 position of prompt per "
         "token, the slowest stage, w0, takes 3 ms a step: 2667 tokens/s",
-        "w0 takes longest, 3 ms for layers 0–2; the next 0% less",
+        "w0 takes longest, 3 ms for layers 0–2; the next as long",
         "one more worker like w0, on a machine of its own, would give 2 ms a step, 50% quicker",
     )
 
