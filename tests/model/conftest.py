@@ -13,10 +13,17 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from swarm.stage import native  # noqa: E402
 from tests.model.cutting import Cutter  # noqa: E402
 from tests.model.models import llama_config, random_model  # noqa: E402
 
 Save = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model for which the process gave up its own kernels is not the next test's."""
+    monkeypatch.setattr(native, "_refusals", [])
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from swarm.stage import cores, joined, linears, native, selfcheck
+from tests.model.models import ARCHITECTURES, named_config
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = Path(native.__file__).parent
@@ -163,3 +164,12 @@ def test_a_kernel_without_memory_is_an_error() -> None:
     native.checked(0)
     with pytest.raises(MemoryError, match="no memory"):
         native.checked(-1)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_named_kinds_of_models_are_served_by_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is taken for one that they compute otherwise, experts that are chosen otherwise included."""
+    monkeypatch.setattr(native, "_refusals", [])
+    selfcheck.check_kernels(named_config(kind))
+    assert native.library() is not None, native.absence()
