@@ -3,7 +3,9 @@ always."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(slots=True)
@@ -42,3 +44,30 @@ class Series:
 
     def mark(self) -> tuple[int, float]:
         return self.num, self.total
+
+
+@dataclass(slots=True)
+class Profiled:
+    """Calls and figures of whatever computes them; a subclass has a :class:`Series` for each name."""
+
+    SIZES: ClassVar[tuple[str, ...]] = ()
+    TIMES: ClassVar[tuple[str, ...]] = ()
+
+    calls: int = 0
+    overlapped_calls: int = 0
+    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def profile(self) -> dict[str, object]:
+        """Averages since the last time that this was asked; for a line in the log."""
+        line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
+        line |= {name: round(value, 2) for name, value in self._averages(self.SIZES)}
+        line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(self.TIMES)}
+        self._marks = {name: self.series(name).mark() for name in (*self.SIZES, *self.TIMES)}
+        return line
+
+    def series(self, name: str) -> Series:
+        found: Series = getattr(self, name)
+        return found
+
+    def _averages(self, names: Iterable[str]) -> Iterable[tuple[str, float]]:
+        return ((name, self.series(name).since(self._marks.get(name, (0, 0.0)))) for name in names)

@@ -19,9 +19,17 @@ from dataclasses import dataclass, field
 from swarm.broker.actions import Action, Dispatch, Note, OrderWorker
 from swarm.broker.scheduler import opening
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State
-from swarm.wire.messages import Activated, HeldSequence, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
-
-REPLAY_STEP = 0  # replays have no number among the steps
+from swarm.wire.messages import (
+    REPLAY_STEP,
+    Activated,
+    HeldSequence,
+    LayerRange,
+    Replay,
+    ReplayDone,
+    ReplayMissing,
+    Row,
+    Step,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,11 @@ sockets, networks, decoding, together. No clocks of different machines are compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from swarm.series import Series
+from swarm.series import Profiled, Series
 from swarm.wire.messages import Hop, Json, Step, StepDone
-
-_SIZES = ("rows", "positions", "batch_rows", "micro_batches", "queue_depth", "bytes_bridged")
-_TIMES = ("total", "bridge", "wait", "compute", "sample")
 
 
 def held(hop: Hop) -> float:
@@ -22,12 +19,20 @@ def held(hop: Hop) -> float:
 
 
 @dataclass(slots=True)
-class PipelineStatistics:
+class PipelineStatistics(Profiled):
     """Fed by the core at every dispatch and every answer. ``rows``: sequences in a micro-batch; ``batch_rows``: in all
     micro-batches in flight; ``micro_batches``: how many are in flight, which is also how many stages are busy."""
 
-    calls: int = 0
-    overlapped_calls: int = 0
+    SIZES: ClassVar = (
+        "rows",
+        "positions",
+        "batch_rows",
+        "micro_batches",
+        "queue_depth",
+        "bytes_bridged",
+    )
+    TIMES: ClassVar = ("total", "bridge", "wait", "compute", "sample")
+
     rows: Series = field(default_factory=Series)
     positions: Series = field(default_factory=Series)
     batch_rows: Series = field(default_factory=Series)
@@ -42,7 +47,6 @@ class PipelineStatistics:
     stages: dict[str, Series] = field(default_factory=dict)  # computing, of the workers of the plan in force
     _epoch: int = 0
     _in_flight_rows: int = 0
-    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def dispatched(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
         """``num_in_flight`` counts this step too."""
@@ -92,26 +96,11 @@ class PipelineStatistics:
 
     def body(self) -> Json:
         """For ``swarmctl stats``."""
-        times: Json = {name: self._series(name).microseconds() for name in _TIMES}
+        times: Json = {name: self.series(name).microseconds() for name in self.TIMES}
         times["stages"] = {worker: series.microseconds() for worker, series in self.stages.items()}
         return {
             "calls": self.calls,
             "overlapped_calls": self.overlapped_calls,
-            "sizes": {name: self._series(name).sizes() for name in _SIZES},
+            "sizes": {name: self.series(name).sizes() for name in self.SIZES},
             "microseconds": times,
         }
-
-    def profile(self) -> dict[str, object]:
-        """Averages since the last time that this was asked; for a line in the log."""
-        line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
-        line |= {name: round(value, 2) for name, value in self._averages(_SIZES)}
-        line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(_TIMES)}
-        self._marks = {name: self._series(name).mark() for name in (*_SIZES, *_TIMES)}
-        return line
-
-    def _averages(self, names: Iterable[str]) -> Iterable[tuple[str, float]]:
-        return ((name, self._series(name).since(self._marks.get(name, (0, 0.0)))) for name in names)
-
-    def _series(self, name: str) -> Series:
-        series: Series = getattr(self, name)
-        return series

@@ -55,10 +55,11 @@ from swarm.stage.holdings import Holdings
 from swarm.stage.ordering import StepOrder
 from swarm.stage.positions import HeldTokens, wrong_row
 from swarm.stage.preparation import Preparation
-from swarm.stage.replay import REPLAY_STEP, Replays
+from swarm.stage.replay import Replays
 from swarm.stage.statistics import StageStatistics
 from swarm.stage.work import Work
 from swarm.wire.messages import (
+    REPLAY_STEP,
     Activate,
     Activated,
     Alive,

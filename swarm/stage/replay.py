@@ -24,7 +24,7 @@ import numpy as np
 from swarm.stage.actions import Action, Compute, SendStep, Tell
 from swarm.stage.executor import Batch
 from swarm.stage.holdings import Holdings
-from swarm.wire.messages import LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
+from swarm.wire.messages import REPLAY_STEP, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from swarm.stage.executor import Forwarded
 
 MAX_WAITING = 1024  # chunks; the broker has far fewer under way
-REPLAY_STEP = 0  # the number of every step that is none of the broker's
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,34 @@ Times are told in microseconds, sizes in what they count. The names are flat, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from swarm.series import Series
+from swarm.series import Profiled, Series
 from swarm.stage.executor import Forwarded
 from swarm.wire.messages import Hop, Step
 
-_SIZES = ("rows", "positions", "queue_depth", "bytes_in", "bytes_out")
-_TIMES = ("total", "wait", "idle", "bridge_in", "bridge_out", "copy", "compute", "head", "sample")
-
 
 @dataclass(slots=True)
-class StageStatistics:
+class StageStatistics(Profiled):
     """``total``: from a step's arrival to handing it on. ``bridge_in``: decoding and checking what arrived;
     ``bridge_out``: encoding and handing to the socket. ``copy``: bringing the output to the host; ``head``: norm and
     head, on the last stage; both are parts of ``compute``. ``queue_depth``: steps that wait when one begins.
     ``overlapped_calls``: calls while other steps were in flight."""
 
-    calls: int = 0
-    overlapped_calls: int = 0
+    SIZES: ClassVar = ("rows", "positions", "queue_depth", "bytes_in", "bytes_out")
+    TIMES: ClassVar = (
+        "total",
+        "wait",
+        "idle",
+        "bridge_in",
+        "bridge_out",
+        "copy",
+        "compute",
+        "head",
+        "sample",
+    )
+
     rows: Series = field(default_factory=Series)
     positions: Series = field(default_factory=Series)
     queue_depth: Series = field(default_factory=Series)
@@ -40,7 +48,6 @@ class StageStatistics:
     compute: Series = field(default_factory=Series)
     head: Series = field(default_factory=Series)
     sample: Series = field(default_factory=Series)
-    _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def computed(self, step: Step, forwarded: Forwarded, hop: Hop, num_waiting: int) -> None:
         """A step with rows is on its way on."""
@@ -72,26 +79,11 @@ class StageStatistics:
     def values(self) -> dict[str, float]:
         """For the broker, which shows them in ``swarmctl stats``."""
         found: dict[str, float] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
-        for name in _SIZES:
-            found |= _flat(f"sizes.{name}", self._series(name).sizes())
-        for name in _TIMES:
-            found |= _flat(f"microseconds.{name}", self._series(name).microseconds())
+        for name in self.SIZES:
+            found |= _flat(f"sizes.{name}", self.series(name).sizes())
+        for name in self.TIMES:
+            found |= _flat(f"microseconds.{name}", self.series(name).microseconds())
         return found
-
-    def profile(self) -> dict[str, object]:
-        """Averages since the last time that this was asked; for a line in the log."""
-        line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
-        line |= {name: round(value, 2) for name, value in self._averages(_SIZES)}
-        line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(_TIMES)}
-        self._marks = {name: self._series(name).mark() for name in (*_SIZES, *_TIMES)}
-        return line
-
-    def _averages(self, names: Iterable[str]) -> Iterable[tuple[str, float]]:
-        return ((name, self._series(name).since(self._marks.get(name, (0, 0.0)))) for name in names)
-
-    def _series(self, name: str) -> Series:
-        series: Series = getattr(self, name)
-        return series
 
 
 def _flat(prefix: str, values: dict[str, float]) -> dict[str, float]:

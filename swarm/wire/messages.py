@@ -24,6 +24,7 @@ import msgspec
 from swarm.params import SamplingParams
 
 PROTOCOL_VERSION: Final = 1
+REPLAY_STEP: Final = 0  # of every step that is a replay: these have no number among the broker's
 
 # Bounds. They are generous for any real use; what matters is that there are some, checked before anything is allocated.
 MAX_HEADER_BYTES = 8 << 20  # a prompt of a million token ids is about 5 MB
