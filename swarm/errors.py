@@ -4,6 +4,7 @@
     ├── ConfigError            the settings are wrong: names the key, the value and the remedy
     ├── ModelError             a model can't be used: names the file or the part, and why
     │   └── StageSetError      a set of layer ranges is not a pipeline (``kind`` says which rule it breaks)
+    ├── JournalError           the journal can't be opened, read or written: names the file and the remedy
     ├── WireError              bytes from a peer can't be understood: names the field
     ├── IllegalMove            a core was asked for something its rules forbid: a bug, with its story
     └── ClientError            what a caller of the client library can meet
@@ -43,6 +44,10 @@ class StageSetError(ModelError):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+
+class JournalError(SwarmError):
+    """What must not be forgotten can't be written down, or not be read any more."""
 
 
 class WireError(SwarmError):

@@ -5,6 +5,9 @@ Services call :func:`configure` once and then bind their context once, for examp
 microsecond. Where nobody configures anything (the client library in somebody's program), warnings and errors go to
 stderr, and a program that has set up structlog itself keeps its own set-up.
 
+Whatever becomes of stderr (the disk is full, the terminal is gone), nothing fails by it: lines that can't be written
+are dropped, and counted in a line once writing works again.
+
 Messages of other libraries, through the standard ``logging`` module, take the same way; below ``debug`` only their
 warnings do.
 """
@@ -14,11 +17,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+from swarm.sink import Sink
 
 if TYPE_CHECKING:
     from swarm.config import LogSettings
@@ -47,17 +52,19 @@ class _Handler(logging.StreamHandler[TextIO]):
 def get_logger(name: str, **context: object) -> FilteringBoundLogger:
     """A logger for a module, with ``context`` in every line."""
     if not structlog.is_configured():
-        _configure_structlog(logging.WARNING, _renderer("auto", sys.stderr), sys.stderr)
+        sink = _sink(sys.stderr)
+        _configure_structlog(logging.WARNING, _renderer("auto", sink), sink)
     return cast(FilteringBoundLogger, structlog.get_logger(module=name, **context))
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send all log lines of this process to ``stream`` (stderr) as the settings say. May be called again."""
-    stream = stream or sys.stderr
+    sink = _sink(sys.stderr if stream is None else stream)
     level = _LEVELS.get(settings.level, _OFF)
-    renderer = _renderer(settings.format, stream)
-    _configure_structlog(level, renderer, stream)
-    _configure_logging(level, renderer, stream)
+    renderer = _renderer(settings.format, sink)
+    sink.tell_dropped = _tell_dropped(renderer)
+    _configure_structlog(level, renderer, sink)
+    _configure_logging(level, renderer, sink)
 
 
 def bind(**context: object) -> None:
@@ -65,17 +72,33 @@ def bind(**context: object) -> None:
     structlog.contextvars.bind_contextvars(**context)
 
 
-def _configure_structlog(level: int, renderer: Sequence[Processor], stream: TextIO) -> None:
+def _sink(stream: object) -> Sink:
+    return stream if isinstance(stream, Sink) else Sink(cast(TextIO | None, stream))
+
+
+def _tell_dropped(renderer: Sequence[Processor]) -> Callable[[int, str], str]:
+    """In the form of the others."""
+
+    def tell(lines: int, reason: str) -> str:
+        event: Any = {"event": "log_lines_dropped", "lines": lines, "reason": reason, "module": __name__}
+        for process in (*_common(), *renderer):
+            event = process(None, "warning", event)
+        return f"{event}\n"
+
+    return tell
+
+
+def _configure_structlog(level: int, renderer: Sequence[Processor], sink: Sink) -> None:
     structlog.configure(
         processors=[*_common(), *renderer],
         wrapper_class=_SilentLogger if level == _OFF else structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, sink)),
         cache_logger_on_first_use=False,  # a logger at module level must follow a later configure
     )
 
 
-def _configure_logging(level: int, renderer: Sequence[Processor], stream: TextIO) -> None:
-    handler = _Handler(stream)
+def _configure_logging(level: int, renderer: Sequence[Processor], sink: Sink) -> None:
+    handler = _Handler(cast(TextIO, sink))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_add_module, *_common()],
@@ -105,8 +128,8 @@ def _add_module(_: object, __: str, event: EventDict) -> EventDict:
     return event
 
 
-def _renderer(format: str, stream: TextIO) -> list[Processor]:
-    terminal = stream.isatty()
+def _renderer(format: str, sink: Sink) -> list[Processor]:
+    terminal = sink.isatty()
     if format == "json" or (format == "auto" and not terminal):
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=_plain)]
     colours = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

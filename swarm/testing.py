@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
-from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, Sampled, TokenLogprob
+from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, Sampled, TokenLogprob, layers_of, ranges_of
 
 _MASK = 2**64 - 1
+_FINITE = 0xBFFFFFFFBFFFFFFF  # exponents below 128
 _BLOCK = 32
 
 
@@ -56,17 +57,22 @@ def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512,
 
 
 def mix(a: int, b: int) -> int:
-    """A good 64-bit hash of two numbers (splitmix64's finisher)."""
-    x = (a * 0x9E3779B97F4A7C15 + b + 0xD1B54A32D192ED03) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    """A 64-bit hash of two numbers. Quick, and good enough to tell any two histories apart."""
+    x = ((a ^ (a >> 29)) * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK
+    x = ((x ^ (x >> 32)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
 def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
-    """(state at this position, output) from the state at the position before and the input."""
-    state = mix(before, mix(hidden, layer + 1))
-    return state, mix(hidden, state)
+    """(state at this position, output) from the state at the position before and the input. Outputs travel as two
+    float32, which are finite, as a sound model's are."""
+    # mix(before + layer, hidden), then mix(state, hidden): written out, for nothing is called as often.
+    state = before + layer
+    state = ((state ^ (state >> 29)) * 0x9E3779B97F4A7C15 + hidden * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK
+    state = ((state ^ (state >> 32)) * 0x94D049BB133111EB) & _MASK
+    state ^= state >> 31
+    output = ((state ^ (state >> 29)) * 0x9E3779B97F4A7C15 + hidden * 0xD1B54A32D192ED03) & _MASK
+    return state, (output ^ (output >> 32)) & _FINITE
 
 
 def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence[int], vocab_size: int) -> int:
@@ -107,8 +113,10 @@ class FakeExecutor:
     fail_load: str = ""
     layers: LayerRange | None = None
     prepared: LayerRange | None = None
+    kept: frozenset[int] = frozenset()
     chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # sequence -> layer -> state per position
     limits: dict[int, int] = field(default_factory=dict)
+    aside: dict[int, list[int]] = field(default_factory=dict)  # layer -> state per position, of what is computed again
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -124,10 +132,25 @@ class FakeExecutor:
         self.prepared = layers
         return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0)
 
-    def activate(self, layers: LayerRange) -> None:
+    def keep(
+        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
+    ) -> tuple[LayerRange, ...]:
+        self.kept &= layers_of(ranges)
+        for layer in sorted(layers_of(ranges)):
+            if stopped():
+                break
+            self.kept |= {layer}
+        progress(1, 1)
+        return ranges_of(self.kept)
+
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         if layers != self.prepared:
             raise IllegalMove(f"activate {layers}, but {self.prepared} is prepared")
-        self.layers = layers
+        loaded = self.kept | layers_of(() if self.layers is None else (self.layers,))
+        wanted = layers_of(kept)
+        if not wanted <= loaded:
+            raise IllegalMove(f"{kept} are to be kept, but only {ranges_of(loaded)} are loaded")
+        self.layers, self.kept = layers, wanted
         for chains in self.chains.values():
             for layer in [held for held in chains if not layers.first <= held < layers.stop]:
                 del chains[layer]
@@ -164,6 +187,29 @@ class FakeExecutor:
         return Forwarded(
             None, tuple(self._draw(job, batch.rows[job.row], last) for job in batch.samples), (), 0.001, 0.0
         )
+
+    def recheck(
+        self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
+    ) -> Forwarded:
+        layers, (row,) = batch.through, batch.rows
+        assert layers is not None
+        own = () if self.layers is None else (self.layers,)
+        if not layers_of((layers,)) <= self.kept | layers_of(own):
+            raise IllegalMove(f"layers {layers} are not loaded here")
+        if fenced():
+            raise Fenced
+        if row.start == 0:
+            self.aside = {layer: [] for layer in range(layers.first, layers.stop)}
+        hidden = self._inputs(batch)
+        for offset in range(row.count):
+            for layer, chain in self.aside.items():
+                assert len(chain) == row.start + offset
+                state, hidden[offset] = fake_layer(layer, chain[-1] if chain else 0, hidden[offset])
+                chain.append(state)
+        progressed()
+        if layers.stop < self.manifest.num_layers:
+            return Forwarded(np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2), (), (), 0.001, 0.0)
+        return Forwarded(None, tuple(self._draw(job, row, hidden[-1:]) for job in batch.samples), (), 0.001, 0.0)
 
     def _inputs(self, batch: Batch) -> list[int]:
         if batch.hidden is None:

@@ -15,14 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(__file__).resolve().parent
@@ -36,12 +37,14 @@ from swarm.errors import SwarmError, Unavailable  # noqa: E402
 
 START_S = 600.0  # a cold disk and a busy machine
 STOP_S = 15.0
+POLL_S = 0.02
 
 # As ``swarm worker`` sets it for itself: threads that wait for each other sleep. The peer gets the same, since spinning
 # ones take the cores from whoever has work: on a busy machine it makes the peer three times slower than it is.
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 LESS_IS_BETTER = ("s", "ms", "MiB")
 
+Body = dict[str, Any]
 Turn = Callable[[], Awaitable[float]]
 
 
@@ -52,62 +55,109 @@ class BenchError(Exception):
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-class Swarm:
-    """``swarm up`` in a process of its own, and a client for it. Use it with ``async with``: it is ready then."""
+class Processes(ABC):
+    """A swarm's processes, and a client for it. Use it with ``async with``: it is ready then, and gone afterwards.
 
-    def __init__(
-        self, model: Path, num_stages: int, threads: int = 0, settings: Mapping[str, str] | None = None
-    ) -> None:
-        self.num_stages = num_stages
-        self._directory = Path(tempfile.mkdtemp(prefix="swarm-bench-"))
-        port = free_port()
-        self._command = [sys.executable, "-P", "-m", "swarm", "up", "--model", str(model), "--port", str(port)]
-        self._command += ["--workers", str(num_stages), "--state-dir", str(self._directory / "state")]
-        self._command += ["--threads", str(threads)] if threads else []
-        self._settings = dict(settings or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self.client = AsyncClient(f"tcp://127.0.0.1:{port}", connect_timeout_s=START_S)
+    ``settings``: environment for all of them. Whoever derives from it says what is started, and waits until it serves.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = dict(settings or {})
+        self.port = free_port()
+        self.url = f"tcp://127.0.0.1:{self.port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.client = AsyncClient(self.url, connect_timeout_s=START_S)
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Start them all; they are ready when this returns."""
 
     async def __aenter__(self) -> Self:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)} | self._settings
-        self._process = self._start(environment)
+        self.folder = Path(tempfile.mkdtemp(prefix="swarm-bench-"))
         try:
-            await self._until_serving(self._process)
+            await self.begin()
         except BaseException:
-            await self._stop()
+            await self.stop()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop()
+        await self.stop()
 
-    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with (self._directory / "up.log").open("wb") as log:
-            return subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+    def launch(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """``swarm`` with these arguments, in the place of one of this name that has ended. ``before`` runs in it."""
+        values = {**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **(environment or {})}
+        command = [sys.executable, "-P", "-m", "swarm", *arguments]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env=values,
+                preexec_fn=before,  # noqa: PLW1509 (no threads were started yet)
+            )
 
-    async def _until_serving(self, process: subprocess.Popen[bytes]) -> None:
-        give_up_at = time.monotonic() + START_S
-        while time.monotonic() < give_up_at and process.poll() is None:
+    async def until(
+        self, what: str, holds: Callable[[Body], bool], within_s: float = START_S, *, with_all: bool = False
+    ) -> Body:
+        """Ask until the report is as wished. ``with_all``: it never will be once a process has ended."""
+        give_up_at = time.monotonic() + within_s
+        report: Body = {}
+        while time.monotonic() < give_up_at and not (with_all and self._has_lost()):
             with suppress(Unavailable, TimeoutError):
-                status = await asyncio.wait_for(self.client.query("status"), 2.0)
-                if status["state"] == "serving" and status["num_stages"] == self.num_stages:
-                    return
-            await asyncio.sleep(0.02)
-        said = (self._directory / "up.log").read_text(errors="replace")[-2000:]
-        raise BenchError(f"the swarm did not start; {' '.join(self._command)} said:\n{said}")
+                report = cast(Body, await asyncio.wait_for(self.client.query(cast(Any, what)), 5.0))
+                if holds(report):
+                    return report
+            await asyncio.sleep(POLL_S)
+        said = "\n".join(f"{f.name}: {f.read_text(errors='replace')[-1000:]}" for f in self.folder.glob("*.log"))
+        raise BenchError(f"{what} is not as expected, within {within_s:.0f} s: {report}\n{said}")
 
-    async def _stop(self) -> None:
+    async def until_serving(self, num_stages: int) -> None:
+        """As just started, when every process is needed."""
+        await self.until(
+            "status", lambda s: s["state"] == "serving" and s["num_stages"] == num_stages, START_S, with_all=True
+        )
+
+    def _has_lost(self) -> bool:
+        return any(process.poll() is not None for process in self.processes.values())
+
+    async def stop(self) -> None:
+        """End them, also those that are stopped, hung or gone already."""
         await self.client.aclose()
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+        for process in reversed(self.processes.values()):  # the workers first
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGINT)
+        for process in self.processes.values():
             try:
-                await asyncio.to_thread(self._process.wait, STOP_S)
+                await asyncio.to_thread(process.wait, STOP_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Swarm(Processes):
+    """``swarm up`` in a process of its own."""
+
+    def __init__(
+        self, model: Path, num_stages: int, threads: int = 0, settings: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(settings)
+        self.num_stages = num_stages
+        self._arguments = ["up", "--model", str(model), "--port", str(self.port), "--workers", str(num_stages)]
+        self._arguments += ["--threads", str(threads)] if threads else []
+
+    async def begin(self) -> None:
+        self.launch("up", [*self._arguments, "--state-dir", str(self.folder / "state")])
+        await self.until_serving(self.num_stages)
 
 
 def free_port() -> int:

@@ -13,28 +13,18 @@ than cores, workers may move between all of them afterwards, still with one thre
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bench_contestants import Peers
 from bench_decode import Bench, Case, swarm_turn
 from bench_lib import (
-    ROOT,
-    START_S,
-    STOP_S,
     BenchError,
+    Processes,
     Row,
     add_model_options,
-    free_port,
     in_turns,
     model_of,
     note,
@@ -43,77 +33,32 @@ from bench_lib import (
     vocabulary_of,
 )
 
-from swarm import AsyncClient
-from swarm.errors import Unavailable
-
 MODES = ("batch", "overlapped")
 SEQUENCES = (1, 2, 4, 8, 16, 32)
 PART = 0.8  # of what overlapping could win
 
 
-class Pinned:
-    """A broker and workers in processes of their own, each worker with one core. Use it with ``async with``."""
+class Pinned(Processes):
+    """A broker and workers in processes of their own, each worker with one core."""
 
     def __init__(self, model: Path, num_stages: int, mode: str) -> None:
+        super().__init__()
         self._num_stages = num_stages
-        self._directory = Path(tempfile.mkdtemp(prefix="swarm-overlap-"))
-        self._port = free_port()
-        self._url = f"tcp://127.0.0.1:{self._port}"
         self._model, self._mode = model, mode
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.client = AsyncClient(self._url, connect_timeout_s=START_S)
 
-    async def __aenter__(self) -> Self:
+    async def begin(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
-        try:
-            broker = ["broker", "--port", str(self._port), "--mode", self._mode]
-            self._start("broker", [*broker, "--min-workers", str(self._num_stages)], [])
-            for number in range(self._num_stages):
-                worker = ["worker", "--url", self._url, "--model", str(self._model), "--name", f"w{number}"]
-                pin = ["taskset", "-c", str(cores[number % len(cores)])]
-                self._start(f"w{number}", [*worker, "--threads", "1"], pin)
-            await self._until_serving()
-            if self._num_stages > len(cores):
-                for process in self._processes[1:]:
-                    _let_move(process.pid, set(cores))
-        except BaseException:
-            await self._stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop()
-
-    def _start(self, name: str, arguments: list[str], before: list[str]) -> None:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "SWARM_STATE_DIR": str(self._directory / name)}
-        command = [*before, sys.executable, "-P", "-m", "swarm", *arguments]
-        with (self._directory / f"{name}.log").open("wb") as log:
-            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-
-    async def _until_serving(self) -> None:
-        give_up_at = time.monotonic() + START_S
-        while time.monotonic() < give_up_at and all(process.poll() is None for process in self._processes):
-            with suppress(Unavailable, TimeoutError):
-                status = await asyncio.wait_for(self.client.query("status"), 2.0)
-                if status["state"] == "serving" and status["num_stages"] == self._num_stages:
-                    return
-            await asyncio.sleep(0.05)
-        said = "\n".join(log.read_text(errors="replace")[-1000:] for log in sorted(self._directory.glob("*.log")))
-        raise BenchError(f"the swarm with {self._num_stages} stages did not start; its processes said:\n{said}")
-
-    async def _stop(self) -> None:
-        await self.client.aclose()
-        for process in reversed(self._processes):  # the workers first
-            process.terminate()
-        for process in self._processes:
-            try:
-                await asyncio.to_thread(process.wait, STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        broker = ["broker", "--port", str(self.port), "--mode", self._mode, "--min-workers", str(self._num_stages)]
+        self.launch("broker", broker, {"SWARM_STATE_DIR": str(self.folder / "broker")})
+        names = [f"w{number}" for number in range(self._num_stages)]
+        for number, name in enumerate(names):
+            worker = ["worker", "--url", self.url, "--model", str(self._model), "--name", name, "--threads", "1"]
+            own = partial(os.sched_setaffinity, 0, {cores[number % len(cores)]})
+            self.launch(name, worker, {"SWARM_STATE_DIR": str(self.folder / name)}, own)
+        await self.until_serving(self._num_stages)
+        if self._num_stages > len(cores):
+            for name in names:
+                _let_move(self.processes[name].pid, set(cores))
 
 
 def _let_move(pid: int, cores: set[int]) -> None:

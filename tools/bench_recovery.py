@@ -1,148 +1,167 @@
 #!/usr/bin/env python3
-"""What a killed worker costs: the longest gap between two tokens, less the longest of an undisturbed run.
+"""What it costs when workers die, and what it costs to be ready for that. Three measurements, one or all of them:
 
-``swarm up`` with three workers, started anew for every kill. Answers run until each has the context that is asked for;
-then the worker of the middle stage is killed (SIGKILL), and the rest of the tokens is waited for. They must be those of
-the undisturbed run. ``logs`` rebuilds the lost layers from what the stage before them sent, ``tokens`` from the tokens.
+detection  from the fault until the broker knows, of each class: crash (SIGKILL), freeze (SIGSTOP), hang (the compute
+           thread stands still, by a failpoint) and terminate (SIGTERM: the worker says that it wishes to go).
+stall      the longest gap between two tokens of running answers when the middle one of three workers is killed, less
+           the 99th percentile of the undisturbed gaps, by where the layers come back: ``standby`` (the neighbours hold
+           them warm), ``spare`` (a fourth worker loads them), ``restart`` (nobody else may take them, and the dead
+           one's process is started again), ``tokens`` (as standby, rebuilt from the tokens instead of the logs). The
+           tokens must be those of the undisturbed run.
+overhead   decoding with logs and beats against the same without, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
-import time
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from bench_lib import BenchError, Row, Swarm, add_model_options, model_of, note, random_prompt, run, tell, vocabulary_of
+from bench_lib import BenchError, add_model_options, machine, model_of
+from recovery_detection import CLASSES, detection
+from recovery_overhead import Overhead, overhead
+from recovery_stall import PARTS, WAYS, Case, Outcome, stall
+from recovery_swarm import STAGES, percentile
+from rich.console import Console
+from rich.table import Table
 
-from swarm import AsyncClient
+from swarm.demo import model_path
+from swarm.errors import SwarmError
 
-STAGES = 3
-AFTER = 24  # tokens of each answer after the kill
-PROMPT_PART = 0.75  # of the context; the rest is generated before the kill
-SOURCES = ("logs", "tokens")
-WAIT_S = 600.0
-
-
-@dataclass(frozen=True)
-class Case:
-    sequences: int
-    context: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.sequences} sequence{'s' if self.sequences > 1 else ''}, {self.context} tokens"
-
-    @property
-    def num_prompt(self) -> int:
-        return max(1, int(self.context * PROMPT_PART))
-
-    @property
-    def num_before(self) -> int:
-        return self.context - self.num_prompt
+WHAT = ("detection", "stall", "overhead")
 
 
-@dataclass
-class Stream:
-    """One answer: its tokens, and when each came."""
-
-    tokens: list[int]
-    times: list[float]
-
-    def gaps(self, start: int) -> list[float]:
-        return [after - before for before, after in zip(self.times[start:], self.times[start + 1 :], strict=False)]
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
-async def read(client: AsyncClient, prompt: list[int], case: Case, reached: asyncio.Event) -> Stream:
-    found = Stream([], [])
-    num = case.num_before + AFTER
-    async for piece in client.stream(prompt, max_tokens=num, ignore_eos=True, timeout=WAIT_S):
-        found.tokens.append(piece.token)
-        found.times.append(time.perf_counter())
-        if len(found.tokens) >= case.num_before:
-            reached.set()
-    return found
+def table(title: str, columns: Sequence[str]) -> Table:
+    drawn = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if number else "left")
+    return drawn
 
 
-async def answers(client: AsyncClient, prompts: list[list[int]], case: Case, kill: bool) -> list[Stream]:
-    events = [asyncio.Event() for _ in prompts]
-    tasks = [asyncio.create_task(read(client, p, case, e)) for p, e in zip(prompts, events, strict=True)]
-    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), WAIT_S)
-    if kill:
-        stages = (await client.query("plan"))["stages"]
-        workers = (await client.query("nodes"))["workers"]
-        assert isinstance(stages, list)
-        assert isinstance(workers, list)
-        middle = stages[1]["worker"]
-        pid = next(int(w["pid"]) for w in workers if w["name"] == middle and w["verdict"] not in ("dead", "left"))
-        os.kill(pid, signal.SIGKILL)
-    return list(await asyncio.gather(*tasks))
+def ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:,.0f}"
 
 
-async def figures(client: AsyncClient) -> dict[str, float]:
-    pipeline = (await client.query("stats"))["pipeline"]
-    assert isinstance(pipeline, dict)
-    return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
+def detection_table(samples: dict[str, list[float]]) -> Table:
+    drawn = table("from the fault until it is noticed, ms", ("class", "times", "p50", "p99", "worst"))
+    for name, values in samples.items():
+        figures = (percentile(values, 50), percentile(values, 99), max(values))
+        drawn.add_row(name, str(len(values)), *map(ms, figures))
+    return drawn
 
 
-async def one_kill(model: Path, case: Case, source: str) -> dict[str, float]:
-    """Seconds of stall, and how much was replayed for what was lost."""
-    vocabulary = vocabulary_of(model)
-    prompts = [random_prompt(case.num_prompt, vocabulary) for _ in range(case.sequences)]
-    settings = {"SWARM_RECOVERY__SOURCE": source, "SWARM_BROKER__PREFIX_CACHE": "false"}
-    async with Swarm(model, STAGES, settings=settings) as swarm:
-        calm = await answers(swarm.client, prompts, case, kill=False)
-        killed = await answers(swarm.client, prompts, case, kill=True)
-        if [stream.tokens for stream in calm] != [stream.tokens for stream in killed]:
-            raise BenchError(f"{case.name}, {source}: the tokens differ from those of the undisturbed run")
-        counted = await figures(swarm.client)
-    start = case.num_before // 2
-    usual = max(gap for stream in calm for gap in stream.gaps(start))
-    longest = max(gap for stream in killed for gap in stream.gaps(start))
-    lost = counted.get("lost_layer_positions", 0.0)
-    return {
-        "stall": longest - usual,
-        "usual": usual,
-        "ratio": counted.get("replayed_layer_positions", 0.0) / lost if lost else 0.0,
-    }
+def stall_table(outcomes: list[Outcome]) -> Table:
+    """Medians over the repetitions of a case."""
+    columns = ("way, sequences × context", "stall", *PARTS, "predicted", "usual gap", "replayed ÷ least")
+    drawn = table("stall after a kill, ms", columns)
+    for way, case in dict.fromkeys((outcome.way, outcome.case) for outcome in outcomes):
+        same = [outcome for outcome in outcomes if (outcome.way, outcome.case) == (way, case)]
+        split = [ms(middle([outcome.split[part] for outcome in same])) for part in PARTS]
+        ratio = middle([outcome.ratio for outcome in same])
+        drawn.add_row(
+            f"{way}, {case}",
+            ms(median(outcome.stall_s for outcome in same)),
+            *split,
+            ms(middle([outcome.predicted_s for outcome in same])),
+            ms(same[0].usual_s),
+            "–" if ratio is None else f"{ratio:.3f}",
+        )
+    return drawn
 
 
-async def recovery(
-    model: Path, cases: list[Case], sources: list[str], rounds: int
-) -> tuple[list[Row], dict[str, object]]:
-    rows, facts = [], {"model": str(model), "stages": STAGES}
-    for case in cases:
-        samples: dict[str, list[float]] = {source: [] for source in sources}
-        for number in range(rounds):
-            for source in sources if number % 2 == 0 else sources[::-1]:
-                note(f"{case.name}, from {source} …")
-                found = await one_kill(model, case, source)
-                samples[source].append(found["stall"] * 1e3)
-                facts[f"{case.name}, {source}: replayed ÷ lost"] = round(found["ratio"], 3)
-                facts[f"{case.name}: longest gap undisturbed"] = f"{found['usual'] * 1e3:.0f} ms"
-        rows.append(Row(case.name, "ms", samples, baseline=sources[-1] if len(sources) > 1 else None))
-    return rows, facts
+def middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def overhead_table(found: Overhead) -> Table:
+    drawn = table("logs and beats, on against off", ("", "on", "off", "cost", "half of the pairs between"))
+    low, high = found.spread
+    figures = (f"{median(values):,.1f}" for values in (found.on, found.off))
+    drawn.add_row("tokens/s", *figures, f"{found.cost:.1%}", f"{low:.1%} and {high:.1%}")
+    return drawn
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+async def measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Table], dict[str, Any]]:
+    tables: list[Table] = []
+    results: dict[str, Any] = {}
+    if "detection" in arguments.what:
+        samples = await detection(model, arguments.classes, arguments.times)
+        tables.append(detection_table(samples))
+        results["detection_s"] = samples
+    if "stall" in arguments.what:
+        cases = [Case(sequences, context) for sequences in arguments.sequences for context in arguments.contexts]
+        outcomes = await stall(model, arguments.ways, cases, arguments.rounds)
+        tables.append(stall_table(outcomes))
+        results["stall"] = [asdict(outcome) for outcome in outcomes]
+    if "overhead" in arguments.what:
+        found = await overhead(model, arguments.pairs, arguments.decodes, arguments.tokens)
+        tables.append(overhead_table(found))
+        results["overhead"] = asdict(found) | {"cost": found.cost, "spread": found.spread}
+        results["log_bytes_per_token"] = found.log_bytes_per_token
+    return tables, results
+
+
+def listed(known: Sequence[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        parts = text.split(",")
+        if unknown := [part for part in parts if part not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(known)}")
+        return parts
+
+    return parse
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
-    parser.add_argument("--sequences", default="1,8", metavar="N,N")
-    parser.add_argument("--contexts", default="64,256,1024", metavar="N,N")
-    parser.add_argument("--sources", default="logs,tokens", metavar="A,B", help="of logs, tokens")
-    parser.add_argument("--rounds", type=int, default=3, help="kills of each case and source")
+    parser.add_argument("--demo", action="store_true", help="the embedded demo model instead of the 1.1 B shape")
+    parser.add_argument("--what", type=listed(WHAT), default=list(WHAT), metavar="A,B", help=f"of {', '.join(WHAT)}")
+    parser.add_argument(
+        "--classes", type=listed(list(CLASSES)), default=list(CLASSES), metavar="A,B", help="of faults to be noticed"
+    )
+    parser.add_argument("--times", type=int, default=20, help="faults of each class")
+    parser.add_argument("--ways", type=listed(list(WAYS)), default=list(WAYS), metavar="A,B", help="ways back")
+    parser.add_argument("--sequences", type=numbers, default=[1, 8], metavar="N,N")
+    parser.add_argument("--contexts", type=numbers, default=[64, 256, 1024], metavar="N,N")
+    parser.add_argument("--rounds", type=int, default=1, help="kills of each case and way")
+    parser.add_argument("--pairs", type=int, default=10, help="turns with logs and beats, and as many without")
+    parser.add_argument("--decodes", type=int, default=4, metavar="N", help="sequences that decode in these turns")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each of them")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    numbers = [[int(part) for part in text.split(",")] for text in (arguments.sequences, arguments.contexts)]
-    cases = [Case(sequences, context) for sequences in numbers[0] for context in numbers[1]]
-    sources = arguments.sources.split(",")
-    if unknown := set(sources) - set(SOURCES):
-        parser.error(f"--sources: {', '.join(unknown)} is none of {', '.join(SOURCES)}")
-    rows, facts = run(recovery(model_of(arguments), cases, sources, arguments.rounds))
-    tell(rows, "stall after a kill", facts, as_json=arguments.json)
+    try:
+        model = model_path() if arguments.demo else model_of(arguments)
+        tables, results = asyncio.run(measured(arguments, model))
+    except (BenchError, SwarmError) as error:
+        raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from None
+    about = {"model": str(model), "stages": STAGES, **machine()}
+    if arguments.json:
+        print(json.dumps({**about, **results}, indent=2))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for drawn in tables:
+        console.print(drawn)
+    if "log_bytes_per_token" in results:
+        about["log bytes per token"] = round(results["log_bytes_per_token"])
+    for name, value in about.items():
+        console.print(f"{name}: {value}", highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -12,28 +12,18 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bench_lib import (
     PASSIVE,
-    ROOT,
-    START_S,
-    STOP_S,
     BenchError,
+    Processes,
     Row,
     add_model_options,
-    free_port,
     in_turns,
     model_of,
     note,
@@ -42,9 +32,6 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
-
-from swarm import AsyncClient
-from swarm.errors import Unavailable
 
 PERIOD_US = 10_000  # short, so that a stage is not held still for the length of several steps
 WITHIN = 0.15  # of the predicted gain: what was asked for
@@ -79,14 +66,11 @@ class Group:
             self._folder.rmdir()
 
 
-class UnequalSwarm:
-    """A broker and two workers. Use it with ``async with``: it serves then."""
+class UnequalSwarm(Processes):
+    """A broker and two workers."""
 
     def __init__(self, model: Path, arguments: argparse.Namespace, pins: dict[str, str]) -> None:
-        self._model, self._arguments = model, arguments
-        self._port = free_port()
-        self._folder = Path(tempfile.mkdtemp(prefix="swarm-split-"))
-        self._settings = {
+        settings = {
             "SWARM_BROKER__MODE": "overlapped",
             "SWARM_PLAN__ROWS": str(max(1, arguments.sequences // 2)),  # each of two micro-batches has half of them
             "SWARM_PLAN__CONTEXT": str(arguments.prompt + arguments.tokens // 2),
@@ -94,27 +78,17 @@ class UnequalSwarm:
             "SWARM_PLAN__PINS": json.dumps(pins),
             "SWARM_PLAN__MARGIN": "10",  # what is compared must stay as it is
         }
-        self._processes: list[subprocess.Popen[bytes]] = []
+        super().__init__(PASSIVE | settings)
+        self._model, self._arguments = model, arguments
         self._group: Group | None = None
-        self.client = AsyncClient(f"tcp://127.0.0.1:{self._port}", connect_timeout_s=START_S)
 
-    async def __aenter__(self) -> Self:
-        try:
-            self._start("broker", ["broker", "--port", str(self._port), "--min-workers", "2"], None)
-            if self._arguments.way == "quota":
-                self._group = Group(str(self._port), self._arguments.share)
-            for name in NAMES:
-                self._start_worker(name)
-            await self._until_serving()
-        except BaseException:
-            await self._stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop()
+    async def begin(self) -> None:
+        self.launch("broker", ["broker", "--port", str(self.port), "--min-workers", str(len(NAMES))])
+        if self._arguments.way == "quota":
+            self._group = Group(str(self.port), self._arguments.share)
+        for name in NAMES:
+            self._start_worker(name)
+        await self.until_serving(len(NAMES))
 
     def _start_worker(self, name: str) -> None:
         by_threads = self._arguments.way == "threads"
@@ -128,42 +102,13 @@ class UnequalSwarm:
             if group is not None:
                 group.enter()
 
-        url = f"tcp://127.0.0.1:{self._port}"
-        command = ["worker", "--url", url, "--name", name, "--model", str(self._model), "--threads", str(threads)]
-        self._start(name, command, limited)
+        command = ["worker", "--url", self.url, "--name", name, "--model", str(self._model), "--threads", str(threads)]
+        self.launch(name, command, before=limited)
 
-    def _start(self, name: str, command: list[str], before: Callable[[], None] | None) -> None:
-        environment = os.environ | PASSIVE | {"PYTHONPATH": str(ROOT)} | self._settings
-        with (self._folder / f"{name}.log").open("wb") as log:
-            whole = [sys.executable, "-P", "-m", "swarm", *command]
-            self._processes.append(
-                subprocess.Popen(whole, stdout=log, stderr=log, env=environment, preexec_fn=before)  # noqa: PLW1509
-            )
-
-    async def _until_serving(self) -> None:
-        give_up_at = time.monotonic() + START_S
-        while time.monotonic() < give_up_at and all(p.poll() is None for p in self._processes):
-            with suppress(Unavailable, TimeoutError):
-                status = await asyncio.wait_for(self.client.query("status"), 2.0)
-                if status["state"] == "serving" and status["num_stages"] == len(NAMES):
-                    return
-            await asyncio.sleep(0.05)
-        said = "\n".join(path.read_text(errors="replace")[-1000:] for path in self._folder.glob("*.log"))
-        raise BenchError(f"the swarm did not start with both workers; it said:\n{said}")
-
-    async def _stop(self) -> None:
-        await self.client.aclose()
-        for process in self._processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            try:
-                await asyncio.to_thread(process.wait, STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    async def stop(self) -> None:
+        await super().stop()
         if self._group is not None:
             self._group.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def rate(self, prompts: list[list[int]], num_tokens: int) -> float:
         """Tokens per second of all together."""

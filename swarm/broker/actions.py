@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from swarm.wire.messages import Order, ServerMessage, Step, Submit
+from swarm.wire.messages import (
+    FinishReason,
+    Hop,
+    Manifest,
+    Order,
+    Query,
+    SequencePosition,
+    ServerMessage,
+    Step,
+    Submit,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +58,13 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class WriteEpoch:
-    """Journal an epoch, durably; then feed EpochWritten."""
+    """Journal an epoch, durably; then feed EpochWritten. ``workers``: the names of those in its plan. ``manifest``: of
+    the model that it is for. ``blames``: (sequence, worker deaths at which it was in flight)."""
 
     epoch: int
+    workers: tuple[str, ...] = ()
+    manifest: Manifest | None = field(default=None, compare=False)
+    blames: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +73,82 @@ class WriteAcceptance:
 
     submit: Submit
     sequences: tuple[int, ...]
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens of one sequence, from ``position`` on; the first is number ``first`` of the generated ones."""
+
+    sequence: int
+    position: int
+    first: int
+    ids: tuple[int, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    hops: tuple[tuple[Hop, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTokens:
-    """Journal new tokens of one step: (sequence, position of the first, ids). Then feed TokensWritten."""
+    """Journal the new tokens of one step. Then feed TokensWritten."""
 
-    tokens: tuple[tuple[int, int, tuple[int, ...]], ...]
+    tokens: tuple[NewTokens, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteEnd:
-    """Journal how a sequence ended; nobody waits for it."""
+    """Journal how a sequence ended, and with how many of its tokens. Then feed EndWritten."""
 
     sequence: int
-    reason: str
+    reason: FinishReason
     num_tokens: int
+    detail: str = ""
+
+
+class StepTimes(NamedTuple):
+    """A step that was answered. ``kv``: each row's sequence, and the position that it ended at."""
+
+    dispatched_at: float
+    finished_at: float
+    kv: tuple[SequencePosition, ...]
+    hops: tuple[Hop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSteps:
+    """Journal where the time of these steps went. No fact follows: whatever else is to be written goes before it, and
+    where there is no room it is dropped."""
+
+    steps: tuple[StepTimes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Read what the journal has of a request; then feed RequestRead."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadList:
+    """Read what the journal has for a report to this client; then feed ListRead. ``only_steps``: of the request that
+    the trace is of, whose id is given in full."""
+
+    client: bytes
+    query: Query
+    only_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CountDescriptors:
+    """Feed DescriptorsCounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """Let people in again at this door; if that fails again, feed DoorClosed again."""
+
+    door: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +185,10 @@ Action = (
     | WriteAcceptance
     | WriteTokens
     | WriteEnd
+    | WriteSteps
+    | ReadRequest
+    | ReadList
+    | CountDescriptors
+    | OpenDoor
     | Note
 )

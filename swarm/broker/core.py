@@ -12,18 +12,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker import plan_report, reports, scheduler
-from swarm.broker.actions import Action, Dispatch, Note, SayClient
+from swarm.broker import scheduler
+from swarm.broker.actions import Action, Dispatch, Note, WriteSteps
+from swarm.broker.doors import Doors
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetPartArrived,
     BeatHeard,
     ClientSaid,
     ClientUnreachable,
+    DescriptorsCounted,
+    DoorClosed,
+    EndNotWritten,
+    EndWritten,
     EpochWritten,
     Event,
+    JournalBroke,
+    JournalFigures,
+    JournalMended,
+    ListRead,
     MessageRefused,
+    ProcessFigures,
+    RequestRead,
     StepFinished,
+    Stopping,
     Tick,
     TokensWritten,
     WorkerDisconnected,
@@ -31,40 +43,44 @@ from swarm.broker.events import (
 )
 from swarm.broker.health import HealthSettings, Judgement
 from swarm.broker.hosts import Hosts
+from swarm.broker.inquiries import Inquiries
+from swarm.broker.journal.records import Past
 from swarm.broker.members import Members, MemberSettings
 from swarm.broker.planning import Planner, PlanSettings
 from swarm.broker.prefix import PrefixCache
+from swarm.broker.recheck import RecheckSettings
 from swarm.broker.requests import Requests, RequestSettings
 from swarm.broker.scheduler import SchedulerSettings
-from swarm.broker.state import Flight, SequenceState, State
+from swarm.broker.state import Flight, Plan, SequenceState, State
 from swarm.broker.statistics import PipelineStatistics
 from swarm.broker.trace import Tracer
 from swarm.wire.messages import (
-    ASSET_PART_BYTES,
     Ack,
-    AssetPart,
     Attach,
     Cancel,
     ClientMessage,
     Describe,
-    Description,
+    Detach,
     GetAsset,
     HostDone,
     HostHello,
     Join,
-    Json,
     Query,
-    Report,
+    Recall,
+    RequestMessage,
     StepDone,
     Stop,
     StopWorker,
     Submit,
 )
-from swarm.wire.tensors import pack_bytes
 
-# A gap between two events longer than this is the broker's own pause (the shell ticks far more often).
+# A gap longer than this between two events, or two ticks, is the broker's own pause (the shell ticks far more often).
 PAUSE_S = 0.25
+# So much of a pause counts all the same: were all forgiven, a broker that is always late would never miss anybody.
+USUAL_GAP_S = 0.05
 LOST_STEP_S = 1.0
+WIRE_FACTOR = 3.0  # how many times longer than measured a link may take before what it carries counts as lost
+MOST_DOUBLINGS = 2  # of that patience, one for each loss in a row: TCP doubles its own
 BLAME_AFTER_LOSSES = 2  # steps lost without a single one that came through between
 
 
@@ -85,16 +101,19 @@ class BrokerSettings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
+    recheck: RecheckSettings = field(default_factory=RecheckSettings)
 
     @property
     def member_settings(self) -> MemberSettings:
-        return MemberSettings(self.beat_endpoint, self.data_endpoint, self.beat_interval_s, self.lease_s, self.health)
+        return MemberSettings(
+            self.beat_endpoint, self.data_endpoint, self.beat_interval_s, self.lease_s, self.health, self.recheck
+        )
 
 
 class BrokerCore:
     """See the module's text."""
 
-    def __init__(self, settings: BrokerSettings, now: float) -> None:
+    def __init__(self, settings: BrokerSettings, now: float, past: Past | None = None) -> None:
         self.settings = settings
         self.state = State(started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
         self._out: list[Action] = []
@@ -106,16 +125,45 @@ class BrokerCore:
             self.state, settings.member_settings, self._planner, self._requests, out=self._out, now=now
         )
         self._hosts = Hosts(self._out)
+        self._doors = Doors(self.state.doors, self._out)
+        self._inquiries = Inquiries(
+            self.state,
+            settings.requests,
+            self._out,
+            version=settings.version,
+            planner=self._planner,
+            members=self._members,
+            tracer=self._tracer,
+            statistics=self._statistics,
+            judgements=self.judgements,
+        )
         self._num_lost_in_row = 0
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
-        self._last_event_at = now
+        self._last_event_at = self._last_tick_at = now
         self._num_events = 0
+        if past is not None:
+            self._restore(past, now)
+
+    def _restore(self, past: Past, now: float) -> None:
+        """Go on where the broker before this one ended; what was noticed on the way is told with the first event."""
+        self.state.book.heard_of(past.epoch)
+        self._requests.durability.restore(past, now)
+        self._planner.restart.begin(past, now, self.settings.plan.gather_s)
+        if past.manifest is not None:
+            self.state.manifest = past.manifest
+            self._requests.durability.model_known(now)
+        self.state.journal_notes = past.notes
+        for text in past.notes:
+            self._note("journal_was_damaged", "error", what=text)
+        if past.requests:
+            unended = sum(not request.ended for request in past.requests)
+            self._note("requests_restored", epoch=past.epoch, requests=len(past.requests), unended=unended)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one fact, return what is to be done, in order."""
         self.state.now = now
         self._num_events += 1
-        self._notice_own_pause(now)
+        self._notice_own_pause(event, now)
         self._route(event, now)
         self._fill_pipe(now)
         actions = self._out[:]
@@ -132,17 +180,13 @@ class BrokerCore:
             case StepFinished(done):
                 self._step_finished(done, now)
             case TokensWritten(committed):
-                self._requests.committed(committed)
+                self._requests.growth.committed(committed)
             case BeatHeard(beat):
                 self._members.beat(beat, now)
             case ClientSaid(client, message):
                 self._client_said(client, message, now)
             case WorkerSaid(peer, message):
                 self._members.said(peer, message, now)
-            case AcceptanceWritten(request_id, sequences):
-                self._requests.accepted(request_id, sequences)
-            case EpochWritten(epoch):
-                self._planner.epoch_written(epoch, now)
             case WorkerDisconnected(peer):
                 self._members.disconnected(peer, now)
             case ClientUnreachable(client):
@@ -151,9 +195,43 @@ class BrokerCore:
             case AssetPartArrived():
                 self._members.asset_part_arrived(event, now)
             case MessageRefused(door):
-                self.state.count(f"malformed_{door}")
+                self._message_refused(door, now)
             case Tick():
                 self._tick(now)
+            case DoorClosed() | DescriptorsCounted():
+                self._doors.handle(event, now)
+            case _:
+                self._journal_said(event, now)
+
+    def _journal_said(self, event: Event, now: float) -> None:
+        match event:
+            case AcceptanceWritten(request_id, sequences):
+                self._requests.accepted(request_id, sequences)
+            case EpochWritten(epoch):
+                self._planner.epoch_written(epoch, now)
+            case EndWritten(sequence):
+                self._requests.durability.end_was_written(sequence)
+            case EndNotWritten(sequence):
+                self._requests.durability.end_was_not_written(sequence)
+            case RequestRead(request_id, record, problem):
+                self._requests.read(request_id, record, problem, now)
+            case ListRead():
+                self._inquiries.list_read(event, now)
+            case JournalBroke(reason):
+                self._requests.durability.journal_broke(reason, now)
+            case JournalMended():
+                self._requests.durability.journal_mended()
+            case JournalFigures(values):
+                self.state.journal_figures = values
+            case ProcessFigures(values):
+                self.state.process_figures = values
+            case Stopping():
+                self._write_steps(now, at_once=True)
+
+    def _message_refused(self, door: str, now: float) -> None:
+        self.state.count(f"malformed_{door}")
+        if door == "data":  # the last stage's answer to a step, most likely: it will not come again
+            self._members.damaged(now)
 
     def _fill_pipe(self, now: float) -> None:
         while (step := scheduler.next_step(self.state, self.settings.scheduler, now)) is not None:
@@ -164,7 +242,7 @@ class BrokerCore:
             self._statistics.dispatched(step, len(self.state.flights), len(self.state.waiting))
             self._out.append(Dispatch(step))
         while self.state.hopeless:
-            self._requests.too_late(self.state.hopeless.pop(), now)
+            self._requests.ends.too_late(self.state.hopeless.pop(), now)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -175,6 +253,7 @@ class BrokerCore:
             self.state.count("stale_steps")
             return
         self._num_lost_in_row = 0
+        self._members.lies.step_came_through()
         self._take_step_time(now - flight.sent_at)
         self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
         self._tracer.finished(flight.sent_at, now, done)
@@ -184,11 +263,13 @@ class BrokerCore:
             self._out.append(Note("profile", "info", self._statistics.profile()))
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
         self._acknowledge(done, flight)
-        self._requests.sampled(done.sampled, done.hops, now)
+        recoveries, rebuilder = self.state.recoveries, self._planner.rebuilder
+        self._planner.recovered(recoveries.step_done(rebuilding=not rebuilder.is_idle, now=now))
+        self._requests.growth.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
-                self._requests.end(sequence, "failed", now, failure.reason)
+                self._requests.ends.end(sequence, "failed", now, failure.reason)
 
     def _acknowledge(self, done: StepDone, flight: Flight) -> None:
         """Every stage has done these rows: their keys and values are everywhere."""
@@ -214,23 +295,14 @@ class BrokerCore:
     def _client_said(self, client: bytes, message: ClientMessage, now: float) -> None:
         self._planner.look_again(now)
         match message:
-            case Submit():
-                self._requests.submit(client, message, now)
-            case Ack():
-                self._requests.ack(message)
-            case Attach():
-                self._requests.attach(client, message)
-            case Stop():
-                self._requests.stop(message, now)
-            case Cancel():
-                self._requests.cancel(client, message, now)
+            case Submit() | Recall() | Attach() | Ack() | Stop() | Cancel() | Detach():
+                self._about_request(client, message, now)
             case Describe():
-                self._out.append(SayClient(client, self._description()))
+                self._inquiries.describe(client)
             case GetAsset():
-                self._send_asset(client, message)
+                self._inquiries.send_asset(client, message)
             case Query():
-                body = self._report(message, now)
-                self._out.append(SayClient(client, Report(what=message.what, ok="error" not in body, body=body)))
+                self._inquiries.query(client, message, now)
             case Join():
                 self._hosts.join(client, message)
             case HostHello():
@@ -238,74 +310,50 @@ class BrokerCore:
             case HostDone():
                 self._hosts.done(message)
             case StopWorker():
-                self._stop_worker(client, message, now)
+                self._inquiries.stop_worker(client, message, now)
 
-    def _report(self, query: Query, now: float) -> Json:
-        match query.what:
-            case "trace":
-                return self._tracer.report(query.request_id, self.state.requests)
-            case "plan" if query.suppose is not None:
-                return plan_report.supposed(self.state, query.suppose, self._planner.suppose)
-            case "stats":
-                return reports.stats(self.state, self._statistics)
-            case _:
-                return reports.report(query.what, self.state, self.judgements(now), now)
-
-    def _description(self) -> Description:
-        book, manifest = self.state.book, self.state.manifest
-        return Description(
-            manifest=manifest,
-            state=book.phase.value if not book.serving else "serving",
-            waits_for=book.waits_for,
-            max_context=manifest.context if manifest else 0,
-            max_queue=self.settings.requests.max_queue,
-            swarm_version=self.settings.version,
-        )
-
-    def _send_asset(self, client: bytes, message: GetAsset) -> None:
-        data = self.state.assets.get(message.name)
-        if data is None:
-            body: dict[str, object] = {"error": f"this swarm has no asset {message.name!r}"}
-            self._out.append(SayClient(client, Report(what="asset", ok=False, body=body)))
-            return
-        part = data[message.offset : message.offset + ASSET_PART_BYTES]
-        answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=pack_bytes(part))
-        self._out.append(SayClient(client, answer, part))
-
-    def _stop_worker(self, client: bytes, message: StopWorker, now: float) -> None:
-        found = [w for w in self.state.workers.values() if w.name == message.worker and not w.is_gone]
-        if not found:
-            known = ", ".join(sorted(w.name for w in self.state.workers.values() if not w.is_gone))
-            body: dict[str, object] = {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"}
-            self._out.append(SayClient(client, Report(what="stop", ok=False, body=body)))
-            return
-        shortage = self._planner.shortage_without(found[0])
-        if shortage and not message.force:
-            reason = (
-                f"the swarm can't do without {message.worker}, it would wait for {shortage} (--force stops it anyway)"
-            )
-            self._out.append(SayClient(client, Report(what="stop", ok=False, body={"error": reason})))
-            return
-        self._members.leave(found[0], now, at_once=bool(shortage))
-        body = {"worker": message.worker, "state": found[0].state.value}
-        self._out.append(SayClient(client, Report(what="stop", ok=True, body=body)))
+    def _about_request(self, client: bytes, message: RequestMessage, now: float) -> None:
+        match message:
+            case Submit():
+                self._requests.submit(client, message, now)
+            case Recall():
+                self._requests.recall(client, message)
+            case Attach():
+                self._requests.attach(client, message)
+            case Ack():
+                self._requests.ack(client, message)
+            case Stop():
+                self._requests.stop(message, now)
+            case Cancel():
+                self._requests.cancel(client, message, now)
+            case Detach():
+                self._requests.detach(client, message, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def judgements(self, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence."""
-        return self._members.judgements(self._usual_step_s, now)
+        return self._members.vigil.judgements(self._usual_step_s, now)
 
     def _tick(self, now: float) -> None:
         self._members.tick(self._usual_step_s, now)
         self._notice_lost_steps(now)
-        self._requests.tick(now)
+        self._requests.ends.tick(now)
         self._tracer.forget_old(now)
+        self._write_steps(now)
+        self._doors.tick(now)
         self._planner.rebuilder.tick(now)
+        if not self.state.running:
+            self._planner.recovered(self.state.recoveries.nothing_runs(now))
         self._planner.tick(now)
 
+    def _write_steps(self, now: float, *, at_once: bool = False) -> None:
+        """For traces by a broker after this one."""
+        if self.settings.requests.has_journal and (steps := self._tracer.to_write(now, at_once=at_once)):
+            self._out.append(WriteSteps(steps))
+
     def _notice_lost_steps(self, now: float) -> None:
-        """A step is under way, and yet every stage has been idle for a while: the step is lost, without a death."""
+        """A step is under way, and yet no stage has computed for a while: the step is lost, without a death."""
         plan = self.state.book.current
         rebuilder = self._planner.rebuilder
         under_way = [flight.sent_at for flight in self.state.flights.values()]
@@ -313,25 +361,46 @@ class BrokerCore:
         if plan is None or not under_way or not self.state.book.serving:
             return
         oldest = min(under_way)
-        idle_s = min(self._members.idle_s(incarnation) for incarnation in plan.members)
-        if now - oldest > LOST_STEP_S and idle_s > LOST_STEP_S:
+        idle_s = min(self._members.vigil.idle_s(incarnation) for incarnation in plan.members)
+        if min(now - oldest, idle_s) > self._lost_after_s(plan):
             self._note("steps_lost", "error", steps=sorted(self.state.flights))
             self.state.count("steps_lost", len(self.state.flights))
             self._num_lost_in_row += 1
-            # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry.
-            self._planner.trouble(now, blame=self._num_lost_in_row > BLAME_AFTER_LOSSES)
+            # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry; or two
+            # stages can't reach each other at all.
+            again = self._num_lost_in_row > BLAME_AFTER_LOSSES
+            apart = again and self._members.set_apart(plan, now)
+            self._planner.trouble(now, blame=again and not apart)
 
-    def _notice_own_pause(self, now: float) -> None:
-        """If the broker itself stood still, every deadline moves by that much."""
-        pause_s = now - self._last_event_at
+    def _lost_after_s(self, plan: Plan) -> float:
+        """A step that nobody computes may be on its way: a large one over a slow link takes long; and where packets are
+        lost, what was sent again is waited for the longer the more often that was in vain."""
+        positions = max((flight.num_tokens for flight in self.state.flights.values()), default=0)
+        positions = max(positions, self.settings.plan.rebuild.chunk if self._planner.rebuilder.under_way else 0)
+        usual_s = max(LOST_STEP_S, WIRE_FACTOR * self._members.vigil.on_the_wire_s(plan.members, positions))
+        return usual_s * 2.0 ** min(self._num_lost_in_row, MOST_DOUBLINGS)
+
+    def _notice_own_pause(self, event: Event, now: float) -> None:
+        """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are
+        one long one: what waits to be heard is heard before a tick, and nobody is judged but at one."""
+        gap_s = now - self._last_event_at
+        if gap_s > PAUSE_S:
+            self._forgive(gap_s - USUAL_GAP_S, now)
+        if isinstance(event, Tick):
+            gap_s = now - self._last_tick_at
+            if gap_s > PAUSE_S:
+                self._forgive(gap_s - USUAL_GAP_S, now)
+            self._last_tick_at = now
         self._last_event_at = now
-        if pause_s > PAUSE_S:
-            self.state.count("own_pauses")
-            self._members.forgive(pause_s)
-            for flight in self.state.flights.values():
-                flight.sent_at += pause_s
-            self._planner.forgive(pause_s)
-            self._requests.forgive(pause_s)
+
+    def _forgive(self, pause_s: float, now: float) -> None:
+        self.state.count("own_pauses")
+        self._last_tick_at += pause_s
+        self._members.vigil.forgive(pause_s, now)
+        for flight in self.state.flights.values():
+            flight.sent_at = min(now, flight.sent_at + pause_s)
+        self._planner.forgive(pause_s)
+        self._requests.ends.forgive(pause_s)
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from swarm.wire.messages import Beat, ClientMessage, StepDone, WorkerMessage
+from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, WorkerMessage
+
+if TYPE_CHECKING:
+    from swarm.broker.actions import StepTimes
+    from swarm.broker.journal.records import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +96,99 @@ class TokensWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class EndWritten:
+    """The journal holds this sequence's end, and all its tokens."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndNotWritten:
+    """The journal could not take this sequence's end: it lacks tokens of it."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRead:
+    """What the journal has of a request; None: nothing. ``problem``: why it can't be read."""
+
+    request_id: str
+    record: RequestRecord | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListRead:
+    """What the journal has for a report: a row per request that has ended, the latest first; or, if only those were
+    asked for, a request's ``steps``."""
+
+    client: bytes
+    query: Query
+    rows: tuple[Json, ...]
+    problem: str = ""
+    steps: tuple[StepTimes, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalBroke:
+    """The disk refuses: what was to be written is kept and tried again, and nothing counts as written meanwhile."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalMended:
+    """All that was kept has been written."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """What writing took so far, for reports."""
+
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """What the broker's own process takes, for reports."""
+
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DoorClosed:
+    """A door ("client" or "worker") lets nobody new in: accepting failed with this error number. ``limit``: the number
+    of descriptors that this process may have."""
+
+    door: str
+    code: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorsCounted:
+    """So many are open, and so many may be, now."""
+
+    used: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """Somebody has told this process to end; it does so now."""
 
 
 def described(event: Event) -> dict[str, object] | None:
     """What a line of the log says of it; None for the clock and for beats, which come all the time and cause little."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
-        case Tick() | BeatHeard():
+        case Tick() | BeatHeard() | JournalFigures() | ProcessFigures():
             return None
         case ClientSaid(client, message):
             fields |= {"client": client.hex(), "message": type(message).__name__}
@@ -109,7 +198,7 @@ def described(event: Event) -> dict[str, object] | None:
             return fields | {"worker": peer.decode(errors="replace"), "message": type(message).__name__}
         case StepFinished(done):
             return fields | {"epoch": done.epoch, "step": done.step, "caused_by": done.cause}
-        case AcceptanceWritten(request_id=request_id):
+        case AcceptanceWritten(request_id=request_id) | RequestRead(request_id=request_id):
             return fields | {"request": request_id}
         case _:
             return fields
@@ -127,5 +216,16 @@ Event = (
     | EpochWritten
     | AcceptanceWritten
     | TokensWritten
+    | EndWritten
+    | EndNotWritten
+    | RequestRead
+    | ListRead
+    | JournalBroke
+    | JournalMended
+    | JournalFigures
+    | ProcessFigures
+    | DoorClosed
+    | DescriptorsCounted
     | Tick
+    | Stopping
 )

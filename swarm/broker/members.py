@@ -10,26 +10,34 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import Action, Note, OrderWorker
 from swarm.broker.events import AssetPartArrived
-from swarm.broker.health import HealthSettings, Judgement, Pulse, Verdict, judge
+from swarm.broker.health import HealthSettings, Verdict
+from swarm.broker.lies import Lies
 from swarm.broker.partition import DEVICES, is_supported
 from swarm.broker.planning import QUARANTINE_AFTER, Planner
+from swarm.broker.recheck import Rechecker, RecheckSettings
 from swarm.broker.requests import Requests
-from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state import Plan, State, Worker, WorkerState
 from swarm.broker.uploads import Uploads
+from swarm.broker.vigil import Vigil
 from swarm.wire.messages import (
     PROTOCOL_VERSION,
     Activated,
     Alive,
     Beat,
     Denied,
+    Digested,
     Dismiss,
     Fence,
     Hello,
+    Kept,
+    LayerRange,
     Leaving,
     LoadProgress,
+    NotFinite,
     Prepared,
     Probe,
     Probed,
+    Rechecked,
     Refused,
     Rejoin,
     Release,
@@ -55,6 +63,7 @@ class MemberSettings:
     beat_interval_s: float
     lease_s: float
     health: HealthSettings
+    recheck: RecheckSettings
 
 
 class Members:
@@ -76,7 +85,9 @@ class Members:
         self._requests = requests
         self._out = out
         self._uploads = Uploads(state)
-        self._pulses: dict[str, Pulse] = {}
+        self.lies = Lies(state)
+        self._rechecker = Rechecker(state, settings.recheck, out)
+        self.vigil = Vigil(state, settings.health, planner.rebuilder)
         self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
         self._leases_renewed_at = now
 
@@ -101,10 +112,10 @@ class Members:
             case Activated():
                 self._planner.activated(message, now)
                 self._end_the_dangerous(now)
-            case ReplayDone() | ReplayMissing():
-                self._planner.rebuilder.answered(message, now)
-            case LoadProgress():
-                self._planner.load_progressed(worker, message, now)
+            case ReplayDone() | ReplayMissing() | Rechecked() | Digested():
+                self._answered(worker, message, now)
+            case LoadProgress() | Kept():
+                self._planner.loads(worker, message, now)
             case Stats():
                 worker.stats = message.values
             case Trouble():
@@ -112,9 +123,16 @@ class Members:
             case Leaving():
                 worker.wants_to_leave = True
                 self._note("worker_leaves", worker=worker.name, reason=message.reason)
-                self.leave(worker, now, at_once=self._planner.shortage_without(worker) is not None)
+                self.leave(worker, now, at_once=self._planner.wanted.shortage_without(worker) is not None)
             case _:
                 self._state.count("unexpected_control")
+
+    def _answered(self, worker: Worker, message: ReplayDone | ReplayMissing | Rechecked | Digested, now: float) -> None:
+        """What it was asked to compute again: because it was lost, or to compare."""
+        if isinstance(message, Rechecked | Digested):
+            self._rechecker.said(worker, message)
+        else:
+            self._planner.rebuilder.answered(message, now)
 
     def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
         """Nobody counts on it: if it asks to leave, it need not wait."""
@@ -130,11 +148,48 @@ class Members:
             return
         self._note("trouble", "error", worker=worker.name, reason=message.reason)
         self._state.count("troubles")
-        self._planner.trouble(now, blame=True)
-        self._end_the_dangerous(now)
+        if message.damaged:
+            self.damaged(now)
+        elif message.not_finite is None or not self._judge(worker, message.not_finite, now):
+            self._planner.trouble(now, blame=True)
+            self._end_the_dangerous(now)
+
+    def damaged(self, now: float) -> None:
+        """Something under way came damaged: the network's doing. If nothing is under way, nothing is lost."""
+        if self._planner.awaits_steps and self.lies.is_loss():
+            self._planner.trouble(now, blame=False)
+
+    def _judge(self, reporter: Worker, found: NotFinite, now: float) -> bool:
+        """Hidden states that are not finite came from the stage before: it goes, or the request whose doing it is."""
+        suspect = self.lies.sender_to(reporter, found)
+        if suspect is None:
+            return False
+        is_needed = self._planner.wanted.shortage_without(suspect) is not None
+        finding = self.lies.judge(reporter, suspect, found, is_needed=is_needed)
+        for sequence, detail in finding.hopeless:
+            self._requests.ends.end(sequence, "failed", now, detail)
+        if finding.out is None:
+            self._planner.trouble(now, blame=False)
+        else:
+            self._lose(finding.out, finding.evidence, now, verdict=Verdict.LIED)
+        return True
+
+    def _take_model(self, hello: Hello, now: float) -> None:
+        """The first worker brings the model. After a restart it is known before; if the first one has another, that is
+        the swarm's from now on, and what was asked of the old one can't be answered any more."""
+        restart, remembered = self._planner.restart, self._state.manifest
+        if restart.model_is_remembered and remembered is not None:
+            difference = remembered.difference(hello.manifest)
+            if difference is not None:
+                self._state.manifest = None
+                self._requests.ends.end_everything(f"the swarm was started again with another model: {difference}", now)
+        restart.model_is_remembered = False
+        if self._state.manifest is None:
+            self._state.manifest = hello.manifest
+            self._requests.durability.model_known(now)
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
-        reason = self._why_not(hello)
+        reason = self._why_not(hello, now)
         if reason is not None:
             self._note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
@@ -148,14 +203,19 @@ class Members:
         for other in list(self._state.workers.values()):
             if other.name == hello.name and other.incarnation != hello.incarnation:
                 self._replace(other, hello, now)
-        if self._state.manifest is None:
-            self._state.manifest = hello.manifest
+        self._take_model(hello, now)
+        # Whatever it holds, no new sequence may get the number of.
+        highest = max((held.sequence for held in hello.held), default=0)
+        self._state.next_sequence = max(self._state.next_sequence, highest + 1)
         self._state.book.heard_of(hello.epoch)
-        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now)
-        self._pulses[hello.incarnation] = Pulse(now)
+        num_lies = known.num_lies if known is not None else 0
+        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies)
+        worker.pace = known.pace if known is not None else worker.pace
+        self.vigil.begin(hello.incarnation, now)
         self._welcome(worker, self._uploads.ask(worker, now))
-        if self._state.book.current is not None:
-            # The plan in force was made without it: what it still holds of the sequences is of no use any more.
+        if self._state.book.current is not None or num_lies:
+            # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
+            # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
             self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
         self._planner.changed(now)
         self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
@@ -172,7 +232,7 @@ class Members:
         self._forget(former.incarnation)
         self._remember_stranger(former.incarnation, now)
 
-    def _why_not(self, hello: Hello) -> str | None:
+    def _why_not(self, hello: Hello, now: float) -> str | None:
         if PROTOCOL_VERSION not in hello.wire_versions:
             return (
                 f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
@@ -181,11 +241,15 @@ class Members:
             return "the worker's messages are those of another build than the broker's: install one version on both"
         if not is_supported(hello.device):
             return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-        if self._state.manifest is not None:
+        restart = self._planner.restart
+        # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does
+        # not take the swarm away from those that are waited for.
+        is_free = restart.model_is_remembered and (hello.name in restart.awaited or restart.waits_for(now) is None)
+        if self._state.manifest is not None and not is_free:
             difference = self._state.manifest.difference(hello.manifest)
             if difference is not None:
                 return f"this swarm serves another model: {difference}"
-        return self._planner.why_not(hello)
+        return self._planner.wanted.rules.why_not(hello)
 
     def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
         """Tell a worker that it is a member (again: it is how a member is asked for files)."""
@@ -212,14 +276,20 @@ class Members:
             self._planner.leaving(worker, now)
 
     def disconnected(self, peer: bytes, now: float) -> None:
+        """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
+        called only if that takes long, for an answer to that call would be a second Hello."""
         worker = self._member(peer)
         if worker is not None:
             self._lose(worker, "its connection closed", now, blame=True)
+            worker.called_at = now
 
-    def _lose(self, worker: Worker, evidence: str, now: float, *, blame: bool = False) -> None:
+    def _lose(
+        self, worker: Worker, evidence: str, now: float, *, blame: bool = False, verdict: Verdict = Verdict.DEAD
+    ) -> None:
         if worker.is_gone:
             return
         worker.reason = evidence
+        self.vigil.note_end(worker, verdict, now)
         self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
             worker.state, blame = WorkerState.LEFT, False
@@ -228,14 +298,24 @@ class Members:
             worker.state = WorkerState.OUT
             self._state.count("workers_lost")
             self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        self._record_loss(worker, evidence, now)
         self._planner.lost(worker, now, blame=blame)
         self._end_the_dangerous(now)
+
+    def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
+        """For the report on recoveries, if there is something to recover from."""
+        book, recoveries = self._state.book, self._state.recoveries
+        held = None if book.current is None else book.current.stage_of(worker.incarnation)
+        is_coming = book.coming is not None and worker.incarnation in book.coming.members
+        if held is not None or (is_coming and recoveries.current is not None):
+            heard_at = self.vigil.heard_at(worker.incarnation)
+            recoveries.lost(worker.name, evidence, None if held is None else held.layers, heard_at, now)
 
     def _end_the_dangerous(self, now: float) -> None:
         """A request present at several deaths may be their cause; it must not take the swarm with it."""
         for sequence in [s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER]:
             detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths or losses of steps"
-            self._requests.end(sequence, "failed", now, detail)
+            self._requests.ends.end(sequence, "failed", now, detail)
 
     def _member(self, peer: bytes) -> Worker | None:
         for worker in self._state.workers.values():
@@ -251,8 +331,9 @@ class Members:
             self._state.count("strangers")
             self._call_stranger(beat.incarnation, now)
             return
-        self._pulses[beat.incarnation].take(beat, now)
-        if worker.is_gone and (worker.called_at is None or now - worker.called_at > CALL_AGAIN_S):
+        self.vigil.heard(beat, now)
+        was_called = worker.called_at is not None and now - worker.called_at <= CALL_AGAIN_S
+        if worker.is_gone and not was_called and self.lies.may_be_called(worker):
             worker.called_at = now
             self._call(worker)
 
@@ -281,39 +362,30 @@ class Members:
         if len(self._strangers) > MAX_STRANGERS:
             del self._strangers[next(iter(self._strangers))]
 
-    def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
-        """The verdict on every worker, with its evidence."""
-        found: dict[str, Judgement] = {}
-        for incarnation, worker in self._state.workers.items():
-            if worker.is_gone:
-                verdict = Verdict.LEFT if worker.state is WorkerState.LEFT else Verdict.DEAD
-                found[incarnation] = Judgement(verdict, worker.reason)
-            else:
-                pulse = self._pulses[incarnation]
-                found[incarnation] = judge(pulse, self._settings.health, usual_step_s, now)
-        return found
-
     def tick(self, usual_step_s: float, now: float) -> None:
         """Verdicts are carried out, leases renewed."""
-        for incarnation, judgement in self.judgements(usual_step_s, now).items():
+        for incarnation, judgement in self.vigil.judgements(usual_step_s, now).items():
             worker = self._state.workers[incarnation]
             if judgement.verdict.is_out and not worker.is_gone:
-                self._lose(worker, judgement.evidence, now, blame=judgement.verdict is Verdict.HUNG)
+                blame = judgement.verdict is Verdict.HUNG and self.vigil.computes(incarnation)
+                self._lose(worker, judgement.evidence, now, blame=blame, verdict=judgement.verdict)
         for worker, names in self._uploads.ask_others(now):
             self._welcome(worker, names)
+        self._rechecker.tick(now)
         self._forget_the_long_gone()
         self._renew_leases(now)
 
-    def forgive(self, pause_s: float) -> None:
-        """The broker itself stood still: that is nobody's lateness."""
-        for pulse in self._pulses.values():
-            pulse.forgive(pause_s)
-
-    def idle_s(self, incarnation: str) -> float:
-        """For how long this worker has had nothing to do, as far as its beats say."""
-        pulse = self._pulses.get(incarnation)
-        beat = pulse.beat if pulse is not None else None
-        return beat.since_s if beat is not None and beat.state == "idle" else 0.0
+    def set_apart(self, plan: Plan, now: float) -> bool:
+        """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has
+        nothing to do and is well: these two can't reach each other. The plan does without the second for a while."""
+        for stage in plan.stages:
+            holder = self._state.workers.get(self.vigil.blocked_on(stage.incarnation))
+            if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
+                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
+                self._note("worker_unreachable", "error", worker=holder.name, by=stage.name)
+                self._state.count("workers_unreachable")
+                return True
+        return False
 
     def _renew_leases(self, now: float) -> None:
         if now - self._leases_renewed_at < self._settings.lease_s / 5:
@@ -331,7 +403,7 @@ class Members:
 
     def _forget(self, incarnation: str) -> None:
         del self._state.workers[incarnation]
-        self._pulses.pop(incarnation, None)
+        self.vigil.forget(incarnation)
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))

@@ -16,16 +16,6 @@ DEVICES = ("cpu", "cuda", "mps")
 MODES = ("batch", "overlapped", "auto")
 
 
-def weight_bytes(manifest: Manifest, layers: LayerRange) -> int:
-    """What a stage with these layers loads, embedding on the first and head on the last counted."""
-    total = sum(manifest.layer_bytes[layers.first : layers.stop])
-    if layers.first == 0:
-        total += manifest.embed_bytes
-    if layers.stop == manifest.num_layers:
-        total += manifest.head_bytes
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class StageSpec:
     """A stage as it is going to be announced, by the planner or by hand, to be checked."""

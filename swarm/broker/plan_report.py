@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm.broker.plan.explain import as_json, sentences
+from swarm.broker.plan.explain import as_json, of_one_more, sentences
 from swarm.broker.plan.gauge import PlanGauge, StageGauge
 from swarm.broker.plan.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
-from swarm.broker.wanted import Proposal
+from swarm.broker.table import Proposal
 from swarm.wire.messages import Json, Suppose
 
 
@@ -21,7 +21,7 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": [*book.current.why, *_unlike_kernels(state), *_tightest(book)] if book.current else [],
+        "why": _why(book.current, state) if book.current else [],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
@@ -29,6 +29,11 @@ def plan(state: State) -> Json:
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
+
+
+def _why(plan: Plan, state: State) -> list[str]:
+    one_more = () if plan.forecast is None else of_one_more(plan.forecast)
+    return [*plan.why, *one_more, *_unlike_kernels(state), *_tightest(state.book)]
 
 
 def _tightest(book: PlanBook) -> list[str]:

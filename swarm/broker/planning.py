@@ -20,33 +20,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
+from swarm.broker.drafting import draft
 from swarm.broker.inventory import keep_what_fits
-from swarm.broker.partition import check_stages, planned_stage, weight_bytes
-from swarm.broker.plan.explain import sentences
-from swarm.broker.plan.gauge import StageGauge
-from swarm.broker.plan.load import Speeds
-from swarm.broker.plan.problem import Model, Shortage
+from swarm.broker.paces import Paces, gauges
+from swarm.broker.plan.problem import Shortage
 from swarm.broker.rebuild import Rebuilder, RebuildSettings
+from swarm.broker.recoveries import Recovery
+from swarm.broker.restart import Restart
+from swarm.broker.rules import PlanRules
+from swarm.broker.standby import Standby
 from swarm.broker.state import (
     Plan,
     PlanPhase,
-    StagePlan,
     State,
     Worker,
     WorkerState,
 )
-from swarm.broker.wanted import PlanRules, Proposal, propose
+from swarm.broker.table import Proposal
+from swarm.broker.wanted import Wanted, come_back
 from swarm.wire.messages import (
     Activate,
     Activated,
     Dismiss,
     Edge,
     Fence,
-    Hello,
+    Kept,
     LoadProgress,
     Order,
     Prepare,
@@ -54,14 +55,8 @@ from swarm.wire.messages import (
     Refused,
     Release,
     SequencePosition,
-    Suppose,
 )
 
-# How often the workers' pace is compared with what was predicted, and how much it must differ to be believed: a plan
-# made anew for every whim of a machine would move layers for nothing.
-LOOK_AGAIN_S = 30.0
-PACE_DIFFERS = 0.15
-PACE_LEAST, PACE_MOST = 0.2, 20.0
 QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
 
 
@@ -86,8 +81,11 @@ class Planner:
         self._data_endpoint = data_endpoint
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
-        self._looked_at = 0.0
-        self._remembered: tuple[object, Proposal | Shortage] | None = None
+        self.standby = Standby(state, out)
+        self.restart = Restart(state)
+        self.wanted = Wanted(state, settings.rules)
+        self._paces = Paces(state, out)
+        self._fallen: Plan | None = None  # the plan whose way back is looked for
 
     # --- what moves the plan -----------------------------------------------------------------------------------------
 
@@ -102,15 +100,21 @@ class Planner:
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
-        self._take_paces(now)
-        if book.phase is PlanPhase.SERVING and not self._wants_change():
+        self._paces.take(now)
+        if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
+            if self.rebuilder.is_idle:
+                found = self.wanted.now()
+                self.standby.ask(None if isinstance(found, Shortage) else found)
             return
         if now - book.changed_at >= self._settings.settle_s:
             self._start(now)
 
     def changed(self, now: float) -> None:
-        """The set of workers changed; plan once it has been quiet for a moment."""
+        """The set of workers changed; plan once it has been quiet for a moment. After a restart, at once when all are
+        back."""
         self._state.book.changed_at = now
+        if self.restart.is_complete:
+            self._start(now)
 
     def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
         """A worker is out. If a plan relies on it, that plan is void. ``blame``: what it computed may be the cause."""
@@ -137,10 +141,16 @@ class Planner:
     def trouble(self, now: float, *, blame: bool) -> None:
         """The data path is broken though all live: the same workers, a new epoch."""
         if self._state.book.serving:
+            self._state.recoveries.begin("the data path broke", now)
             if blame:
                 self._blame_sequences()
             self._stop_serving()
             self._start(now)
+
+    @property
+    def awaits_steps(self) -> bool:
+        """Steps or replays are in the pipe."""
+        return bool(self._state.flights) or self.rebuilder.under_way != []
 
     def epoch_written(self, epoch: int, now: float) -> None:
         book = self._state.book
@@ -149,19 +159,27 @@ class Planner:
             return
         if book.current is None:
             self._fence_all(epoch)
+        book.waits_for = "the workers to load their layers"
         book.awaited = set(book.coming.members)
         book.deadline = now + self._settings.prepare_timeout_s
         for index, stage in enumerate(book.coming.stages):
             prepare = Prepare(
                 epoch=epoch,
                 layers=stage.layers,
-                standby=(),
+                standby=book.coming.standby_of(stage.incarnation),
                 edge=self._edge_after(book.coming, index),
                 max_sequences=self._settings.max_sequences,
             )
             self._order(stage.incarnation, prepare)
 
-    def load_progressed(self, worker: Worker, message: LoadProgress, now: float) -> None:
+    def loads(self, worker: Worker, message: LoadProgress | Kept, now: float) -> None:
+        """A worker says how far a load has come."""
+        if isinstance(message, Kept):
+            self.standby.told(worker, message)
+        else:
+            self._load_progressed(worker, message, now)
+
+    def _load_progressed(self, worker: Worker, message: LoadProgress, now: float) -> None:
         """While bytes move, a load is waited for, however long it takes: weights may come over a slow network."""
         book = self._state.book
         moved = message.loaded_bytes != worker.loaded_bytes
@@ -174,7 +192,11 @@ class Planner:
         if book.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
             self._state.count("stale_control")
             return
-        self._state.workers[message.incarnation].comply()
+        worker = self._state.workers[message.incarnation]
+        worker.comply()
+        stage = book.coming.stage_of(message.incarnation) if book.coming is not None else None
+        if stage is not None:
+            self.standby.loaded(worker, stage.load_bytes, message.load_s + message.warm_up_s)
         book.prepared[message.incarnation] = message
         book.awaited.discard(message.incarnation)
         if not book.awaited:
@@ -200,28 +222,16 @@ class Planner:
             self._state.count("stale_control")
             return
         book.awaited.discard(message.incarnation)
+        self._state.workers[message.incarnation].kept = message.kept
         self.rebuilder.heard(message)
         if not book.awaited:
             self._serve(now)
-
-    def shortage_without(self, worker: Worker) -> str | None:
-        """What the swarm would wait for without this worker; None if it could do without."""
-        found = propose(self._state, self._settings.rules, without=worker)
-        return found.text if isinstance(found, Shortage) else None
-
-    def why_not(self, hello: Hello) -> str | None:
-        """Why this worker is not taken: too little memory, too slow; None if it is welcome."""
-        return self._settings.rules.why_not(hello)
-
-    def suppose(self, suppose: Suppose) -> Proposal | Shortage:
-        """The plan that would be made if things were so. Nothing is changed."""
-        return propose(self._state, self._settings.rules, suppose=suppose)
 
     def look_again(self, now: float) -> None:
         """Somebody asks what the swarm waits for: the answer is that of this moment."""
         if self._state.book.phase is not PlanPhase.NONE or self._still_gathers(now):
             return
-        found = self._wanted()
+        found = self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
         else:
@@ -234,68 +244,57 @@ class Planner:
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 
-    def _wanted(self) -> Proposal | Shortage:
-        """The plan that would be made now; worked out again only when something that it depends on has changed."""
-        state = self._state
-        seen = tuple(
-            (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned)
-            for w in state.workers.values()
-            if not w.is_gone
-        )
-        key = (seen, state.book.current and state.book.current.epoch, state.manifest is None)
-        if self._remembered is None or self._remembered[0] != key:
-            self._remembered = key, propose(state, self._settings.rules)
-        return self._remembered[1]
-
-    def _wants_change(self) -> bool:
-        """A serving plan is changed if it can't stay, or if it is worth it."""
-        current = self._state.book.current
-        if current is None:
-            return False
-        found = self._wanted()
-        if isinstance(found, Shortage):
-            return False
-        now = [(s.incarnation, s.layers) for s in current.stages]
-        if list(found.shares) == now:
-            return False
-        if found.now_s is None:
-            return True
-        newcomers = {incarnation for incarnation, _ in found.shares} - current.members
-        if newcomers and found.forecast.takes_turns and current.members <= {i for i, _ in found.shares}:
-            return True
-        return found.now_s > found.forecast.step_s * (1 + self._settings.rules.margin)
-
-    def _take_paces(self, now: float) -> None:
-        """Believe what is measured, where it differs much from what was predicted."""
-        if now - self._looked_at < LOOK_AGAIN_S:
-            return
-        self._looked_at = now
-        current = self._state.book.current
-        for stage in current.stages if current is not None else ():
-            worker, gauge = self._state.workers[stage.incarnation], self._state.book.gauge.stages.get(stage.name)
-            pace = None if gauge is None else gauge.pace
-            if pace is not None and not 1 - PACE_DIFFERS < pace / worker.pace < 1 + PACE_DIFFERS:
-                worker.pace = min(PACE_MOST, max(PACE_LEAST, pace))
-                self._note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
-
     def _start(self, now: float) -> None:
         book = self._state.book
         if self._still_gathers(now):
             return
-        found = self._wanted()
+        self._fallen = self.restart.end() or self._fallen
+        found = self._way_back() or self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
             return
         book.epoch += 1
-        book.coming = self._make_plan(found, book.epoch)
+        book.coming = draft(self._state, found, book.epoch)
+        if book.current is None:
+            self._note_way_back(found, book.epoch, now)
         book.phase = PlanPhase.PREPARING
         book.prepared = {}
         book.awaited = set()
-        book.waits_for = "the workers to load their layers"
-        self._out.append(WriteEpoch(book.epoch))
+        book.waits_for = f"the journal to write epoch {book.epoch}"
+        if self._state.journal_problem:
+            book.waits_for += f", which it can't: {self._state.journal_problem}"
+        unended = (*self._state.running, *self._state.waiting)
+        blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
+        self._out.append(WriteEpoch(book.epoch, self._holders(book.coming), self._state.manifest, blames))
+
+    def _holders(self, coming: Plan) -> tuple[str, ...]:
+        """Whom a broker that starts again should wait for: until the plan to come serves, the sequences are with the
+        members of the one in force, or with those that are left of the one that fell."""
+        before = self._state.book.current or self._fallen
+        members = set() if before is None else before.members
+        left = [w.name for w in self._state.workers.values() if w.incarnation in members and not w.is_gone]
+        return tuple(dict.fromkeys([*(stage.name for stage in coming.stages), *left]))
+
+    def _way_back(self) -> Proposal | None:
+        """If a plan fell while requests were under way: how they go on soonest."""
+        if self._fallen is None or not (self._state.running or len(self._state.waiting)):
+            return None
+        positions = sum(sequence.kv for sequence in self._state.running)
+        return come_back(self._state, self._settings.rules, self._fallen, positions)
+
+    def _note_way_back(self, found: Proposal, epoch: int, now: float) -> None:
+        back = found.back
+        choice = "a plan from scratch" if back is None else back.choice
+        predicted = None if back is None else (back.load_s, back.replay_s)
+        self._state.recoveries.planned(epoch, choice, predicted, now)
 
     def _still_gathers(self, now: float) -> bool:
-        """A swarm that starts with several workers makes its first plan with all of them."""
+        """A swarm that starts with several workers makes its first plan with all of them; a broker that starts again,
+        with those of its last plan."""
+        awaited = self.restart.waits_for(now)
+        if awaited is not None:
+            self._state.book.waits_for = awaited
+            return True
         joined = [w.joined_at for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
         wanted = self._settings.min_workers
         if self._state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self._settings.gather_s):
@@ -310,33 +309,6 @@ class Planner:
         book.waits_for = shortage.text
         if book.current is None:
             book.phase = PlanPhase.NONE
-
-    def _make_plan(self, proposal: Proposal, epoch: int) -> Plan:
-        manifest = self._state.manifest
-        assert manifest is not None
-        stages, specs = [], []
-        for incarnation, layers in proposal.shares:
-            hello = self._state.workers[incarnation].hello
-            weight = weight_bytes(manifest, layers)
-            stages.append(StagePlan(incarnation, hello.name, layers, hello.endpoint, weight, hello.host, hello.device))
-            specs.append(planned_stage(manifest, layers, hello.device))
-        check_stages(
-            specs, manifest, "auto", len(proposal.shares)
-        )  # a plan that breaks a rule is a bug, and goes nowhere
-        why = tuple(
-            f"{s.name} holds layers {s.layers}: {len(s.layers)} of {stages[-1].layers.stop}, "
-            f"{s.weight_bytes / 2**20:.1f} MiB of its {self._memory(s) / 2**20:.0f} MiB"
-            for s in stages
-        )
-        why += sentences(proposal.forecast)
-        plan = Plan(epoch, tuple(stages), proposal.forecast.objective, why, proposal.forecast)
-        if len(stages) > 1 and plan.shares_cores:
-            together = f"all stages share the cores of {stages[0].host}: in mode auto one step is in flight at a time, "
-            plan = replace(plan, why=(*why, together + "and each stage uses all of them in turn"))
-        return plan
-
-    def _memory(self, stage: StagePlan) -> int:
-        return self._state.workers[stage.incarnation].hello.memory_bytes
 
     def _edge_after(self, plan: Plan, index: int) -> Edge:
         if index + 1 < len(plan.stages):
@@ -357,6 +329,8 @@ class Planner:
         book.awaited = set(plan.members)
         book.deadline = now + self._settings.activate_timeout_s
         self.rebuilder.clear()
+        self.standby.forget()
+        self._state.recoveries.prepared(now)
         self._state.empty_stages()
         live = tuple(SequencePosition(s.id, s.kv) for s in keep_what_fits(self._state))
         self._fence_all(plan.epoch)
@@ -369,7 +343,7 @@ class Planner:
         assert book.current is not None
         book.phase = PlanPhase.SERVING
         book.waits_for = ""
-        book.gauge.begin(self._gauges(book.current))
+        book.gauge.begin(gauges(self._state, self._settings.rules.mode, book.current))
         for stage in book.current.stages:
             self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")
@@ -379,23 +353,18 @@ class Planner:
             if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
         self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
+        self._fallen = None
+        self.recovered(self._state.recoveries.activated(len(self._state.running), now))
         self.rebuilder.begin(now)
         self._release_the_leaving(now)
 
-    def _gauges(self, plan: Plan) -> Iterable[StageGauge]:
-        manifest, mode = self._state.manifest, self._settings.rules.mode
-        assert manifest is not None
-        alone = mode == "batch" or (mode == "auto" and plan.shares_cores) or len(plan.stages) == 1
-        weights = Model.of(manifest).layer_weights
-        for stage in plan.stages:
-            layers = stage.layers
-            yield StageGauge(
-                worker=stage.name,
-                speeds=Speeds.of(self._state.workers[stage.incarnation].hello.costs, alone=alone),
-                weight=sum(weights[layers.first : layers.stop]),
-                has_embedding=layers.first == 0,
-                has_head=layers.stop == manifest.num_layers,
-            )
+    def recovered(self, recovery: Recovery | None) -> None:
+        """A recovery has come to its end, if it has: what was predicted beside what it took."""
+        if recovery is None:
+            return
+        told = recovery.as_json()
+        names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
+        self._out.append(Note("recovered", fields={name: told[name] for name in names}))
 
     # --- undoing -----------------------------------------------------------------------------------------------------
 
@@ -416,6 +385,7 @@ class Planner:
     def _abandon(self) -> None:
         """The plan under way is void; the one in force, if whole, stays."""
         book = self._state.book
+        self.standby.forget()
         book.coming = None
         book.awaited = set()
         if book.phase is PlanPhase.PREPARING:
@@ -425,6 +395,7 @@ class Planner:
     def _stop_serving(self) -> None:
         """Nothing is dispatched any more, and what is in the pipe no longer counts."""
         book = self._state.book
+        self._fallen = self._fallen or book.current
         book.current = book.coming = None
         book.phase = PlanPhase.NONE
         book.awaited = set()

@@ -13,7 +13,7 @@ queues where a step would have to wait for more than a chunk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import Action, Dispatch, Note, OrderWorker
@@ -29,6 +29,7 @@ from swarm.wire.messages import (
     ReplayMissing,
     Row,
     Step,
+    ranges_of,
 )
 
 
@@ -48,7 +49,8 @@ def runs_to_rebuild(
     target = sequence.kv
     positions = _positions(sequence.id, plan, said)
     found: list[Rebuild] = []
-    for first, stop in _runs([position < target for position in positions]):
+    for lost in ranges_of(layer for layer, position in enumerate(positions) if position < target):
+        first, stop = lost.first, lost.stop
         source, boundary = (None, 0) if from_tokens else _nearest_log(sequence.id, target, first, plan, said)
         num_lost, start = stop - first, min(positions[first:stop])
         if found and boundary < found[-1].through.stop:  # it would go through what is rebuilt before: one run
@@ -74,16 +76,6 @@ def _position(held: HeldSequence | None, layer: int) -> int:
     if held is None:
         return 0
     return next((r.position for r in held.kv if r.layers.first <= layer < r.layers.stop), 0)
-
-
-def _runs(lags: list[bool]) -> Iterator[tuple[int, int]]:
-    first: int | None = None
-    for layer, lagging in enumerate([*lags, False]):
-        if lagging and first is None:
-            first = layer
-        elif not lagging and first is not None:
-            yield first, layer
-            first = None
 
 
 def _nearest_log(
@@ -114,6 +106,11 @@ class Rebuilder:
     ordered_at: float = 0.0  # when an order was last given or answered
     began_at: float = 0.0
 
+    @property
+    def is_idle(self) -> bool:
+        """All layers are level."""
+        return not self.queue and not self.under_way
+
     def clear(self) -> None:
         """The epoch ended: what every layer holds will be told again."""
         self.said.clear()
@@ -134,6 +131,7 @@ class Rebuilder:
             runs = runs_to_rebuild(sequence, plan, self.said, from_tokens=self.settings.from_tokens)
             if isinstance(runs, int):
                 sequence.num_recomputed += 1
+                self._count_as_prompt(sequence, plan, runs)
                 sequence.kv = sequence.scheduled = runs
             elif runs:
                 sequence.num_recomputed += 1
@@ -146,6 +144,7 @@ class Rebuilder:
         if waiting:
             self._note_plan(waiting)
         self._fill(now)
+        self._notice_end(now)
 
     def answered(self, message: ReplayDone | ReplayMissing, now: float) -> None:
         if isinstance(message, ReplayDone):
@@ -173,6 +172,7 @@ class Rebuilder:
         else:
             self._order(sequence, sequence.rebuilds[0], now)
         self._fill(now)
+        self._notice_end(now)
 
     def missing(self, message: ReplayMissing, now: float) -> None:
         """The log has gone meanwhile: the tokens serve, through all layers up to the end of the run."""
@@ -187,6 +187,7 @@ class Rebuilder:
     def tick(self, now: float) -> None:
         """Sequences that ended meanwhile, or gave their room back, make way for the next."""
         self._fill(now)
+        self._notice_end(now)
 
     def forgive(self, pause_s: float) -> None:
         self.ordered_at += pause_s
@@ -212,6 +213,16 @@ class Rebuilder:
             if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
                 self.under_way.append(sequence)
                 self._order(sequence, sequence.rebuilds[0], now)
+
+    def _notice_end(self, now: float) -> None:
+        if self.is_idle and self.state.book.serving:
+            self.state.recoveries.replayed(now)
+
+    def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
+        """It goes through all layers again, whichever were lost."""
+        positions = _positions(sequence.id, plan, self.said)
+        least = sum(max(0, sequence.kv - position) for position in positions)
+        self.state.recoveries.replays((sequence.kv - start) * len(positions), least)
 
     def _order(self, sequence: Sequence, run: Rebuild, now: float) -> None:
         plan = self.state.book.current
@@ -245,11 +256,13 @@ class Rebuilder:
 
     def _note_plan(self, waiting: list[Sequence]) -> None:
         runs = [run for sequence in waiting for run in sequence.rebuilds]
+        cost, least = sum(run.cost for run in runs), sum((run.stop - run.done) * run.num_lost for run in runs)
+        self.state.recoveries.replays(cost, least)
         self._note(
             "replay_begins",
             sequences=len(waiting),
-            layer_positions=sum(run.cost for run in runs),
-            least=sum((run.stop - run.done) * run.num_lost for run in runs),
+            layer_positions=cost,
+            least=least,
             from_logs=sum(run.source is not None for run in runs),
             from_tokens=sum(run.source is None for run in runs),
         )

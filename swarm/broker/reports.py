@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from swarm.broker import plan_report, scheduling_report
 from swarm.broker.blocks import BLOCK
 from swarm.broker.health import Judgement
 from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.statistics import PipelineStatistics
+from swarm.broker.vigil import VitalSigns
 from swarm.wire.messages import Json
 
 
-def report(what: str, state: State, judgements: dict[str, Judgement], now: float) -> Json:
+def report(what: str, state: State, now: float) -> Json:
     """The body of the answer to ``Query(what)``."""
     match what:
-        case "nodes":
-            return nodes(state, judgements)
         case "plan":
             return plan_report.plan(state)
         case "requests":
@@ -28,6 +29,10 @@ def status(state: State, now: float) -> Json:
     return {
         "state": "serving" if book.serving else book.phase.value,
         "waits_for": book.waits_for,
+        "journal_problem": state.journal_problem,
+        "journal_notes": list(state.journal_notes),
+        "connections_problem": state.doors.problem,
+        "connections_notes": state.doors.notes(now),
         "epoch": book.current.epoch if book.current else book.epoch,
         "model": state.manifest.name if state.manifest else None,
         "uptime_s": round(now - state.started_at, 1),
@@ -60,12 +65,16 @@ def _loading(state: State) -> list[Json]:
     return found
 
 
-def nodes(state: State, judgements: dict[str, Judgement]) -> Json:
+def nodes(
+    state: State, judgements: Mapping[str, Judgement], signs_of: Callable[[str, float], VitalSigns], now: float
+) -> Json:
+    """Every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the last
+    second's; ``pace``: how many times longer than predicted its last steps took."""
     found: list[Json] = []
     current = state.book.current
     for incarnation, worker in state.workers.items():
         stage = current.stage_of(incarnation) if current else None
-        hello, judgement = worker.hello, judgements[incarnation]
+        hello, judgement, signs = worker.hello, judgements[incarnation], signs_of(incarnation, now)
         ready = state.book.capacity.get(incarnation) if stage else None
         found.append(
             {
@@ -79,9 +88,20 @@ def nodes(state: State, judgements: dict[str, Judgement]) -> Json:
                 "state": worker.state.value,
                 "reason": worker.reason,
                 "layers": [stage.layers.first, stage.layers.stop] if stage else None,
+                "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],
                 "kernels": ready.kernels if ready else "",
+                "lies": worker.num_lies,
+                "confirmed": worker.num_confirmed,
+                "disagreed_with": dict(worker.disagreed_with),
                 "verdict": judgement.verdict.value,
                 "evidence": judgement.evidence,
+                "verdict_for_s": round(max(0.0, now - judgement.since), 3),
+                "beat_age_s": None if signs.beat_age_s is None else round(signs.beat_age_s, 3),
+                "doing": signs.doing,
+                "progress_per_s": round(signs.rate, 3),
+                "pace": None if signs.pace is None else round(signs.pace, 3),
+                "loop_lag_s": round(signs.loop_lag_s, 4),
+                "blocked_on": signs.blocked_on,
                 "memory_bytes": hello.memory_bytes,
                 "resident_bytes": int(worker.stats.get("resident_bytes", 0)),
                 "kv_used": int(worker.stats.get("kv_used", 0)),
@@ -101,6 +121,8 @@ def stats(state: State, statistics: PipelineStatistics) -> Json:
         "pipeline": pipeline | statistics.body(),
         "scheduler": scheduling_report.scheduler(state),
         "queue": scheduling_report.queue(state),
+        "journal": dict(state.journal_figures),
+        "broker": dict(state.process_figures),
         "stages": stages,
     }
 
@@ -143,5 +165,6 @@ def _request(request: Request, now: float) -> Json:
         "preempted": sum(s.num_preempted for s in request.sequences),
         "age_s": round(now - request.arrived_at, 3),
         "attached": request.client is not None,
+        "detached": request.submit.detached,
         "sequences": [s.id for s in request.sequences],
     }

@@ -8,15 +8,21 @@ finished steps at ports of their own that workers are told when they join.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
 import secrets
 import signal
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import psutil
 import uvloop
 import zmq
 
-from swarm import __version__
+from swarm import __version__, failpoints
 from swarm.broker import actions as act
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.events import (
@@ -24,42 +30,70 @@ from swarm.broker.events import (
     BeatHeard,
     ClientSaid,
     ClientUnreachable,
+    DescriptorsCounted,
+    DoorClosed,
     Event,
     MessageRefused,
+    ProcessFigures,
     StepFinished,
+    Stopping,
     Tick,
     WorkerDisconnected,
     WorkerSaid,
     described,
 )
 from swarm.broker.health import HealthSettings
-from swarm.broker.journal import MemoryJournal
+from swarm.broker.journal import Write, written
+from swarm.broker.journal.reader import Found, JournalReader
+from swarm.broker.journal.records import Past
+from swarm.broker.journal.salvage import open_or_salvage
+from swarm.broker.journal.store import Bounds, Moment
+from swarm.broker.journal.writer import Fact, JournalWriter
 from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
 from swarm.broker.rebuild import RebuildSettings
+from swarm.broker.recheck import RecheckSettings
 from swarm.broker.requests import RequestSettings
+from swarm.broker.rules import PlanRules
 from swarm.broker.scheduler import SchedulerSettings
-from swarm.broker.wanted import PlanRules
 from swarm.clock import Clock, SystemClock
 from swarm.errors import WireError
 from swarm.log import get_logger
-from swarm.wire.channel import Arrived, AsyncPullChannel, PushChannel, RouterChannel
+from swarm.wire.channel import Arrived, AsyncPullChannel, GateClosed, PeerLost, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
+from swarm.wire.gate import Gates
 from swarm.wire.messages import AssetPart, LayerRange, Malformed, StepDone, WorkerMessage
+from swarm.wire.sockets import Frames
 
 if TYPE_CHECKING:
     from swarm.config import Settings
 
 TICK_S = 0.05
+FIGURES_S = 1.0  # between two looks at what this process takes
 RETRY_S = 0.002  # how soon a step that could not be sent is tried again: a fresh edge takes a moment to connect
 STEP_QUEUE = 64
+
+_POINTS: dict[type, str] = {
+    act.Dispatch: "broker.dispatch",
+    act.OrderWorker: "broker.order",
+    act.WriteTokens: "broker.tokens",
+}
 
 log = get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; the process's exit code."""
+    failpoints.arm(os.environ)
+    _allow_connections()
     return uvloop.run(_main(settings))
+
+
+def _allow_connections() -> None:
+    """As many descriptors as may be had: each connection takes one, and what a shell grants by default is few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems grant fewer than they name
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _main(settings: Settings) -> int:
@@ -72,7 +106,7 @@ async def _main(settings: Settings) -> int:
             service.close()
     finally:
         context.term()
-    return 0
+    return service.exit_code
 
 
 class BrokerService:
@@ -81,23 +115,64 @@ class BrokerService:
     def __init__(self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock) -> None:
         self._context = context
         self._clock = clock
-        self._journal = MemoryJournal()
+        past = self._open_journal(settings)
         self._pipe: PushChannel | None = None
         self._unsent: deque[act.Dispatch] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
+        self.exit_code = 0
         self._tells_events = settings.log.level == "debug"
         host, port = settings.broker.host, settings.broker.port
-        self._front = RouterChannel(context, host, port, CLIENT.frame_limit_bytes)
-        self._control = RouterChannel(context, host, port + 1, WORKER.frame_limit_bytes)
-        self._beats = AsyncPullChannel(context, host, BEAT.frame_limit_bytes, 1024)
-        self._steps = AsyncPullChannel(context, host, DATA.frame_limit_bytes, STEP_QUEUE)
-        self._core = BrokerCore(_core_settings(settings, self._beats.endpoint, self._steps.endpoint), clock.now())
+        gates = Gates()
+        self._front = RouterChannel(context, host, port, CLIENT.frame_limit_bytes, gates=gates)
+        self._control = RouterChannel(context, host, port + 1, WORKER.frame_limit_bytes, gates=gates)
+        self._beats = AsyncPullChannel(context, host, BEAT.frame_limit_bytes, 1024, gates=gates)
+        self._steps = AsyncPullChannel(context, host, DATA.frame_limit_bytes, STEP_QUEUE, gates=gates)
+        self._doors: dict[str, RouterChannel | AsyncPullChannel] = {
+            "client": self._front,
+            "worker": self._control,
+            "beat": self._beats,
+            "data": self._steps,
+        }
+        beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
+        self._core = BrokerCore(_core_settings(settings, beats, steps), clock.now(), past)
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint)
+
+    def _open_journal(self, settings: Settings) -> Past | None:
+        """On disk if there is a state directory, else in memory. What the journal tells of the past."""
+        self._writer: JournalWriter | None = None
+        self._reader: JournalReader | None = None
+        if settings.state_dir is None:
+            return None
+        bounds = Bounds(settings.journal.keep_s, int(settings.journal.max_bytes))
+        retain_s = settings.broker.retain_s
+        store, notes = open_or_salvage(settings.state_dir, bounds, retain_s)
+        past = store.past(Moment.now(), retained_s=retain_s)
+        loop = asyncio.get_running_loop()
+
+        def told(facts: list[Fact] | list[Found]) -> None:
+            loop.call_soon_threadsafe(self._feed_all, facts)
+
+        def failed(error: BaseException) -> None:
+            loop.call_soon_threadsafe(self._fail, error)
+
+        self._writer = JournalWriter(store, self._clock, told, failed)
+        self._reader = JournalReader(store.for_reading(), told, failed)
+        return replace(past, notes=notes)
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug in a thread; a broker that limps on would hide it. End; somebody starts us again."""
+        log.error("broker_fails", reason=f"{type(error).__name__}: {error}")
+        self.exit_code = 1
+        self._stop.set()
 
     async def run(self) -> None:
         """Serve until told to stop by a signal."""
         loop = asyncio.get_running_loop()
+        if self._writer is not None:
+            self._writer.start()
+        if self._reader is not None:
+            self._reader.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         async with asyncio.TaskGroup() as group:
@@ -108,14 +183,20 @@ class BrokerService:
                 group.create_task(self._take_finished_steps()),
                 group.create_task(self._retry_unsent()),
                 group.create_task(self._tick()),
+                group.create_task(self._watch_itself()),
             ]
             await self._stop.wait()
             for task in loops:
                 task.cancel()
+        self._feed(Stopping())
         log.info("broker_stops")
 
     def close(self) -> None:
-        for channel in (self._front, self._control, self._beats, self._steps):
+        if self._reader is not None:
+            self._reader.close()
+        if self._writer is not None:
+            self._writer.close()
+        for channel in self._doors.values():
             channel.close()
         self._close_pipe()
 
@@ -124,7 +205,7 @@ class BrokerService:
     async def _serve_clients(self) -> None:
         async for event in self._front:
             if not isinstance(event, Arrived):
-                self._feed(ClientUnreachable(event.peer))
+                self._feed(_left_or_closed("client", event))
                 continue
             try:
                 message, _ = CLIENT.decode(event.frames)
@@ -138,7 +219,7 @@ class BrokerService:
     async def _serve_workers(self) -> None:
         async for event in self._control:
             if not isinstance(event, Arrived):
-                self._feed(WorkerDisconnected(event.peer))
+                self._feed(_left_or_closed("worker", event))
                 continue
             try:
                 message, payload = WORKER.decode(event.frames)
@@ -156,17 +237,26 @@ class BrokerService:
         self._feed(AssetPartArrived(peer, message.name, message.offset, message.total, data))
 
     async def _hear_beats(self) -> None:
-        async for frames in self._beats:
-            try:
-                beat, _ = BEAT.decode(frames)
-            except WireError as error:
-                log.warning("beat_refused", reason=str(error))
-                self._feed(MessageRefused("beat"))
-                continue
-            self._feed(BeatHeard(beat))
+        async for event in self._beats:
+            self._hear_beat(event)
+
+    def _hear_beat(self, frames: Frames | GateClosed) -> None:
+        if isinstance(frames, GateClosed):
+            self._feed(_closed("beat", frames))
+            return
+        try:
+            beat, _ = BEAT.decode(frames)
+        except WireError as error:
+            log.warning("beat_refused", reason=str(error))
+            self._feed(MessageRefused("beat"))
+            return
+        self._feed(BeatHeard(beat))
 
     async def _take_finished_steps(self) -> None:
         async for frames in self._steps:
+            if isinstance(frames, GateClosed):
+                self._feed(_closed("data", frames))
+                continue
             try:
                 message, _ = DATA.decode(frames)
             except WireError as error:
@@ -174,14 +264,27 @@ class BrokerService:
                 self._feed(MessageRefused("data"))
                 continue
             if isinstance(message, StepDone):
+                if failpoints.armed:
+                    failpoints.reached("broker.step_done")
                 self._feed(StepFinished(message))
             else:
                 log.warning("unexpected_on_data", kind=type(message).__name__)
 
     async def _tick(self) -> None:
         while True:
+            if failpoints.armed:
+                failpoints.reached("broker.tick")
+            for event in self._beats.waiting():  # nobody is judged while a beat of theirs lies unread
+                self._hear_beat(event)
             self._feed(Tick())
             await asyncio.sleep(TICK_S)
+
+    async def _watch_itself(self) -> None:
+        process = psutil.Process()
+        while True:
+            with contextlib.suppress(OSError):  # reading them takes a descriptor, and there may be none
+                self._feed(ProcessFigures(_process_figures(process)))
+            await asyncio.sleep(FIGURES_S)
 
     # --- what is to be done ------------------------------------------------------------------------------------------
 
@@ -200,6 +303,8 @@ class BrokerService:
                     facts.append(answer)
 
     def _perform(self, action: act.Action) -> Event | None:
+        if failpoints.armed and (place := _POINTS.get(type(action))) is not None:
+            failpoints.reached(place)
         match action:
             case act.SayClient(client, message, payload):
                 if not self._front.send(client, SERVER.encode(message, payload)):
@@ -207,8 +312,11 @@ class BrokerService:
             case act.Dispatch():
                 self._unsent.append(action)
                 self._flush()
-            case act.WriteTokens() | act.WriteAcceptance() | act.WriteEpoch() | act.WriteEnd():
-                return self._journal.write(action)
+            case act.WriteTokens() | act.WriteAcceptance() | act.WriteEpoch() | act.WriteEnd() | act.WriteSteps():
+                return self._write(action)
+            case act.ReadRequest() | act.ReadList():
+                assert self._reader is not None  # else the core would not ask
+                return self._reader.ask(action)
             case act.OrderWorker(peer, message):
                 if not self._control.send(peer, ORDER.encode(message)):
                     log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(message).__name__)
@@ -217,9 +325,33 @@ class BrokerService:
                 self._pipe = PushChannel(self._context, endpoint)
             case act.ClosePipe():
                 self._close_pipe()
+            case act.CountDescriptors() | act.OpenDoor():
+                return self._mind_doors(action)
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
         return None
+
+    def _mind_doors(self, action: act.CountDescriptors | act.OpenDoor) -> Event | None:
+        if isinstance(action, act.CountDescriptors):
+            return DescriptorsCounted(_num_descriptors(), _descriptor_limit())
+        self._doors[action.door].let_in()
+        return None
+
+    def _write(self, write: Write | act.WriteSteps) -> Event | None:
+        """Hand it to the journal's thread; its fact comes later. Without a journal it is there at once."""
+        if isinstance(write, act.WriteSteps):
+            if self._writer is not None:
+                self._writer.write_steps(write.steps)
+            return None
+        if self._writer is None:
+            return written(write)
+        self._writer.write(write)
+        return None
+
+    def _feed_all(self, facts: Sequence[Event]) -> None:
+        """What the journal's thread has done."""
+        for fact in facts:
+            self._feed(fact)
 
     def _flush(self) -> None:
         """Send what can be sent now, in order."""
@@ -243,6 +375,38 @@ class BrokerService:
             self._pipe = None
 
 
+def _left_or_closed(door: str, event: PeerLost | GateClosed) -> Event:
+    if isinstance(event, GateClosed):
+        return _closed(door, event)
+    return ClientUnreachable(event.peer) if door == "client" else WorkerDisconnected(event.peer)
+
+
+def _closed(door: str, event: GateClosed) -> Event:
+    return DoorClosed(door, event.code, _descriptor_limit())
+
+
+def _descriptor_limit() -> int:
+    """As it is now: it can be changed from outside."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _process_figures(process: psutil.Process) -> dict[str, float]:
+    return {
+        "resident_bytes": process.memory_info().rss,
+        "descriptors": _num_descriptors(),
+        "threads": process.num_threads(),
+        "tasks": len(asyncio.all_tasks()),
+    }
+
+
+def _num_descriptors() -> int:
+    """Open ones. Newer kernels tell the number without listing them."""
+    try:
+        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
+    except OSError:  # listing takes one itself
+        return _descriptor_limit()
+
+
 def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -> BrokerSettings:
     broker, health = settings.broker, settings.health
     return BrokerSettings(
@@ -255,7 +419,13 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,
         run=f"{secrets.token_hex(2)}-",
-        requests=RequestSettings(broker.max_queue, broker.client_grace_s, broker.retain_s, broker.too_large_patience_s),
+        requests=RequestSettings(
+            broker.max_queue,
+            broker.client_grace_s,
+            broker.retain_s,
+            has_journal=settings.state_dir is not None,
+            too_large_patience_s=broker.too_large_patience_s,
+        ),
         scheduler=SchedulerSettings(
             mode=broker.mode,
             step_tokens=broker.step_tokens,
@@ -277,6 +447,7 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -
             rebuild=RebuildSettings(settings.recovery.chunk, from_tokens=settings.recovery.source == "tokens"),
         ),
         health=HealthSettings(health.beat_timeout_s, health.hang_factor, health.hang_min_s),
+        recheck=RecheckSettings(settings.recovery.recheck_every_s),
     )
 
 
@@ -299,4 +470,5 @@ def _rules(settings: Settings) -> PlanRules:
         pins=pins,
         caps=dict(plan.caps),
         exclude=frozenset(plan.exclude),
+        standby=plan.standby,
     )

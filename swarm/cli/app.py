@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from swarm import __version__
+from swarm.cli.attach import attach
 from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
@@ -53,6 +54,7 @@ _UP = "swarm up --model /models/llama --workers 3 --memory-limit 8GiB"
 _BROKER = "swarm broker --port 5700 --min-workers 2"
 _WORKER = "swarm worker --url tcp://127.0.0.1:5700 --model /models/llama --name left"
 _GENERATE = 'swarm generate "Once upon a time" --max-tokens 60 --temperature 0.8 --seed 7'
+_ATTACH = "swarm attach 8c5f1c2e6a94d7b03f5e9a1d2c7b4e60 --from 20"
 _CHAT = 'echo "What colour is the cat?" | swarm chat --system "Be brief."'
 _PROFILE = "swarm profile --model /models/llama --workers 2 --json"
 
@@ -60,6 +62,7 @@ app.command(short_help="Run a broker and workers on this machine.", epilog=f"Exa
 app.command(short_help="Run the broker: queue, plan and health.", epilog=f"Example: {_BROKER}")(broker)
 app.command(short_help="Run a worker: one device that computes layers.", epilog=f"Example: {_WORKER}")(worker)
 app.command(epilog=f"Example: {_GENERATE}")(generate)
+app.command(short_help="Read the answer to a request made before.", epilog=f"Example: {_ATTACH}")(attach)
 app.command(epilog=f"Example: {_CHAT}")(chat)
 app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
 app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from swarm.sink import guard_stderr
+
 if TYPE_CHECKING:
     import typer
 
@@ -22,6 +24,7 @@ def run(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) ->
 
 def end_with(command: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run the command with the process's arguments and end the process with its exit code."""
+    guard_stderr()  # nobody fails by not being able to say so
     try:
         code = command(sys.argv[1:])
     except KeyboardInterrupt:  # between the command's last instruction and here

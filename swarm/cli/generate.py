@@ -45,6 +45,7 @@ DeadlineOption = Annotated[
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", help="Give up after so many seconds.", show_default=False)
 ]
+WholeJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")]
 
 
 def generate(
@@ -73,18 +74,24 @@ def generate(
     hops: Annotated[
         bool, typer.Option("--hops", help="Show afterwards, on stderr, where the time of each token went.")
     ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Only print the request's id once it is accepted; swarm attach reads the answer."
+        ),
+    ] = False,
     priority: PriorityOption = "normal",
     tenant: TenantOption = "",
     deadline: DeadlineOption = None,
     timeout: TimeoutOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")
-    ] = False,
+    as_json: WholeJsonOption = False,
 ) -> None:
     """Generate text from a prompt.
 
     The answer goes to stdout as it comes, everything else to stderr. Ctrl-C cancels the request.
     """
+    if detach and hops:
+        raise typer.BadParameter("--hops shows where time went at the end of an answer, --detach does not wait for it")
     source = _source(prompt, tokens, chat)
     options: RequestOptions = {
         "max_tokens": max_tokens,
@@ -101,15 +108,35 @@ def generate(
         "deadline_s": deadline,
         "timeout": timeout,
     }
+    if detach:
+        _detach(context, url, source, chat, options, as_json=as_json)
+        return
     with open_client(context, url) as client:
         stream = _stream(client, source, chat, options)  # which is where wrong options are noticed
         tell_if_waiting(client)
-        completion = _follow(stream, client, silent=as_json or n > 1)
-        _print_rest(completion, client, as_json=as_json)
+        completion = follow(stream, client, silent=as_json or n > 1)
+        print_rest(completion, client, as_json=as_json)
     if hops and not as_json:
         from swarm.cli.hops import print_hops
 
         print_hops(completion.choices)
+
+
+def _detach(
+    context: typer.Context, url: str | None, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool
+) -> None:
+    """Hand the request over; what is printed is what ``swarm attach`` needs."""
+    from swarm.cli.output import print_json
+
+    with open_client(context, url) as client:
+        if chat:
+            request_id = client.submit_chat([{"role": "user", "content": source}], **options)
+        else:
+            request_id = client.submit(source, **options)
+    if as_json:
+        print_json({"request_id": request_id})
+    else:
+        print(request_id)
 
 
 def _class(text: str) -> int | str:
@@ -155,7 +182,7 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
+def follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
     """Show a stream to its end; from a model without a tokenizer, as the ids that --tokens takes."""
     shown = False
     has_text = True
@@ -180,7 +207,8 @@ def _as_id(piece: Piece, *, is_first: bool) -> str:
     return str(piece.token) if is_first else f",{piece.token}"
 
 
-def _print_rest(completion: Completion, client: Client, *, as_json: bool) -> None:
+def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None:
+    """What was not shown as it came."""
     from swarm.cli.output import print_json
 
     if as_json:

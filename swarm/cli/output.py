@@ -11,6 +11,7 @@ from typing import TextIO
 import typer
 
 from swarm.errors import InvalidRequest, SwarmError
+from swarm.sink import Sink, in_words
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -147,6 +148,11 @@ class JsonProgress(Progress):
     """The same for programs: a JSON object per line, whose ``event`` says what it is; ``note`` and ``progress`` have
     a ``text``."""
 
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        if isinstance(stream, Sink):
+            stream.tell_dropped = _tell_dropped
+
     def say(self, text: str) -> None:
         self.report((), {"event": "note", "text": text})
 
@@ -160,3 +166,7 @@ class JsonProgress(Progress):
 
     def done(self) -> None:
         self._shown = ""
+
+
+def _tell_dropped(lines: int, reason: str) -> str:
+    return json.dumps({"event": "note", "text": in_words(lines, reason).strip()}) + "\n"

@@ -9,11 +9,13 @@ Three things keep a child from being left behind, however the parent ends:
   parent is gone. This also closes the gap between a child's birth and its call of ``prctl``.
 
 Children get sessions of their own, so Ctrl-C in a terminal reaches the supervisor alone, which then stops them in
-order. What they write goes straight into a file: no pipe fills up, and nothing is lost with the supervisor.
+order. What they write goes straight into a file: no pipe fills up, and nothing is lost with the supervisor. No child
+fails for want of a log, and nor does the supervisor: a disk that is full or broken costs lines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -21,7 +23,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
@@ -54,6 +56,16 @@ def _die_at_end_of_file(fd: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def reap_orphans(own: Collection[int]) -> None:
+    """Let go of children that ended and are not among ``own``: they were left to us by processes that ended before
+    them, like a worker that was killed leaves the one that keeps its memory."""
+    with contextlib.suppress(ChildProcessError):  # there is no child at all
+        # To look takes nobody away: at an own one we stop, its owner hears of it by a signal as we did, and then we
+        # are called again.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
+
+
 class Lifeline:
     """The parent's end of the pipe that children watch."""
 
@@ -74,19 +86,24 @@ class LogFile:
         self._shown_at = 0
 
     def open(self) -> int:
-        """A descriptor for a new life to append to; the caller closes it."""
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        """A descriptor for a new life to append to; the caller closes it. If the file can't be had, what is written
+        goes nowhere."""
+        try:
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         self._life_at = os.fstat(fd).st_size
         return fd
 
     def tail(self, num_lines: int) -> list[str]:
         """The last lines that the current (or last) life wrote."""
-        if not self.path.exists():
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._life_at, size - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
             return []
-        with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._life_at, size - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-num_lines:]
 
     def last_error(self) -> str:
@@ -97,20 +114,29 @@ class LogFile:
 
     def new_lines(self) -> list[str]:
         """Whole lines that were written since the last call."""
-        if not self.path.exists():
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._shown_at)
+                whole, end, _ = file.read(1 << 20).rpartition(b"\n")
+        except OSError:
             return []
-        with self.path.open("rb") as file:
-            file.seek(self._shown_at)
-            whole, end, _ = file.read(1 << 20).rpartition(b"\n")
         self._shown_at += len(whole) + len(end)
         return whole.decode(errors="replace").splitlines()
 
     def keep_small(self) -> None:
         """Cut the file if it has grown too long. The writer appends, so it just goes on at the new end."""
-        if self.path.exists() and self.path.stat().st_size > MAX_LOG_BYTES:
-            shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
-            os.truncate(self.path, 0)
-            self._life_at = self._shown_at = 0
+        with contextlib.suppress(OSError):
+            if self.path.exists() and self.path.stat().st_size > MAX_LOG_BYTES:
+                self._keep_older(self.path.with_suffix(".log.1"))
+                os.truncate(self.path, 0)
+                self._life_at = self._shown_at = 0
+
+    def _keep_older(self, older: Path) -> None:
+        """If there is no room for it, it goes: cutting is what makes room."""
+        try:
+            shutil.copyfile(self.path, older)
+        except OSError:
+            older.unlink(missing_ok=True)
 
 
 class Process:

@@ -23,10 +23,10 @@ from swarm.cli.options import (
     UrlOption,
     load_settings,
 )
-from swarm.cli.output import complain, print_json
+from swarm.cli.output import EXIT_FAILED, complain, print_json
 from swarm.cli.processes import die_with_parent
 from swarm.cli.supervisor import EX_CONFIG
-from swarm.errors import ConfigError, ModelError
+from swarm.errors import ConfigError, JournalError, ModelError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -51,7 +51,7 @@ def broker(
     """Run the broker: it takes requests, plans who computes what, and needs no model itself.
 
     SIGTERM and Ctrl-C stop it in good order. Exit code 78 means that it can't work with these settings, and that
-    starting it again won't help.
+    starting it again won't help; 1, that it may (the disk is full, say).
     """
     die_with_parent()
     overrides = {
@@ -126,8 +126,9 @@ def check(
     context: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Settings file. [default: config/swarm.toml, if there is one]"),
+        typer.Argument(metavar="[FILE]", help="Settings file (TOML), as with --config."),
     ] = None,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check the settings of file and environment together, and those before the command's name.
@@ -135,13 +136,16 @@ def check(
     Exit code 1 if something is wrong: the line on stderr names the setting, its value, where it came from and what to
     do. With --json, print the settings that come out of it all.
     """
-    settings = load_settings(context, file, {})
+    if file is not None and config is not None:
+        raise typer.BadParameter(f"two settings files are named, {file} and {config}: name one")
+    chosen = file or config
+    settings = load_settings(context, chosen, {})
     if as_json:
         print_json(settings.model_dump(mode="json"))
     else:
         from swarm.config import file_in_use
 
-        print(f"the settings are right ({file_in_use(file) or 'no file'}, and the environment)")
+        print(f"the settings are right ({file_in_use(chosen) or 'no file'}, and the environment)")
 
 
 def _exit(code: int) -> None:
@@ -166,8 +170,17 @@ def _hopeless_is_78() -> Iterator[None]:
     """What can't get better by starting again gets an exit code of its own, for supervisors (ours, systemd)."""
     try:
         yield
-    except (ConfigError, ModelError, typer.BadParameter) as error:
-        raise typer.Exit(complain("swarm", str(error), EX_CONFIG)) from None
+    except (ConfigError, ModelError, JournalError, typer.BadParameter) as error:
+        code = EXIT_FAILED if _can_pass(error) else EX_CONFIG
+        raise typer.Exit(complain("swarm", str(error), code)) from None
+
+
+def _can_pass(error: Exception) -> bool:
+    """A disk that is full now may have room in a moment: whoever started us shall start us again."""
+    from swarm.broker.journal.database import FullDisk
+    from swarm.cli.statedir import NoRoom
+
+    return isinstance(error, FullDisk | NoRoom)
 
 
 def _prepare_openmp(threads: int) -> None:
@@ -179,5 +192,8 @@ def _prepare_openmp(threads: int) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")  # GNU's runtime
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's and LLVM's
+    # oneDNN keeps the kernels that it compiles, one for each size that came, a quarter of a MiB or more each. Its own
+    # bound of 1,024 is far beyond what a worker says that it takes; sizes here are few, since rows are padded.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

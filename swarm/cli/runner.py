@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm.cli.output import Progress
-from swarm.cli.processes import Lifeline, LogFile, Process
+from swarm.cli.processes import Lifeline, LogFile, Process, reap_orphans
 from swarm.cli.supervisor import (
     GRACE_S,
     Action,
@@ -172,6 +173,8 @@ class Runner:
             if code is not None:
                 del self._processes[name]
                 self.feed(Exited(name, code, self._logs[name].last_error()))
+        if os.getpid() == 1:  # in a container: whoever loses its parent becomes our child
+            reap_orphans({process.pid for process in self._processes.values()})
 
     async def _keep_time(self) -> None:
         while True:

@@ -33,11 +33,11 @@ def sim(
     ] = None,
     first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="The first of them.")] = 0,
     no_faults: Annotated[
-        bool, typer.Option("--no-faults", help="Nothing is killed, frozen, cut off or told to leave.")
+        bool, typer.Option("--no-faults", help="Nothing goes wrong, and nobody is told to leave.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Play whole swarms under virtual time: workers join, die and freeze, clients come and go.
+    """Play whole swarms under virtual time: workers and broker die, workers freeze, hang and lie, connections break.
 
     The deciding code is the one that runs in production; what must hold is checked at every event. A seed always gives
     the same story. Exit code 1 if anything did not hold.
@@ -63,7 +63,9 @@ def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
         print(line)
     print(
         f"seed {seed}: {outcome.num_events} events in {outcome.virtual_s:.1f} virtual seconds, "
-        f"{outcome.num_tokens} tokens, {outcome.num_plans} plans, {outcome.num_lost_workers} lost workers"
+        f"{outcome.num_tokens} tokens, {outcome.num_plans} plans, {outcome.num_lost_workers} lost workers, "
+        f"{outcome.num_brokers - 1} restarts of the broker"
+        + "".join(f", {kind}" + (f" ×{num}" if num > 1 else "") for kind, num in outcome.faults.items())
     )
     if outcome.failure is None:
         print("everything held")
@@ -74,13 +76,19 @@ def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the schedules so far. ``violations``: (seed, what did not hold)."""
+    """What became of the schedules so far. ``num_replayed``: layers times positions; ``num_restarts``: of
+    brokers; ``num_kept``: positions that stages held over those, and that counted; ``struck``: which fault how often;
+    ``violations``: (seed, what did not hold)."""
 
     num_schedules: int = 0
     num_events: int = 0
     num_tokens: int = 0
     num_plans: int = 0
     num_lost_workers: int = 0
+    num_replayed: int = 0
+    num_restarts: int = 0
+    num_kept: int = 0
+    struck: dict[str, int] = field(default_factory=dict)
     violations: list[tuple[int, str]] = field(default_factory=list)
 
     def take(self, outcome: Outcome) -> None:
@@ -89,13 +97,19 @@ class Tally:
         self.num_tokens += outcome.num_tokens
         self.num_plans += outcome.num_plans
         self.num_lost_workers += outcome.num_lost_workers
+        self.num_replayed += outcome.num_replayed
+        self.num_restarts += outcome.num_brokers - 1
+        self.num_kept += outcome.num_kept
+        for kind, count in outcome.faults.items():
+            self.struck[kind] = self.struck.get(kind, 0) + count
         if outcome.failure is not None:
             self.violations.append((outcome.seed, outcome.failure))
 
     def __str__(self) -> str:
         return (
             f"{self.num_schedules} schedules, {self.num_events} events, {self.num_tokens} tokens, "
-            f"{self.num_plans} plans, {self.num_lost_workers} lost workers, {len(self.violations)} violations"
+            f"{self.num_plans} plans, {self.num_lost_workers} lost workers, "
+            f"{self.num_restarts} restarts of the broker, {len(self.violations)} violations"
         )
 
 
@@ -113,6 +127,8 @@ def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool
         print_json({**asdict(tally), "first_seed": first_seed, "faults": faults, "violations": violations})
         return bool(violations)
     print(tally)
+    if tally.struck:
+        print(f"faults: {', '.join(f'{kind} {num}' for kind, num in sorted(tally.struck.items()))}")
     for seed, failure in tally.violations[:MAX_SHOWN]:
         complain("swarm sim", f"seed {seed}: {failure}")
     if tally.violations:

@@ -7,18 +7,20 @@ of the same user removes those that nobody holds.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarm.errors import ConfigError
 
 PREFIX = "swarm-up-"
 LOCK = "supervisor.lock"
+_PID_WIDTH = 10  # always the same length: what was written once has its room
 BROKER_LOCK = "broker.lock"  # of its own: a supervisor's broker works in its supervisor's directory
 
 
@@ -41,23 +43,27 @@ def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
     ``holder`` is what both are, for people."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = (directory / lock).open("a+")
+        file = os.fdopen(os.open(directory / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
     except OSError as error:
         raise _not_writable(directory, error) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
             pid = file.read().strip() or "?"
             raise ConfigError(
                 f"the state directory {directory} is in use by another {holder} (process {pid}): stop that one "
                 "first, or name another with --state-dir"
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        _write_pid(file.fileno())
         yield
+
+
+def _write_pid(lock: int) -> None:
+    """For people: whoever is refused is told the holder's. Over the old one, so that a full disk has room for it."""
+    with suppress(OSError):
+        os.pwrite(lock, f"{os.getpid():<{_PID_WIDTH}}\n".encode(), 0)
+        os.ftruncate(lock, _PID_WIDTH + 1)
 
 
 def _with_logs(directory: Path) -> Path:
@@ -69,10 +75,13 @@ def _with_logs(directory: Path) -> Path:
     return directory
 
 
+class NoRoom(ConfigError):
+    """The disk is full: that can pass by itself."""
+
+
 def _not_writable(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the state directory {directory} can't be written ({error.strerror}); name another with --state-dir"
-    )
+    kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+    return kind(f"the state directory {directory} can't be written ({error.strerror}); name another with --state-dir")
 
 
 @contextmanager

@@ -84,6 +84,9 @@ def up(
     """
     from swarm.cli.models import resolve_model
     from swarm.cli.statedir import state_directory
+    from swarm.sink import guard_stdout
+
+    guard_stdout()  # a swarm must not end because nobody can be told how it is
 
     # Until the runner listens, SIGTERM shall tidy up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -16,7 +16,7 @@ from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
 from swarm.params import SamplingParams
-from swarm.wire.messages import Description, Json, Suppose
+from swarm.wire.messages import Description, Json, Submit, Suppose
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item", Piece, BatchPiece)
@@ -82,6 +82,30 @@ class Client:
         """The answer to a conversation, token by token."""
         return BlockingStream(self, self._client.stream_chat(messages, params, **options))
 
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> str:
+        """Have a prompt answered without waiting for it: the id of a detached request, once the swarm has accepted it.
+        Whoever knows the id can :meth:`attach` to it, from any process, until some time after its end."""
+        return self._run(self._client.submit(prompt, params, **options))
+
+    def submit_chat(
+        self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> str:
+        """The same for a conversation."""
+        return self._run(self._client.submit_chat(messages, params, **options))
+
+    def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> BlockingStream:
+        """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
+        each continuation on. Leaving the iterator early cancels nothing."""
+        return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout))
+
+    def recall(self, request_id: str) -> Submit:
+        """What was asked for in a request that was made before."""
+        return self._run(self._client.recall(request_id))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, whoever made it. One that has ended already stays as it is."""
+        self._run(self._client.cancel(request_id))
+
     @overload
     def generate_batch(
         self,
@@ -131,9 +155,9 @@ class Client:
         """The model, the limits, and what the swarm waits for, if anything."""
         return self._run(self._client.describe())
 
-    def query(self, what: What) -> Json:
-        """A report as ``swarmctl --json`` prints it."""
-        return self._run(self._client.query(what))
+    def query(self, what: What, *, all: bool = False) -> Json:
+        """A report as ``swarmctl --json`` prints it. ``all``: with "requests", also those that ended long ago."""
+        return self._run(self._client.query(what, all=all))
 
     def suppose_plan(self, suppose: Suppose) -> Json:
         """The plan that would be made if things were so; nothing is changed."""

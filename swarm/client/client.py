@@ -10,9 +10,18 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from swarm.client import assets
-from swarm.client.events import Ask
+from swarm.client.events import Ask, Failed, Reply
 from swarm.client.link import Link, Mailbox
-from swarm.client.request import Conversation, Prompt, RequestOptions, Source, Wish, as_source, check_wish
+from swarm.client.request import (
+    Conversation,
+    Prompt,
+    RequestOptions,
+    Source,
+    Wish,
+    as_source,
+    check_attach,
+    check_wish,
+)
 from swarm.client.results import Completion, Piece
 from swarm.client.session import Session
 from swarm.client.stream import BatchStream, Call, Model, Opened, PieceStream, PromptStream
@@ -21,7 +30,6 @@ from swarm.errors import ClientError, InvalidRequest, ModelError, RequestFailed,
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
     Asset,
-    AssetPart,
     Describe,
     Description,
     GetAsset,
@@ -29,8 +37,11 @@ from swarm.wire.messages import (
     Json,
     Manifest,
     Query,
+    Recall,
+    Recalled,
     Report,
     StopWorker,
+    Submit,
     Suppose,
 )
 
@@ -39,7 +50,7 @@ _ASK_TIMEOUT_S = 30.0  # answers need no computing
 _GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
 
-What = Literal["status", "nodes", "plan", "stats", "requests"]
+What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
 OnError = Callable[[int, ClientError], None]
 
 
@@ -111,6 +122,54 @@ class AsyncClient:
         """The answer to a conversation, token by token."""
         return PromptStream(self._stream([Conversation(messages)], check_wish(params, options)))
 
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> str:
+        """Have a prompt answered without waiting for it: the id of a detached request, once the swarm has accepted it.
+        Whoever knows the id can :meth:`attach` to it, from any process, until some time after its end. Stop strings are
+        looked for by whoever reads: unread, it runs to its other limits."""
+        return await self._submit(as_source(prompt), check_wish(params, {**options, "detached": True}))
+
+    async def submit_chat(
+        self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> str:
+        """The same for a conversation."""
+        return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
+
+    def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> PromptStream:
+        """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
+        each continuation on. The latest reader gets what comes. The text of a token depends on those before it, which
+        is why they are fetched, too; ``completion`` has them all. Leaving the iterator early cancels nothing.
+
+        InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
+        check_attach(request_id, next_index, timeout)
+
+        async def begin(mailbox: Mailbox) -> Opened:
+            call = await self._recall(request_id, timeout)
+            call.first = next_index
+            call.start(mailbox, timeout, attached=True)
+            return {request_id: (0, call)}
+
+        return PromptStream(PieceStream(begin))
+
+    async def recall(self, request_id: str) -> Submit:
+        """What was asked for in a request that was made before.
+
+        InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
+        check_attach(request_id, 0, None)
+        return (await self._recall(request_id, None)).submit
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request, whoever made it. One that has ended already stays as it is.
+
+        InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
+        check_attach(request_id, 0, None)
+        call = await self._recall(request_id, _ASK_TIMEOUT_S)
+        mailbox = Mailbox()
+        call.start(mailbox, _ASK_TIMEOUT_S, attached=True)
+        call.leave(cancel=True)
+        await self.describe()  # what was said before has been heard when this is answered
+
     @overload
     async def generate_batch(
         self,
@@ -181,9 +240,10 @@ class AsyncClient:
         assert isinstance(answer, Description)  # the session matches answers to questions
         return answer
 
-    async def query(self, what: What) -> Json:
-        """A report as ``swarmctl --json`` prints it."""
-        return await self._govern(Query(what=what), _ASK_TIMEOUT_S)
+    async def query(self, what: What, *, all: bool = False) -> Json:
+        """A report as ``swarmctl --json`` prints it. ``all``: with "requests", also those that ended long ago, as far
+        as the broker's journal has them and an answer holds."""
+        return await self._govern(Query(what=what, all=all), _ASK_TIMEOUT_S)
 
     async def suppose_plan(self, suppose: Suppose) -> Json:
         """The plan that would be made if things were so; nothing is changed."""
@@ -191,7 +251,7 @@ class AsyncClient:
 
     async def trace(self, request_id: str = "") -> Json:
         """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
-        means the newest."""
+        means the newest. Of one that ended long ago, or before the broker started again, only what its journal has."""
         if len(request_id) > 128:
             raise InvalidRequest("a request_id has at most 128 characters", code="request_id")
         return await self._govern(Query(what="trace", request_id=request_id), _ASK_TIMEOUT_S)
@@ -220,13 +280,33 @@ class AsyncClient:
         return report.body
 
     async def _ask(
-        self, question: Describe | Query | Join | StopWorker, timeout_s: float = _ASK_TIMEOUT_S
-    ) -> Description | AssetPart | Report:
+        self, question: Describe | Query | Recall | Join | StopWorker, timeout_s: float = _ASK_TIMEOUT_S
+    ) -> Reply:
         link = self._connect()
         answer, _ = await link.ask(Ask(link.new_key(), question, timeout_s))
         return answer
 
     # --- how requests are made
+
+    async def _submit(self, source: Source, wish: Wish) -> str:
+        mailbox = Mailbox()
+        call = await self._start(source, wish, mailbox, asyncio.get_running_loop().time())
+        try:
+            news = await mailbox.get()  # whatever it is, the request has been taken; unless it has failed
+            if isinstance(news, Failed):
+                raise news.error
+        finally:
+            call.leave()
+        return call.submit.request_id
+
+    async def _recall(self, request_id: str, timeout_s: float | None) -> Call:
+        """The request as the broker knows it, to be read."""
+        limit_s = min(_ASK_TIMEOUT_S, timeout_s or _ASK_TIMEOUT_S)
+        answer = await self._ask(Recall(request_id=request_id), limit_s)
+        if isinstance(answer, Report):
+            raise InvalidRequest(str(answer.body.get("error")), code="unknown")
+        assert isinstance(answer, Recalled)
+        return Call(answer.submit, Wish.behind(answer.submit, timeout_s), self._connect(), self._get_model)
 
     async def _complete(self, source: Source, wish: Wish) -> Completion:
         stream = self._stream([source], wish)

@@ -15,12 +15,17 @@ from swarm.wire.messages import (
     Hop,
     Join,
     Query,
+    Recall,
+    Recalled,
     Report,
     ServerMessage,
     StopWorker,
     Submit,
     TokenLogprob,
 )
+
+Question = Describe | GetAsset | Query | Recall | Join | StopWorker
+Reply = Description | AssetPart | Recalled | Report
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -45,10 +50,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The caller has a request. ``timeout_s`` counts from now."""
+    """The caller has a request. ``timeout_s`` counts from now. ``attached``: the broker has taken it before, perhaps
+    from another process; it is only to be read."""
 
     submit: Submit
     timeout_s: float | None = None
+    attached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,11 @@ class StopFound:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The caller wants no more of this request."""
+    """The caller wants no more of this request. It is cancelled, unless it was detached or only read here;
+    ``cancel``: in any case."""
 
     request_id: str
+    cancel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Ask:
     """The caller has a question; ``key`` comes back with the answer. ``timeout_s`` counts from now."""
 
     key: int
-    question: Describe | GetAsset | Query | Join | StopWorker
+    question: Question
     timeout_s: float
 
 
@@ -138,9 +147,16 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A detached request is in the broker's journal: from now on it needs nobody."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     key: int
-    answer: Description | AssetPart | Report
+    answer: Reply
     payload: bytes = b""
 
 
@@ -150,4 +166,4 @@ class Unanswered:
     error: ClientError
 
 
-Action = Send | Deliver | Ended | Failed | Answered | Unanswered
+Action = Send | Deliver | Ended | Failed | Taken | Answered | Unanswered

@@ -21,8 +21,10 @@ from swarm.client.events import (
     Failed,
     Leave,
     Received,
+    Reply,
     Send,
     Start,
+    Taken,
     Tick,
     Unanswered,
     Withdraw,
@@ -31,7 +33,6 @@ from swarm.client.session import Session
 from swarm.errors import ClientError, Unavailable, WireError
 from swarm.wire import channel as wire
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.messages import AssetPart, Description, Report
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
@@ -39,8 +40,8 @@ _TICK_S = 0.1  # how exactly time limits are kept
 _TURN = 64  # news that one reader takes before others get a turn: a millisecond or so
 _MAX_OUTBOX = 1 << 16  # messages that wait for room in the socket's queue
 
-Answer = tuple[Description | AssetPart | Report, bytes]
-News = Deliver | Ended | Failed
+Answer = tuple[Reply, bytes]
+News = Deliver | Ended | Failed | Taken
 
 
 class Mailbox:
@@ -101,10 +102,10 @@ class Link:
         self.do(event)
         self._mailboxes[event.submit.request_id] = mailbox
 
-    def leave(self, request_id: str) -> None:
+    def leave(self, request_id: str, *, cancel: bool = False) -> None:
         """The caller wants no more of it. A request that has ended is no error."""
         if self._mailboxes.pop(request_id, None) is not None:
-            self.do(Leave(request_id))
+            self.do(Leave(request_id, cancel))
 
     async def ask(self, question: Ask) -> Answer:
         """The broker's answer. Raises RequestTimeout or Unavailable."""
@@ -203,7 +204,7 @@ class Link:
             case Send(message):
                 self._outbox.append(CLIENT.encode(message))
                 self._flush()
-            case Deliver(request_id=request_id) | Ended(request_id=request_id):
+            case Deliver(request_id=request_id) | Ended(request_id=request_id) | Taken(request_id=request_id):
                 if request_id in self._mailboxes:
                     self._mailboxes[request_id].put(action)
             case Failed(request_id=request_id):

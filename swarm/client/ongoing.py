@@ -56,6 +56,7 @@ class Ongoing:
     started: float
     deadline: float | None
     continuations: list[Continuation]
+    attached: bool = False  # another process may have made it; here it is only read
     sent: bool = False
     accepted: bool = False
     attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
@@ -65,6 +66,11 @@ class Ongoing:
     @property
     def id(self) -> str:
         return self.submit.request_id
+
+    @property
+    def outlives_caller(self) -> bool:
+        """Whoever leaves it only stops reading."""
+        return self.submit.detached or self.attached
 
     @property
     def left(self) -> bool:
@@ -152,7 +158,7 @@ def ended_badly(message: Finished) -> ClientError:
 def refusal(message: Rejected, accepted: bool) -> ClientError:
     """What the caller is told of a refused request. A code that is not known here is the request's fault."""
     match message.code:
-        case "overloaded":
+        case "overloaded" | "journal":
             return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)
         case "unavailable":
             return Unavailable(message.reason)

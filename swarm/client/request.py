@@ -36,7 +36,8 @@ class RequestOptions(TypedDict, total=False):
     after which the swarm itself shall not bother; ``priority``: "high", "normal", "low" or a number, -100 to 100, of
     which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
     are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
-    ``hops``: report where each token's time went.
+    ``hops``: report where each token's time went; ``detached``: the request runs on when its client leaves it or
+    vanishes, and anybody who knows its id may read on (``attach``).
     """
 
     timeout: float | None
@@ -45,6 +46,7 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     request_id: str | None
     hops: bool
+    detached: bool
 
     max_tokens: int
     min_tokens: int
@@ -73,6 +75,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     request_id: str | None = None
     hops: bool = False
+    detached: bool = False
 
 
 _SAMPLING = SamplingParams.__struct_fields__
@@ -90,6 +93,12 @@ class Wish:
     tenant: str = ""
     request_id: str | None = None
     hops: bool = False
+    detached: bool = False
+
+    @classmethod
+    def behind(cls, submit: Submit, timeout_s: float | None) -> Wish:
+        """What whoever made this request wished."""
+        return cls(submit.params, timeout_s, request_id=submit.request_id, hops=submit.hops, detached=submit.detached)
 
     def submit(self, prompt: tuple[int, ...]) -> Submit:
         """The message for this prompt. A seed and an id are drawn if the caller gave none."""
@@ -103,6 +112,7 @@ class Wish:
             deadline_s=self.deadline_s,
             tenant=self.tenant,
             hops=self.hops,
+            detached=self.detached,
         )
 
 
@@ -130,6 +140,7 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
         tenant=own.tenant,
         request_id=own.request_id,
         hops=own.hops,
+        detached=own.detached,
     )
 
 
@@ -163,6 +174,13 @@ def _check_own(own: _Own) -> None:
         raise InvalidRequest("tenant must have at most 128 characters", code="tenant")
     if own.request_id is not None and not 1 <= len(own.request_id) <= 128:
         raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
+
+
+def check_attach(request_id: str, next_index: int, timeout_s: float | None) -> None:
+    """Raises InvalidRequest that names the first value that is wrong."""
+    _check_own(_Own(request_id=request_id, timeout=timeout_s))
+    if not 0 <= next_index <= MAX_TOKENS:
+        raise InvalidRequest(f"next_index must be between 0 and {MAX_TOKENS}, not {next_index}", code="next_index")
 
 
 def as_source(prompt: Prompt) -> Source:

@@ -14,7 +14,8 @@ The rules:
 * **Acknowledgements follow the consumer.** Only what the caller has taken is acknowledged, so the broker's window
   closes on a slow caller. Tokens beyond ``MAX_UNCONSUMED`` are dropped and fetched again when the caller has caught up.
 * **Every request ends once**: with all its continuations finished, or with one failure. A request that the caller has
-  left is kept until the broker confirms its end, so that a lost ``Cancel`` is said again; then it is forgotten.
+  left is kept until the broker confirms its end, so that a lost ``Cancel`` is said again; then it is forgotten. One
+  that was detached, or made elsewhere, is not cancelled but let go of (``Detach``), and forgotten at once.
 * **Every wait ends.** Without a connection, or without a word from the broker (it is asked one, see ``QUIET_S``), what
   is live fails with :class:`Unavailable`.
 """
@@ -36,9 +37,11 @@ from swarm.client.events import (
     Failed,
     Leave,
     Received,
+    Reply,
     Send,
     Start,
     StopFound,
+    Taken,
     Tick,
     Unanswered,
     Withdraw,
@@ -57,11 +60,14 @@ from swarm.wire.messages import (
     ClientMessage,
     Describe,
     Description,
+    Detach,
     Finished,
     GetAsset,
     Join,
     Malformed,
     Query,
+    Recall,
+    Recalled,
     Rejected,
     Report,
     StopWorker,
@@ -118,8 +124,8 @@ class Session:
                 actions = self._start(event, now)
             case StopFound():
                 actions = self._stop_found(event)
-            case Leave(request_id):
-                actions = self._leave(request_id, now)
+            case Leave(request_id, cancel):
+                actions = self._leave(request_id, now, cancel=cancel)
             case Ask():
                 actions = self._ask(event, now)
             case Withdraw(key):
@@ -141,7 +147,7 @@ class Session:
         self._wake(now)
         deadline = None if event.timeout_s is None else now + event.timeout_s
         continuations = [Continuation() for _ in range(submit.params.n)]
-        request = Ongoing(submit, now, deadline, continuations)
+        request = Ongoing(submit, now, deadline, continuations, event.attached, accepted=event.attached)
         self._requests[submit.request_id] = request
         return self._tell_again(request, now) if self.connected else []
 
@@ -177,13 +183,16 @@ class Session:
         request.continuations[event.index].stop_at = event.at_index
         return self._say(request.stops())
 
-    def _leave(self, request_id: str, now: float) -> Actions:
+    def _leave(self, request_id: str, now: float, *, cancel: bool = False) -> Actions:
         request = self._requests.get(request_id)
         if request is None or request.left:
             return []
         if not request.sent:
             del self._requests[request_id]
             return []
+        if request.outlives_caller and not cancel:  # nothing is acknowledged that was not read
+            del self._requests[request_id]
+            return self._say([Detach(request_id=request_id)])
         if request.ended:  # nothing to cancel; what the caller didn't read it will never read
             del self._requests[request_id]
             return self._say(request.last_acks())
@@ -231,7 +240,7 @@ class Session:
                     self.num_ignored += 1
                     return []
                 return self._about(request, message, now)
-            case Description() | AssetPart() | Report():
+            case Description() | AssetPart() | Recalled() | Report():
                 return self._answer(message, event.payload)
             case Malformed(reason=reason):
                 return self._misunderstood(reason)
@@ -241,7 +250,12 @@ class Session:
 
     def _about(self, request: Ongoing, message: Tokens | Finished | Accepted | Rejected, now: float) -> Actions:
         if isinstance(message, Rejected):
-            return self._rejected(request, message)
+            return self._rejected(request, message, now)
+        news: Actions = [Taken(request.id)] if request.submit.detached and not request.accepted else []
+        return news + self._took(request, message, now)
+
+    def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
+        """The broker has it: each of these says so."""
         request.accepted, request.nudge_at = True, now + NUDGE_S
         if isinstance(message, Accepted):
             return []
@@ -315,16 +329,19 @@ class Session:
         if request.settled:
             self._requests.pop(request.id, None)
 
-    def _rejected(self, request: Ongoing, message: Rejected) -> Actions:
+    def _rejected(self, request: Ongoing, message: Rejected, now: float) -> Actions:
         if request.left:  # the broker knows nothing of it: as good as cancelled
             del self._requests[request.id]
             return []
         if request.ended:
             return []
+        if request.accepted and message.retry_after_s is not None:  # it only can't be read again at the moment
+            request.attaching, request.nudge_at = False, now + message.retry_after_s
+            return []
         del self._requests[request.id]
         return [Failed(request.id, refusal(message, request.accepted))]
 
-    def _answer(self, message: Description | AssetPart | Report, payload: bytes) -> Actions:
+    def _answer(self, message: Reply, payload: bytes) -> Actions:
         keys = [key for key, question in self._questions.items() if _answers(message, question.ask.question)]
         if not keys:
             self.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
@@ -433,7 +450,7 @@ class Session:
             yield from request.invariants()
 
 
-def _answers(message: Description | AssetPart | Report, question: object) -> bool:
+def _answers(message: Reply, question: object) -> bool:
     match message, question:
         case Description(), Describe():
             return True
@@ -441,6 +458,9 @@ def _answers(message: Description | AssetPart | Report, question: object) -> boo
             return question.name == name and question.offset == offset
         case Report(what=what), Query():
             return question.what == what
+        case ((Recalled() | Report(what="recall")), Recall()):
+            of = message.submit.request_id if isinstance(message, Recalled) else message.body.get("request_id")
+            return of == question.request_id
         case (Report(what="asset"), GetAsset()) | (Report(what="join"), Join()) | (Report(what="stop"), StopWorker()):
             return True
     return False

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarm.client.assemble import Assembler
-from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound
+from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
 from swarm.client.link import Link, Mailbox, News
 from swarm.client.request import Wish
 from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
@@ -35,12 +35,15 @@ class Model:
 
 @dataclass(slots=True)
 class Call:
-    """One request: takes its news one by one and gives pieces."""
+    """One request: takes its news one by one and gives pieces. ``first``: pieces before this one of each continuation
+    are kept for the completion, and not given."""
 
     submit: Submit
     wish: Wish
     link: Link
     get_model: Callable[[], Awaitable[Model]]
+    first: int = 0
+    _kept: list[Piece] = field(default_factory=list)
     _assemblers: dict[int, Assembler] = field(default_factory=dict)
     _finished: dict[int, Finished] = field(default_factory=dict)
 
@@ -52,14 +55,23 @@ class Call:
         """The pieces that this news makes. Raises what the request failed with."""
         if isinstance(news, Failed):
             raise news.error
+        if isinstance(news, Taken):
+            return []
         assembler = await self._assembler(news.index)
-        return self._tokens(news, assembler) if isinstance(news, Deliver) else self._end(news, assembler)
+        pieces = self._tokens(news, assembler) if isinstance(news, Deliver) else self._end(news, assembler)
+        return self._wanted(pieces) if self.first else pieces
 
-    def start(self, mailbox: Mailbox, timeout_s: float | None) -> None:
-        self.link.start(Start(self.submit, timeout_s), mailbox)
+    def start(self, mailbox: Mailbox, timeout_s: float | None, *, attached: bool = False) -> None:
+        self.link.start(Start(self.submit, timeout_s, attached), mailbox)
 
-    def leave(self) -> None:
-        self.link.leave(self.submit.request_id)
+    def leave(self, *, cancel: bool = False) -> None:
+        self.link.leave(self.submit.request_id, cancel=cancel)
+
+    def _wanted(self, pieces: list[Piece]) -> list[Piece]:
+        """From the first one on; an end is told in any case."""
+        wanted = [piece for piece in pieces if piece.index >= self.first or piece.finish_reason is not None]
+        self._kept += [piece for piece in pieces if piece not in wanted]
+        return wanted
 
     async def _assembler(self, choice: int) -> Assembler:
         if choice not in self._assemblers:
@@ -87,6 +99,7 @@ class Call:
 
     def completion(self, pieces: list[Piece]) -> Completion:
         """What the pieces of this (done) call add up to."""
+        pieces = self._kept + pieces
         choices = tuple(
             self._choice(index, [piece for piece in pieces if piece.choice == index])
             for index in range(self.submit.params.n)
@@ -114,7 +127,8 @@ class PieceStream:
     """An asynchronous iterator over (place, piece) of one or several requests, in the order of arrival.
 
     Whoever leaves it early — by ``break``, an exception, a cancelled task, :meth:`aclose` or by letting go of it —
-    cancels the requests. The first failure ends it, and is raised; unless ``on_error`` takes it.
+    cancels the requests, or lets go of those that are detached or were only attached to. The first failure ends it, and
+    is raised; unless ``on_error`` takes it.
     """
 
     def __init__(
@@ -163,12 +177,12 @@ class PieceStream:
         """Cancel what is still under way."""
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, cancel: bool = False) -> None:
         self._closed = True
         self._ready.clear()
         calls, self._calls = self._calls, {}
         for _, call in (calls or {}).values():
-            call.leave()
+            call.leave(cancel=cancel)
 
     def __del__(self) -> None:
         if self._calls:
@@ -207,8 +221,8 @@ class PieceStream:
 
 
 class PromptStream:
-    """An asynchronous iterator over the pieces of one request. Leaving it early cancels the request; ``async with``
-    makes sure of that whatever happens.
+    """An asynchronous iterator over the pieces of one request. Leaving it early cancels the request (a detached one, or
+    one that was attached to, goes on); ``async with`` makes sure of that whatever happens.
 
     ``completion`` is what the pieces add up to, once the end has been reached; None before.
     """

@@ -159,7 +159,8 @@ class BrokerSettings(Section):
     )
     trace_steps: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         default=4096,
-        description="Steps whose times are kept for swarmctl trace; 1 to 3 KB each. 0 keeps none. "
+        description="Steps whose times are kept in memory for swarmctl trace; 1 to 3 KB each. A journal gets "
+        "them, too, with under 100 bytes each. 0 keeps none. "
         "The default is a minute or two of a small model, more of a large one.",
     )
 
@@ -191,6 +192,14 @@ class PlanSettings(Section):
         default=0.1,
         description="How much quicker, as a part, another plan must be before layers are moved for speed alone. "
         "Measurements differ by a few percent, and moving costs seconds.",
+    )
+    standby: Literal["none", "neighbours", "all"] = Field(
+        default="neighbours",
+        description="Which layers a worker keeps loaded beside its own, for the case that their holder dies. "
+        "neighbours: half of what the stage before it and the one behind it hold, so that nothing is loaded after a "
+        "death; it costs the memory of the weights once more, in all, and never more than half of what a worker's own "
+        "weights leave. all: as much as fits. none: nothing, and a death costs a load. Whoever has no part in the plan "
+        "keeps what fits.",
     )
     min_memory: ByteSize = Field(
         default=ByteSize(0), description="Bytes that a worker must have for the model; one with less is turned away."
@@ -279,13 +288,13 @@ class HealthSettings(Section):
     )
     hang_factor: Annotated[float, Field(ge=1, le=10_000)] = Field(
         default=10.0,
-        description="How many times its usual time a step may take without progress before its worker is out. "
-        "A busy machine makes steps slow, hardly ever ten times slower.",
+        description="How many times longer than a step should take, or usually takes, its worker may show no progress "
+        "before it is out. A busy machine makes steps slow, hardly ever ten times slower.",
     )
     hang_min_s: Seconds = Field(
         default=2.0,
         description="Seconds without progress that are never a hang, however short the step should have been; 15 times "
-        "as many while layers are loaded.",
+        "as many while layers are loaded, 5 times as many for the control loop.",
     )
 
 
@@ -301,6 +310,27 @@ class RecoverySettings(Section):
         default=256,
         description="Positions of one sequence that are replayed at a time. Running answers wait for no more than one "
         "such chunk.",
+    )
+    recheck_every_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=0.0,
+        description="Seconds between two comparisons in which what one stage computed for a running sequence is "
+        "computed again by others that have its layers warm (plan.standby), when they have time; disagreement is "
+        "logged and shown by swarmctl nodes. The only means against results that are wrong and look right. 0: none.",
+    )
+
+
+class JournalSettings(Section):
+    """What a broker with a state directory remembers on disk."""
+
+    keep_s: Annotated[float, Field(ge=0)] = Field(
+        default=86_400.0,
+        description="Seconds for which a request that has ended can still be read (swarmctl requests, Attach). Those "
+        "that have not ended are kept in any case.",
+    )
+    max_bytes: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        description="Bytes of the journal; beyond, the requests that ended first go first. At most an eighth is for "
+        "the times of steps (swarmctl trace), which go before any request.",
     )
 
 
@@ -357,6 +387,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     health: HealthSettings = HealthSettings()
     recovery: RecoverySettings = RecoverySettings()
+    journal: JournalSettings = JournalSettings()
     client: ClientSettings = ClientSettings()
     log: LogSettings = LogSettings()
 

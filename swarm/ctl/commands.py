@@ -152,7 +152,44 @@ def trace(
     _answer(context, Common(url, as_json), lambda client: client.trace(request), render_trace.trace)
 
 
-_report("requests", "The requests under way.")
+@app.command(epilog="Example: swarmctl requests --all")
+def requests(
+    context: typer.Context,
+    all: Annotated[
+        bool, typer.Option("--all", help="Also all that have ended, as far as the journal has them; 1000 at most.")
+    ] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The requests under way, and those that ended last, the latest first, if the broker has a journal."""
+    from swarm.ctl import render
+
+    _answer(context, Common(url, as_json), lambda client: client.query("requests", all=all), render.requests)
+
+
+@app.command(epilog="Example: swarmctl cancel 8c5f1c2e6a94d7b03f5e9a1d2c7b4e60")
+def cancel(
+    context: typer.Context,
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="The request's id, as `swarmctl requests` shows it.", show_default=False
+        ),
+    ],
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a request, whoever made it. One that has ended stays as it is."""
+    from swarm.ctl import render
+
+    def end(client: Client) -> Json:
+        client.cancel(request)
+        return {"request_id": request, "state": "ended"}
+
+    _answer(context, Common(url, as_json), end, render.fields)
+
+
+_report("recoveries", "What was lost, how sequences went on, and how long each part took, beside what was predicted.")
 
 
 @app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")

@@ -21,18 +21,28 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("layers", "layers"),
     ("device", "device"),
     ("dtype", "dtype"),
+    ("standby", "standby"),
     ("verdict", "verdict"),
-    ("evidence", "evidence"),
-    ("reason", "reason"),
+    ("verdict_for_s", "for"),
     ("beat_age_s", "last beat"),
+    ("progress_per_s", "progress/s"),
+    ("pace", "pace"),
+    ("loop_lag_s", "loop lag"),
     ("kv", "kv used"),
     ("memory_bytes", "memory"),
     ("resident_bytes", "resident"),
     ("host", "host"),
     ("pid", "pid"),
 )
-# For programs: --json has them. (What the kernels are is told below the tables: it is long, and mostly the same.)
-_NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "kernels"}
+# For programs: --json has them. (Evidence and kernels are told below the table: sentences make no columns.)
+# Nor are doubts columns: hardly anybody ever has any.
+_NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "kernels", "doing", "blocked_on"} | {
+    "lies",
+    "confirmed",
+    "disagreed_with",
+    "evidence",
+    "reason",
+}
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
     ("layers", "layers"),
@@ -57,7 +67,9 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("num_tokens", "tokens"),
     ("max_tokens", "at most"),
     ("age_s", "age"),
+    ("ended_age_s", "ended"),
 )
+_KEPT_HIDDEN = {"sequences", "state", "n", "class", "tenant"}
 _WIDTH_ELSEWHERE = 160  # not a terminal: a pipe or a file, where lines need not fit a window
 
 
@@ -75,7 +87,8 @@ def status(body: Body) -> RenderableType:
 def nodes(body: Body) -> RenderableType:
     workers = [_with_kv(worker) for worker in rows_of(body.get("workers"))]
     table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN) if workers else Text("no workers")
-    return Group(_with_rest(table, body, {"workers"}), *_kernels(workers, "name"))
+    parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers))
+    return Group(_with_rest(table, body, {"workers"}), *parts)
 
 
 def plan(body: Body) -> RenderableType:
@@ -90,9 +103,35 @@ def plan(body: Body) -> RenderableType:
 
 
 def requests(body: Body) -> RenderableType:
-    rows = rows_of(body.get("requests"))
-    table = _table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")
-    return _with_rest(table, body, {"requests"})
+    rows, kept = rows_of(body.get("requests")), rows_of(body.get("kept"))
+    parts = [_table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
+    if kept:
+        parts += [Text("in the journal, the latest first:"), _table(kept, _REQUEST_COLUMNS, _KEPT_HIDDEN)]
+    return _with_rest(Group(*parts), body, {"requests", "kept"})
+
+
+def recoveries(body: Body) -> RenderableType:
+    """A paragraph each: what happened, who took what, and a line of seconds."""
+    found = rows_of(body.get("recoveries"))
+    parts = [part for each in found for part in _recovery(each)]
+    return Group(*parts) if parts else Text("nothing was lost since this broker was started")
+
+
+def _recovery(each: Body) -> list[RenderableType]:
+    measured, predicted = each.get("measured"), each.get("predicted")
+    ended = each.get("resumed_all_at") is not None
+    head = f"epoch {each.get('epoch')}: {each.get('evidence') or each.get('cause')}"
+    lines = [Text(head if ended else f"{head} (under way)"), Text(f"  {each.get('choice') or 'no plan yet'}")]
+    table = Table(box=box.SIMPLE)
+    names = ("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s", "total_s")
+    for title in ("", *(heading(name) for name in names)):
+        table.add_column(title, justify="right")
+    for title, row in (("predicted", predicted), ("measured", measured)):
+        if isinstance(row, Mapping):
+            table.add_row(title, *(value_of(name, row.get(name)) for name in names))
+    computed, least = each.get("layer_positions"), each.get("least_layer_positions")
+    told = f"  {each.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
+    return [*lines, table, Text(told)]
 
 
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
@@ -116,6 +155,27 @@ def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
     return [Text(f"· kernels of {', '.join(names)}: {kernels}") for kernels, names in users.items()]
 
 
+def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
+    """Whose results were proven wrong, and who came to other results than others."""
+    lines, told = [], set()
+    for worker in workers:
+        name, lies, others = str(worker.get("name")), worker.get("lies"), worker.get("disagreed_with")
+        if lies:
+            lines.append(f"· {name} sent hidden states that are not finite, {_times(lies)}")
+        for other, count in others.items() if isinstance(others, Mapping) else ():
+            pair = frozenset((name, other))
+            if pair not in told:
+                lines.append(
+                    f"· {name} and {other} computed the same and differed {_times(count)}: one of them is wrong"
+                )
+            told.add(pair)
+    return [Text(line) for line in lines]
+
+
+def _times(count: object) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _stages(stages: object) -> RenderableType:
     rows = rows_of(stages)
     return _table(rows, _STAGE_COLUMNS, {"incarnation", "kernels"}) if rows else Text("no stages")
@@ -130,6 +190,16 @@ def counters(stages: Mapping[str, Body]) -> RenderableType:
         cells = [value_of(counter, values[counter]) if counter in values else "–" for values in stages.values()]
         table.add_row(Text(heading(counter)), *map(Text, cells))
     return table
+
+
+def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
+    """A line for each verdict. Why a worker went is mostly its evidence, too."""
+    lines: list[RenderableType] = []
+    for worker in workers:
+        said = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason") if worker.get(key))
+        if said:
+            lines.append(Text(f"· {worker.get('name')} is {worker.get('verdict') or 'there'}: {'; '.join(said)}"))
+    return lines
 
 
 def _with_kv(worker: Body) -> Body:
@@ -183,6 +253,8 @@ def value_of(key: str, value: object) -> str:
 def _listed(key: str, values: Sequence[object]) -> str:
     if key == "layers" and len(values) == 2 and isinstance(values[1], int):
         return f"{values[0]}–{values[1] - 1}"
+    if key == "standby":
+        return ", ".join(value_of("layers", item) for item in values)
     separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "
     return separator.join(value_of("", item) for item in values)
 

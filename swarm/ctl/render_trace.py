@@ -35,7 +35,7 @@ def _sequence(sequence: Body) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(""), head]
     if isinstance(sums, Mapping) and tokens:
         parts += [_sums(sums), _stages(rows_of(sequence.get("stages"))), _tokens(tokens)]
-    elif not tokens:
+    elif "tokens" in sequence:
         parts.append(Text("no token of it is traced: none is done yet, or its steps were too long ago"))
     return parts
 
@@ -45,6 +45,8 @@ def _sums(sums: Body) -> RenderableType:
     table = Table("part", "time", "share", "what it is", box=box.SIMPLE)
     table.columns[1].justify = table.columns[2].justify = "right"
     for key, name, meaning in _PARTS:
+        if key not in sums:  # not known: it is no nothing
+            continue
         share = f"{100 * _number(sums.get(key)) / total:.1f} %"
         table.add_row(name, value_of(key, sums.get(key)), share, meaning)
     table.add_row("all tokens", value_of("total_s", sums.get("total_s")), "100 %", "")
@@ -65,20 +67,26 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
     """Milliseconds; of long answers, the first and the last ones."""
     workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
-    table = Table("token", "time", *(name for _, name, _ in _PARTS), *workers, box=box.SIMPLE)
+    parts = [(key, name) for key, name, _ in _PARTS if any(key in token for token in tokens)]
+    table = Table("token", "time", *(name for _, name in parts), *workers, box=box.SIMPLE)
     for column in table.columns:
         column.justify = "right"
     for token in tokens if len(tokens) <= _MOST_LINES else [*tokens[: _MOST_LINES // 2], *tokens[-_MOST_LINES // 2 :]]:
         computed: dict[str, float] = dict.fromkeys(workers, 0.0)
         for stage in rows_of(token["stages"]):
             computed[str(stage.get("worker"))] += _number(stage.get("compute_s"))
-        times = [_number(token.get(key)) for key in ("total_s", *(key for key, _, _ in _PARTS))]
-        table.add_row(str(token.get("index")), *(f"{1000 * s:.2f}" for s in (*times, *computed.values())))
+        times = [token.get(key) for key in ("total_s", *(key for key, _ in parts))]
+        table.add_row(str(token.get("index")), *map(_milliseconds, (*times, *computed.values())))
     if len(tokens) <= _MOST_LINES:
         return Group(Text(title), table)
     return Group(
         Text(title), table, Text(f"{len(tokens) - _MOST_LINES} tokens between them are left out; --json has them")
     )
+
+
+def _milliseconds(value: object) -> str:
+    """Empty: not known."""
+    return "" if value is None else f"{1000 * _number(value):.2f}"
 
 
 def _number(value: object) -> float:

@@ -2,28 +2,40 @@
 
 I1  every accepted request reaches exactly one end;
 I2  its tokens are those of an undisturbed run;
-I3  its stream is contiguous: nothing lost, nothing twice;
+I3  its stream is contiguous: nothing lost, nothing twice, nothing held back from a client that reads;
+I4  verdicts come in time, and none is false (``watch``);
 I5  nothing of an older epoch has an effect;
-I8  stages hold exactly the keys and values that they say they hold;
-I9  when all is over, nothing is left behind in any stage.
+I6  what is remembered stays bounded;
+I7  corrupt data is refused and never used;
+I8  stages hold exactly the keys and values that they say they hold; survivors keep theirs, and replays go through no
+    other layers than those that lost something, where a log can spare them that;
+I9  capacity comes back: when all is healed everybody is a member, and when all is over nothing is left in any stage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swarm.broker.admission import limit_of
 from swarm.broker.blocks import num_blocks
+from swarm.broker.planning import QUARANTINE_AFTER
 from swarm.broker.requests import WINDOW, derive_seed
 from swarm.broker.room import MAX_PREEMPTED
-from swarm.broker.state import Request, SequenceState, State
+from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.client.events import Deliver
 from swarm.testing import fake_continuation
-from swarm.wire.messages import Finished, Manifest, Submit
+from swarm.wire.messages import Finished, Manifest, Rejected, Submit
 
 if TYPE_CHECKING:
-    from swarm.sim.nodes import WorkerNode
+    from swarm.sim.journal import Disk
+    from swarm.sim.worker import WorkerNode
+
+
+MAX_GONE = 17  # workers; the broker keeps the last 16 that went, and may just have lost one
+MAX_WAITING = 80  # steps or replays, anywhere: the broker never has as many in flight
+ALL_EVERY = 64  # events of the broker between two looks at everything; between them, at what can have changed
 
 
 class Violation(AssertionError):
@@ -48,11 +60,21 @@ class Audit:
     expected: dict[tuple[str, int], Expectation] = field(default_factory=dict)
     may_fail: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
+    promised: set[str] = field(default_factory=set)  # whose clients were told that they are accepted
     submits: dict[str, Submit] = field(default_factory=dict)
+    log_bytes: int = 1 << 20
+    num_taken: int = 0  # tokens that came to clients
+    num_blows: int = 0  # deaths, hangs and broken connections so far
+    blows_at: dict[str, int] = field(default_factory=dict)  # request -> those before it was submitted
     highest_epoch: int = 0
+    _seen: dict[int, tuple[object, ...]] = field(default_factory=dict)  # sequence -> its numbers at the last look
+    _verified: dict[int, int] = field(default_factory=dict)  # sequence -> generated tokens that were compared
+    _ended: set[int] = field(default_factory=set)
+    _num_checks: int = 0
 
     def expect(self, submit: Submit, stops: dict[int, int]) -> None:
         self.submits[submit.request_id] = submit
+        self.blows_at[submit.request_id] = self.num_blows
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
             tokens = fake_continuation(submit.prompt, submit.params, seed, self.manifest)
@@ -69,6 +91,7 @@ class Audit:
         _demand(case.end is None, "I1", f"{where} got tokens after its end")
         _demand(action.start == len(case.received), "I3", f"{where} got {action.start}, expected {len(case.received)}")
         case.received.extend(action.ids)
+        self.num_taken += len(action.ids)
         wanted = case.tokens[: len(case.received)]
         _demand(
             case.received == wanted, "I2", f"{where}: {case.received[action.start :]} is not {wanted[action.start :]}"
@@ -109,50 +132,141 @@ class Audit:
         _demand(is_late, "I1", f"{request.id} was given up before its deadline")
         self.may_fail.add(request.id)
 
+    def ends(self, sequence: int) -> None:
+        """The broker writes down how it ended."""
+        _demand(sequence not in self._ended, "I1", f"sequence {sequence} ended twice")
+        self._ended.add(sequence)
+
+    def restarted(self, state: State, disk: Disk) -> None:
+        """Another broker, which knows what the journal told: only ends that are in there are final."""
+        self._seen.clear()
+        self._verified.clear()
+        self._ended = {sequence for sequence in self._ended if disk.ledger.has_ended(sequence)}
+        self.highest_epoch = state.book.epoch
+
+    def refused(self, rejected: Rejected) -> None:
+        """Whoever was never told that his request is accepted may be told to come again."""
+        if rejected.code in ("unavailable", "journal") and rejected.request_id not in self.promised:
+            self.may_fail.add(rejected.request_id)
+
+    def quarantined(self, request: Request) -> None:
+        """Only who was there when the swarm was struck often enough may be suspected."""
+        blows = self.num_blows - self.blows_at[request.id]
+        _demand(blows >= QUARANTINE_AFTER, "I1", f"{request.id} is quarantined after {blows} blows")
+        self.may_fail.add(request.id)
+
     # --- at the broker and the stages --------------------------------------------------------------------------------
 
-    def check_broker(self, state: State) -> None:
+    def check_broker(self, state: State) -> bool:
+        """After every event that made the broker's core act: what can have changed, and now and then everything (then
+        it is True)."""
         _demand(state.book.epoch >= self.highest_epoch, "I5", f"epoch fell from {self.highest_epoch}")
         self.highest_epoch = state.book.epoch
+        self._num_checks += 1
+        if self._num_checks % ALL_EVERY == 0:
+            self.check_all(state)
+            return True
+        changed = False
+        for sequence in state.running:
+            changed |= self._check_sequence(sequence)
+        if changed and state.book.serving:
+            self._check_room(state)
+        return False
+
+    def check_all(self, state: State) -> None:
+        """Every sequence and all of its tokens, whatever was seen of it before."""
+        self._seen.clear()
+        self._verified.clear()
         for sequence in state.sequences.values():
-            ordered = sequence.kv <= sequence.scheduled <= sequence.sampled
-            _demand(
-                ordered or sequence.state is SequenceState.ENDED,
-                "I8",
-                f"sequence {sequence.id}: {sequence.kv} {sequence.scheduled} {sequence.sampled}",
-            )
-            visible = (
-                sequence.delivered <= sequence.committed <= sequence.sampled and sequence.sent <= sequence.committed
-            )
-            _demand(visible, "I3", f"sequence {sequence.id} shows what is not in the journal")
-            _demand(sequence.sent - sequence.delivered <= WINDOW, "I3", f"sequence {sequence.id} overran the window")
-            case = self.expected.get((sequence.request.id, sequence.index))
-            if case is not None:
-                generated = sequence.tokens[sequence.num_prompt :]
-                _demand(generated == case.tokens[: len(generated)], "I2", f"sequence {sequence.id} went astray")
-            _demand(sequence.num_preempted <= MAX_PREEMPTED, "I1", f"sequence {sequence.id} gave way too often")
-        running = [s for s in state.sequences.values() if s.state is SequenceState.RUNNING]
-        _demand(len(running) == len(state.running), "I9", "the running list and the sequences disagree")
+            self._check_sequence(sequence)
+        running = sum(s.state is SequenceState.RUNNING for s in state.sequences.values())
+        _demand(running == len(state.running), "I9", "the running list and the sequences disagree")
         if state.book.serving:
-            blocks = sum(s.blocks for s in state.running) + state.prefix.num_blocks
-            for sequence in state.running:
-                _demand(num_blocks(sequence.scheduled) <= sequence.blocks, "I9", f"sequence {sequence.id} has no room")
-            _demand(blocks <= state.book.kv_blocks, "I9", f"{blocks} blocks promised of {state.book.kv_blocks}")
+            self._check_room(state)
+
+    def _check_sequence(self, sequence: Sequence) -> bool:
+        """False: it is as it was when it was last looked at."""
+        kv, scheduled, sampled = sequence.kv, sequence.scheduled, len(sequence.tokens)
+        seen = (sequence.state, kv, scheduled, sampled, sequence.committed, sequence.sent, sequence.delivered)
+        if self._seen.get(sequence.id) == seen:
+            return False
+        self._seen[sequence.id] = seen
+        if not kv <= scheduled <= sampled and sequence.state is not SequenceState.ENDED:
+            raise Violation(f"I8: sequence {sequence.id}: {kv} {scheduled} {sampled}")
+        if not (sequence.delivered <= sequence.committed <= sampled and sequence.sent <= sequence.committed):
+            raise Violation(f"I3: sequence {sequence.id} shows what is not in the journal")
+        if sequence.sent - sequence.delivered > WINDOW:
+            raise Violation(f"I3: sequence {sequence.id} overran the window")
+        if _is_held_back(sequence):
+            raise Violation(f"I3: sequence {sequence.id} has tokens for a client that reads, and does not tell them")
+        if sequence.num_preempted > MAX_PREEMPTED:
+            raise Violation(f"I1: sequence {sequence.id} gave way too often")
+        self._check_tokens(sequence, sampled - sequence.num_prompt)
+        return True
+
+    def _check_tokens(self, sequence: Sequence, num_generated: int) -> None:
+        """What came since the last look; all of it now and then (``check_all``)."""
+        case = self.expected.get((sequence.request.id, sequence.index))
+        before = self._verified.get(sequence.id, 0)
+        self._verified[sequence.id] = num_generated
+        if case is not None and num_generated != before:
+            start = min(before, num_generated)
+            generated = sequence.tokens[sequence.num_prompt + start :]
+            _demand(
+                generated == case.tokens[start:num_generated] and num_generated <= len(case.tokens),
+                "I2",
+                f"sequence {sequence.id} went astray",
+            )
+
+    def _check_room(self, state: State) -> None:
+        blocks = state.prefix.num_blocks
+        for sequence in state.running:
+            blocks += sequence.blocks
+            if num_blocks(sequence.scheduled) > sequence.blocks:
+                raise Violation(f"I9: sequence {sequence.id} has no room")
+        if blocks > state.book.kv_blocks:
+            raise Violation(f"I9: {blocks} blocks promised of {state.book.kv_blocks}")
 
     def check_stage(self, node: WorkerNode, epoch: int) -> None:
-        core, executor = node.core, node.executor
-        _demand((core.active or 0) <= epoch, "I5", f"{node.incarnation} is in an epoch that nobody announced")
+        """A stage holds what it says that it holds."""
+        core, chains = node.core, node.executor.chains
+        if (core.active or 0) > epoch:
+            raise Violation(f"I5: {node.incarnation} is in an epoch that nobody announced")
         for sequence, held in core.sequences.items():
-            chains = executor.chains.get(sequence, {})
+            by_layer = chains.get(sequence) or {}
             for part in held.kv:
-                for layer in range(part.layers.first, part.layers.stop):
-                    really = len(chains.get(layer, ()))
-                    text = f"{node.incarnation} sequence {sequence} layer {layer}: says {part.position}, holds {really}"
-                    _demand(really >= part.position, "I8", text)
-        _demand(core.sequences.keys() == executor.chains.keys(), "I9", f"{node.incarnation}: the executor holds others")
+                position = part.position
+                for layer in range(part.layers.first, part.layers.stop) if position else ():
+                    really = len(by_layer.get(layer, ()))
+                    if really < position:
+                        text = f"{node.incarnation} sequence {sequence} layer {layer}: says {position}, holds {really}"
+                        raise Violation(f"I8: {text}")
+        if core.sequences.keys() != chains.keys():
+            raise Violation(f"I9: {node.incarnation}: the executor holds others")
+
+    def check_bounds(self, state: State, workers: list[WorkerNode]) -> None:
+        """What is remembered of those who are gone is bounded."""
+        gone = sum(worker.is_gone for worker in state.workers.values())
+        _demand(gone <= MAX_GONE, "I6", f"{gone} workers that are gone are remembered")
+        _demand(len(state.flights) <= MAX_WAITING, "I6", f"{len(state.flights)} steps are in flight")
+        for node in workers:
+            waiting = len(node.core.steps.early) + len(node.core.steps.ready) + len(node.core.replays.waiting)
+            _demand(waiting <= MAX_WAITING, "I6", f"{node.incarnation} has {waiting} steps waiting")
+            _demand(node.core.log.num_bytes <= self.log_bytes, "I6", f"{node.incarnation}: its log is too large")
+
+    def check_members(self, state: State, workers: Iterable[WorkerNode]) -> None:
+        """All is healed since a while: the swarm serves, and everybody who lives is a member."""
+        _demand(state.book.current is not None, "I9", f"no plan is in force: it waits for {state.book.waits_for}")
+        for node in workers:
+            known = state.workers.get(node.incarnation)
+            text = "unknown" if known is None else f"{known.state.value} ({known.reason})"
+            _demand(known is not None and not known.is_gone, "I9", f"{node.incarnation} lives and is {text}")
 
     def check_end(self, state: State, workers: list[WorkerNode]) -> None:
         """All is quiet: everything has ended, nothing is left."""
+        self.check_all(state)
+        for node in workers:
+            self.check_stage(node, state.book.epoch)
         for (request_id, index), case in self.expected.items():
             if request_id not in self.left:
                 _demand(
@@ -164,6 +278,14 @@ class Audit:
             _demand(not leaked, "I9", f"{node.incarnation} still holds {leaked}")
             logged = {entry.sequence for entry in node.core.log.ranges()} - state.prefix.retired.keys()
             _demand(not logged, "I9", f"{node.incarnation} still logs {logged}")
+
+
+def _is_held_back(sequence: Sequence) -> bool:
+    """What may be told is told with the event that makes it so."""
+    request = sequence.request
+    if request.client is None or not request.accepted or sequence.unsure:
+        return False
+    return sequence.sent < sequence.committed and sequence.sent - sequence.delivered < WINDOW
 
 
 def _demand(holds: bool, invariant: str, text: str) -> None:

@@ -12,19 +12,66 @@ from swarm.broker.core import BrokerSettings
 from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import RequestSettings
+from swarm.broker.rules import PlanRules
 from swarm.broker.scheduler import Mode, SchedulerSettings
-from swarm.broker.wanted import PlanRules
 from swarm.params import SamplingParams
+from swarm.sim.network import CALM, Weather
 from swarm.sim.world import Pace
 from swarm.wire.messages import Submit
 
 MIB = 1 << 20
-FaultKind = Literal["crash", "freeze", "leave", "terminate", "double", "join", "client_drop"]
+FaultKind = Literal[
+    "crash",  # SIGKILL; a supervisor starts it again
+    "crash_at",  # the next worker that comes to a named point of the protocol dies there
+    "crash_loop",  # it dies again and again
+    "blackout",  # all workers die
+    "shrink",  # it dies, and comes back with less memory
+    "freeze",  # SIGSTOP, SIGCONT
+    "hang",  # the compute thread stands still, its process beats
+    "crawl",  # every computation takes long, and shows progress
+    "freeze_broker",
+    "leave",
+    "terminate",
+    "double",  # a second process under a name in use
+    "join",
+    "client_drop",
+    "control_drop",  # the connection between a living worker and the broker breaks
+    "edge_drop",  # a connection between two stages breaks
+    "pipe_drop",  # the one between broker and first stage
+    "cut_off",  # a worker and the broker don't reach each other
+    "cut_to_broker",  # one way only
+    "cut_from_broker",
+    "cut_between",  # two workers don't reach each other
+    "isolate",  # a worker reaches nobody
+    "garble",  # bits of tensors flip on their way
+    "poison",  # a stage's output is no number
+    "broker_crash",  # SIGKILL of the broker; a supervisor starts it again from its journal
+    "broker_crash_at",  # it dies at a named point: before or after an event, an action, a moment of its journal
+    "broker_loop",  # it dies again and again
+    "broker_power",  # its machine loses power, and the journal the last of what was not synced
+    "all_crash",  # everything dies at once
+    "disk_full",  # the journal can't be written
+]
 SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
 CROWDED = 0.25  # how often many grow where the room for keys and values is so short that some have to give way
 DEADLINE = 0.1  # how often a request has one
+SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
+BAD_WEATHER = 0.5
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+AT_ONCE = 0.3  # how often a fault strikes together with the one before it
+ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one
+ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends one
+
+BROKER_POINTS = (  # what comes to the broker, what it asks for, and how far its journal is
+    *("Submit", "Attach", "Ack", "Cancel", "Stop", "Hello", "Prepared", "Activated", "ReplayDone", "StepFinished"),
+    *("EpochWritten", "AcceptanceWritten", "TokensWritten", "EndWritten", "RequestRead"),
+    *("WriteEpoch", "WriteAcceptance", "WriteTokens", "WriteEnd", "Dispatch", "OpenPipe", "Welcome"),
+    *("Prepare", "Fence", "Activate", "Replay", "Accepted", "Tokens", "Finished", "commit"),
+)
+NO_JOURNAL = 0.1  # how often the broker keeps nothing on disk (and then never dies)
+SLOW_DISK = 0.25
+GATHER_S = 6.0  # for workers of before a restart that may never come again; less than what a recovery may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +103,16 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
+    """``who`` and ``whom``: chance, to choose among those who are there then."""
+
     kind: FaultKind
     at: float
     who: int
     for_s: float
+    whom: int = 0
+    point: tuple[str, str] = ("", "")  # where a worker dies: "before" or "after", and the message
+    broker_point: tuple[str, str] = ("", "")  # where the broker does,
+    count: int = 1  # and at the how manyth time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +127,8 @@ class Schedule:
     clients: tuple[tuple[float, float], ...]  # how slowly each takes its tokens
     requests: tuple[RequestSpec, ...]
     faults: tuple[Fault, ...]
+    weather: Weather = CALM
+    log_bytes: int = 1 << 20
 
     @property
     def quiet_from(self) -> float:
@@ -97,9 +152,12 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
         machines=_machines(Random(f"machines {seed}")),
         clients=clients,
         requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
-        faults=_faults(random) if faults else (),
+        faults=_faults(Random(f"faults {seed}")) if faults else (),
     )
+    schedule = _durable(Random(f"disk {seed}"), schedule)
     schedule = _ranked(Random(f"ranks {seed}"), schedule)
+    if faults:
+        schedule = _hard(Random(f"hard {seed}"), schedule)
     crowd = Random(f"crowd {seed}")
     return _crowded(crowd, schedule) if crowd.random() < CROWDED else schedule
 
@@ -117,7 +175,7 @@ def _settings(random: Random) -> BrokerSettings:
             prefill_chunk=random.choice([1, 7, 32, 256]),
             max_running=random.choice([1, 3, 64]),
         ),
-        plan=PlanSettings(settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
+        plan=PlanSettings(gather_s=GATHER_S, settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
     )
 
 
@@ -151,7 +209,7 @@ def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
     return tuple(
         WorkerSpec(
             name=f"w{number}",
-            joins_at=random.uniform(0, 2.0),
+            joins_at=random.choice([0.2, 0.2, 2.0]) * random.random(),
             memory_bytes=roomy if number == 0 else random.choice([roomy, tight]),
             capacity=random.choice([1 << 9, 1 << 10, 1 << 14]),
         )
@@ -188,7 +246,7 @@ def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
     stops = {index: random.randint(1, 20) for index in range(n) if random.random() < 0.1}
     return RequestSpec(
         submit=submit,
-        at=random.uniform(0.5, 6.0),
+        at=random.uniform(0.3, 4.0),
         client=random.randrange(num_clients),
         leaves_after=random.choice([None, None, None, random.uniform(0, 1.0)]),
         stops=stops,
@@ -223,6 +281,17 @@ def _crowded(random: Random, schedule: Schedule) -> Schedule:
     return _with_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
 
 
+def _durable(random: Random, schedule: Schedule) -> Schedule:
+    """The journal, and what is kept in memory of what ended."""
+    settings, pace = schedule.settings, schedule.pace
+    has_journal = random.random() >= NO_JOURNAL
+    retain_s = random.choice([1.0, 5.0, 60.0]) if has_journal else 60.0
+    requests = replace(settings.requests, has_journal=has_journal, retain_s=retain_s)
+    if random.random() < SLOW_DISK:
+        pace = replace(pace, journal=(0.005, 0.3))
+    return replace(schedule, settings=replace(settings, requests=requests), pace=pace)
+
+
 def _with(spec: RequestSpec, **fields: object) -> RequestSpec:
     return replace(spec, submit=msgspec.structs.replace(spec.submit, **fields))
 
@@ -232,9 +301,38 @@ def _with_scheduler(schedule: Schedule, **fields: object) -> Schedule:
     return replace(schedule, settings=replace(schedule.settings, scheduler=scheduler))
 
 
+def _hard(random: Random, schedule: Schedule) -> Schedule:
+    """Bad weather, and logs that are too small."""
+    weather, log_bytes = CALM, 1 << 20
+    if random.random() < BAD_WEATHER:
+        weather = Weather(
+            late=random.choice([0.0, 0.01, 0.1]),
+            jitter_s=random.choice([0.02, 0.1, 0.5]),
+            twice=random.choice([0.0, 0.0, 0.02, 0.1]),
+            overtaken=random.choice([0.0, 0.0, 0.1]),
+        )
+    if random.random() < SMALL_LOG:
+        log_bytes = random.choice([0, 256, 1024, 4096])
+    return replace(schedule, weather=weather, log_bytes=log_bytes)
+
+
 def _faults(random: Random) -> tuple[Fault, ...]:
-    num = random.choice([0, 0, 1, 1, 2])
-    return tuple(
-        Fault(random.choice(FAULT_KINDS), random.uniform(0.5, 8.0), random.randrange(8), random.uniform(0.05, 3.0))
-        for _ in range(num)
+    faults: list[Fault] = []
+    for _ in range(random.choice([0, 1, 1, 1, 2, 2, 3, 4])):
+        at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
+        faults.append(_fault(random, at))
+    return tuple(faults)
+
+
+def _fault(random: Random, at: float) -> Fault:
+    when = random.choice(("before", "after"))
+    return Fault(
+        kind=random.choice(FAULT_KINDS),
+        at=at,
+        who=random.randrange(8),
+        for_s=random.choice([0.1, 0.5, 1.5, 3.0]) * random.random(),
+        whom=random.randrange(8),
+        point=(when, random.choice(ORDERS + ANSWERS)),
+        broker_point=(when, random.choice(BROKER_POINTS)),
+        count=random.choice([1, 1, 2, 5, 20]),
     )

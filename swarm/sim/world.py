@@ -1,11 +1,11 @@
-"""Virtual time and a virtual network."""
+"""Virtual time, chance, and the story of what happened."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 STORY = 400  # lines of the story that are kept for the case of a failure
@@ -58,37 +58,3 @@ class World:
     def retell(self) -> tuple[str, ...]:
         """The last lines of the story."""
         return tuple(f"{now:9.4f}  {who:<10}  {what}" for now, who, what in self._story)
-
-
-@dataclass(slots=True)
-class Link:
-    """One direction of one connection: in order, with delays, until it is cut. What is on its way then may be lost."""
-
-    world: World
-    delay: tuple[float, float]
-    _last_arrival: float = 0.0
-    _on_the_way: list[list[bool]] = field(default_factory=list)
-    is_cut: bool = False
-
-    def carry(self, deliver: Callable[[], None]) -> None:
-        """Bring something to the other end, after all that was given before."""
-        if self.is_cut:
-            return
-        arrival = max(self._last_arrival, self.world.now + self.world.draw(self.delay))
-        self._last_arrival = arrival
-        counts = [True]
-        self._on_the_way.append(counts)
-
-        def arrive() -> None:
-            self._on_the_way.remove(counts)
-            if counts[0]:
-                deliver()
-
-        self.world.at(arrival - self.world.now, arrive)
-
-    def cut(self) -> None:
-        """Close it: a random number of the messages on their way, the last ones, are lost."""
-        self.is_cut = True
-        survive = self.world.random.randint(0, len(self._on_the_way))
-        for counts in self._on_the_way[survive:]:
-            counts[0] = False

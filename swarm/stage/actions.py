@@ -53,10 +53,23 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadStandby:
+    """Load and warm these layers in the background, for others; forget those kept before that are not among them."""
+
+    layers: tuple[LayerRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopStandby:
+    """Something that is waited for must be loaded: come to an end with what is kept so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class UseLayers:
-    """Compute with these layers from now on; the others' memory goes back."""
+    """Compute with these layers from now on, keep those loaded; the others' memory goes back."""
 
     layers: LayerRange
+    kept: tuple[LayerRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,25 @@ class Compute:
     step: int
     batch: Batch
     cause: str = ""  # for the log
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeAside:
+    """Compute a part of what is computed again for a comparison; answered by AsideComputed or AsideFailed."""
+
+    epoch: int
+    ticket: int
+    batch: Batch
+    limit: int  # where it ends
+
+
+@dataclass(frozen=True, slots=True)
+class SendAside:
+    """To a stage that nothing else is sent to, over a connection for this alone."""
+
+    edge: Edge
+    step: Step
+    hidden: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +198,14 @@ Action = (
     | StartBeats
     | SendAssets
     | Load
+    | LoadStandby
+    | StopStandby
     | UseLayers
     | OpenEdge
     | Room
     | Compute
+    | ComputeAside
+    | SendAside
     | SendStep
     | SendDone
     | Exit

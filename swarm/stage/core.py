@@ -11,6 +11,8 @@ Rules
   broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
   broke the protocol: Trouble, never a guess.
+* *Numbers.* Hidden states that are not finite are refused where they arrive, and their sender is named to the broker:
+  whoever computed them got finite ones, for they passed the same check.
 * *One step at a time.* A step's releases, opens and truncations are done when its turn comes, then its rows are
   computed, then its output is logged and sent.
 * What is held of a sequence (``holdings``), and how far it has come (``positions``), changes in this order only.
@@ -39,22 +41,29 @@ from swarm.stage.actions import (
 )
 from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.events import (
+    AsideComputed,
+    AsideFailed,
     BrokerConnected,
     Computed,
     ComputeFailed,
     ComputeFenced,
     Event,
+    Leisure,
     Loaded,
     LoadFailed,
     OrderArrived,
+    StandbyLoaded,
     StepArrived,
+    StepRefused,
     Tick,
 )
 from swarm.stage.executor import Batch, Forwarded, SampleJob
+from swarm.stage.finite import in_words, not_finite
 from swarm.stage.holdings import Holdings
 from swarm.stage.ordering import StepOrder
 from swarm.stage.positions import HeldTokens, wrong_row
 from swarm.stage.preparation import Preparation
+from swarm.stage.recheck import Rechecks
 from swarm.stage.replay import Replays
 from swarm.stage.statistics import StageStatistics
 from swarm.stage.work import Work
@@ -67,16 +76,20 @@ from swarm.wire.messages import (
     Dismiss,
     Fence,
     HeldSequence,
+    Keep,
     LayerRange,
+    NotFinite,
     Order,
     Park,
     Prepare,
+    Recheck,
     Rejoin,
     Release,
     Replay,
     SequencePosition,
     Step,
     StepDone,
+    TellDigest,
     Trouble,
     Welcome,
 )
@@ -105,6 +118,7 @@ class StageCore:
     preparation: Preparation = field(init=False)
     holdings: Holdings = field(init=False)
     replays: Replays = field(init=False)
+    rechecks: Rechecks = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
     work: Work | None = None
     welcome: Welcome | None = None
@@ -119,7 +133,9 @@ class StageCore:
     def __post_init__(self) -> None:
         self.preparation = Preparation(self.settings.incarnation)
         self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
-        self.replays = Replays(self.settings.incarnation, self.settings.num_layers, self.holdings, self._count)
+        own = self.settings
+        self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
+        self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
 
     @property
     def sequences(self) -> dict[int, HeldTokens]:
@@ -134,6 +150,8 @@ class StageCore:
         match event:
             case StepArrived():
                 self._step_arrived(event, now)
+            case StepRefused(reason):
+                self._step_refused(reason)
             case Computed(epoch, step, forwarded):
                 self._computed(epoch, step, forwarded, now)
             case ComputeFenced(epoch, step):
@@ -141,6 +159,8 @@ class StageCore:
             case ComputeFailed(epoch, step, reason):
                 self._stop_work("failed", now)
                 self._trouble(f"step {step} of epoch {epoch} failed: {reason}", step=step)
+            case Leisure() | AsideComputed() | AsideFailed():
+                self._recheck(event)
             case OrderArrived(order):
                 self.heard_at = now
                 self._cause = order.cause
@@ -149,6 +169,8 @@ class StageCore:
                 self._out.extend(self.preparation.loaded(epoch, capacity))
             case LoadFailed(epoch, reason):
                 self._out.extend(self.preparation.failed(epoch, reason))
+            case StandbyLoaded(layers, load_s, problem):
+                self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
             case BrokerConnected():
                 self.heard_at = now
                 self._out.append(Introduce())
@@ -168,6 +190,8 @@ class StageCore:
         match order:
             case Prepare():
                 self._prepare(order)
+            case Keep():
+                self._out.extend(self.preparation.keep(order))
             case Fence(epoch=epoch):
                 self._raise_fence(epoch)
             case Activate():
@@ -176,6 +200,8 @@ class StageCore:
                 self._dismiss(epoch)
             case Replay():
                 self._replay(order)
+            case Recheck() | TellDigest():
+                self._recheck_ordered(order)
             case Park():
                 self._park("the broker said so")
             case _:
@@ -222,9 +248,10 @@ class StageCore:
         self.active = None
         self.steps.clear()
         self.replays.clear()
+        self.rechecks.clear()
 
     def _activate(self, order: Activate, now: float) -> None:
-        prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch)
+        prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch, self.layers)
         if prepared is None:
             self._count("stale_orders")
             return
@@ -233,7 +260,7 @@ class StageCore:
         self.steps.begin(order.first_step)
         self.idle_since = now
         self.layers = prepared.layers
-        self._out.append(UseLayers(prepared.layers))
+        self._out.append(UseLayers(prepared.layers, self.preparation.kept))
         self.holdings.keep_only(order.live, prepared.layers)
         self._out.append(OpenEdge(order.epoch, prepared.edge))
         self._note("plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.sequences))
@@ -242,6 +269,7 @@ class StageCore:
             incarnation=self.settings.incarnation,
             held=self.inventory(),
             logs=tuple(self.log.ranges()),
+            kept=self.preparation.kept,
         )
         self._out.append(Tell(activated))
 
@@ -259,6 +287,14 @@ class StageCore:
         else:
             self._out.extend(self.replays.take_order(order, self.layers))
 
+    def _recheck_ordered(self, order: Recheck | TellDigest) -> None:
+        if order.epoch < self.fence:
+            self._count("stale_orders")
+        elif isinstance(order, TellDigest):
+            self._out.append(self.rechecks.tell_digest(order))
+        else:
+            self._out.extend(self.rechecks.take_order(order))
+
     def inventory(self) -> tuple[HeldSequence, ...]:
         """What is held, for Hello and Activated."""
         return self.holdings.inventory()
@@ -267,8 +303,15 @@ class StageCore:
 
     def _step_arrived(self, event: StepArrived, now: float) -> None:
         step = event.step
+        if step.trial is not None and step.epoch >= self.fence:  # also at workers that have no part in the plan
+            self._out.extend(self.rechecks.arrived(step, event.hidden))
+            return
         if step.epoch < self.fence or step.epoch != self.active:
             self._count("stale_steps")
+            return
+        rows = not_finite(step, event.hidden)
+        if rows:
+            self._refuse_numbers(step, rows)
             return
         if step.replay:
             problem = self.replays.arrived(step, event.hidden)
@@ -278,6 +321,25 @@ class StageCore:
         dropped = self.steps.take(event, now)
         if dropped is not None:
             self._count(dropped)
+
+    def _step_refused(self, reason: str) -> None:
+        """Damaged on its way. It may have been the only step in flight, with none behind it to show the gap."""
+        self._count("refused_frames")
+        if self.active is None:
+            self._note("step_refused", "warning", reason=reason)
+        else:
+            self._trouble(f"a step was damaged on its way: {reason}", damaged=True)
+
+    def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
+        """Never used: a NaN spreads. Who sent it stands in the step."""
+        self._count("not_finite_refused")
+        what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
+        if not step.hops:  # no stage sends such
+            self._trouble(f"{what}, from nobody", damaged=True)
+            return
+        sender = step.hops[-1]
+        found = NotFinite(sender.worker, sender.layers, rows)
+        self._trouble(f"{what}, from {sender.worker}, layers {sender.layers}", found)
 
     def _start_work(self, now: float) -> None:
         """Begin the next step if nothing is under way, or the next replay if no step is due."""
@@ -304,6 +366,21 @@ class StageCore:
                 self._out.append(found)
             elif found is not None:
                 self._trouble(found)
+
+    @property
+    def wants_time(self) -> bool:
+        """Something waits to be done whenever there is time for it: feed ``Leisure`` then."""
+        return self.rechecks.wants_time and not self.parked
+
+    def _recheck(self, event: Leisure | AsideComputed | AsideFailed) -> None:
+        match event:
+            case Leisure():
+                is_idle = self.work is None and self.replays.current is None and not self.steps.ready
+                self._out.extend(self.rechecks.start() if is_idle and not self.parked else ())
+            case AsideComputed(ticket, forwarded):
+                self._out.extend(self.rechecks.computed(ticket, forwarded))
+            case AsideFailed(ticket, reason):
+                self._out.extend(self.rechecks.failed(ticket, reason))
 
     def _batch(self, arrived: StepArrived) -> Batch:
         step = arrived.step
@@ -392,10 +469,19 @@ class StageCore:
         self.parked = True
         self._note("parked", "warning", reason=reason)
 
-    def _trouble(self, reason: str, **about: object) -> None:
+    def _trouble(
+        self, reason: str, not_finite: NotFinite | None = None, *, damaged: bool = False, **about: object
+    ) -> None:
         self._note("trouble", "error", reason=reason, epoch=self.active, **about)
         epoch = self.active if self.active is not None else self.fence
-        self._out.append(Tell(Trouble(epoch=epoch, incarnation=self.settings.incarnation, reason=reason[:4000])))
+        told = Trouble(
+            epoch=epoch,
+            incarnation=self.settings.incarnation,
+            reason=reason[:4000],
+            damaged=damaged,
+            not_finite=not_finite,
+        )
+        self._out.append(Tell(told))
 
     def _count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

@@ -1,4 +1,4 @@
-"""What a device says of itself: the time on its own clock, and its memory.
+"""Devices: which there are, and what one says of itself: the time on its own clock, and its memory.
 
 A GPU computes while the host is elsewhere, so the host's clock would tell how long it took to ask. There, moments are
 events in the device's own queue; elsewhere they are readings of the host's clock.
@@ -12,6 +12,23 @@ from typing import Any, Protocol
 
 import psutil
 import torch
+
+from swarm.errors import ModelError
+
+
+def device_of(name: str) -> torch.device:
+    """The device of this name. Raises ModelError if there is none here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"there is no kind of device {name!r}; use cpu, cuda or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, but torch finds none here; use cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ModelError("device mps was asked for, but torch finds none here; use cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ModelError(f"device {name!r} is not supported; use cpu, cuda or mps")
+    return device
 
 
 class DeviceClock(Protocol):

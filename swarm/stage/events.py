@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm.stage.executor import Capacity, Forwarded
-from swarm.wire.messages import Order, Step
+from swarm.wire.messages import LayerRange, Order, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,13 @@ class StepArrived:
     step: Step
     hidden: NDArray[np.float32] | None
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """Something came over the data edge that is no message as it was sent: damaged, cut, or never one."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,27 @@ class ComputeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Leisure:
+    """Nothing has come that waits: there is time for what can wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsideComputed:
+    """A part of what is computed again for a comparison went through the layers."""
+
+    ticket: int
+    forwarded: Forwarded
+
+
+@dataclass(frozen=True, slots=True)
+class AsideFailed:
+    """It can't be computed again here, or a fence rose."""
+
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The layers of this epoch's plan are loaded and warm."""
 
@@ -73,10 +101,32 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyLoaded:
+    """Loading for others has ended: these layers are warm beside those of the plan. ``problem``: why not more."""
+
+    layers: tuple[LayerRange, ...]
+    load_s: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
 Event = (
-    BrokerConnected | OrderArrived | StepArrived | Computed | ComputeFenced | ComputeFailed | Loaded | LoadFailed | Tick
+    BrokerConnected
+    | OrderArrived
+    | StepArrived
+    | StepRefused
+    | Computed
+    | ComputeFenced
+    | ComputeFailed
+    | Leisure
+    | AsideComputed
+    | AsideFailed
+    | Loaded
+    | LoadFailed
+    | StandbyLoaded
+    | Tick
 )

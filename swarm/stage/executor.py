@@ -107,10 +107,18 @@ class Executor(Protocol):
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
     ) -> Capacity:
-        """Load and warm what is not held yet. Raises ModelError; then nothing has changed."""
+        """Load and warm what is not loaded yet of ``layers``, and leave room for those on ``standby``. Raises
+        ModelError; then nothing has changed."""
 
-    def activate(self, layers: LayerRange) -> None:
-        """Compute with these (prepared) layers from now on; drop all others and their KV."""
+    def keep(
+        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
+    ) -> tuple[LayerRange, ...]:
+        """Load and warm these layers beside those in use, without KV; forget others that were kept. Returns what is
+        kept, which is less if ``stopped`` (asked between layers) says so. Raises ModelError. A loader's call, too."""
+
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+        """Compute with these (prepared) layers from now on, keep ``kept``, which are loaded, without KV; drop all
+        others."""
 
     def open(self, sequence: int, limit: int) -> None:
         """Reserve room for up to ``limit`` positions of a sequence. Opening it again drops what it held."""
@@ -123,6 +131,13 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
         """Run the rows through the layers. Asks ``fenced`` between layers and calls ``progressed`` after each."""
+
+    def recheck(
+        self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
+    ) -> Forwarded:
+        """Run one row through ``batch.through``, layers that are loaded here for whatever reason, and touch nothing
+        that is held: keys and values are in a place of their own, made when the row begins at 0 and dropped when it
+        ends at ``limit``. Raises IllegalMove if the layers are not loaded."""
 
     def truncate(self, sequence: int, position: int) -> None:
         """Forget positions from ``position`` on, in every layer."""

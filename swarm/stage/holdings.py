@@ -29,8 +29,10 @@ class Holdings:
     sequences: dict[int, HeldTokens] = field(default_factory=dict)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Hello and Activated."""
-        return tuple(HeldSequence(sequence, tuple(held.kv)) for sequence, held in self.sequences.items())
+        """What is held, for Hello and Activated. What was retired is not among it: only the broker that did it can make
+        use of it, and a later one may think that it has not ended."""
+        held = self.sequences.items()
+        return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open, truncate, in this order; why it can't be done, if so."""
@@ -78,6 +80,7 @@ class Holdings:
         """It has ended, its beginning stays for others to copy."""
         if cut.sequence in self.sequences:
             self._truncate(cut.sequence, cut.position)
+            self.sequences[cut.sequence].is_retired = True
             self.out.append(ShrinkSequence(cut.sequence, cut.position))
 
     def _truncate(self, sequence: int, position: int) -> None:
@@ -94,9 +97,10 @@ class Holdings:
         self.log.release(sequence)
 
     def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
-        """``layers`` are held from now on: cut the live sequences to what counts, let all others go."""
+        """``layers`` are held from now on: cut the live sequences to what counts, let all others go. So
+        do those that were retired, should a broker that doesn't know it count on them: they have no room to grow."""
         positions = {item.sequence: item.position for item in live}
-        for sequence in [s for s in self.sequences if s not in positions]:
+        for sequence in [s for s, held in self.sequences.items() if s not in positions or held.is_retired]:
             self.release(sequence)
         for sequence, held in self.sequences.items():
             held.take_over(layers)

@@ -338,17 +338,25 @@ class Stage:
         self.min_rows = skeleton.min_rows
         self.device, self.dtype = skeleton.device, skeleton.dtype
         self.modules: dict[str, nn.Module] = {}
-        self._model = copy.deepcopy(skeleton.model)
+        self._model = self._copy_of(skeleton, held)
         self._base = self._model.get_submodule(skeleton.parts.base)
         self._fill(skeleton.parts, held, weights)
 
+    def _copy_of(self, skeleton: Skeleton, held: Mapping[str, nn.Module]) -> Any:
+        """The model's frame. What is loaded already stands in it, other stages' layers are skipped: copying them would
+        take most of the time that a worker needs to take over layers that it keeps warm."""
+        parts, instead = skeleton.parts, dict[int, nn.Module]()
+        for index, layer in enumerate(skeleton.model.get_submodule(parts.layers)):
+            name = f"{parts.layers}.{index}"
+            if not self.layers.first <= index < self.layers.stop:
+                instead[id(layer)] = Skipped(layer)
+            elif name in held:
+                instead[id(layer)] = held[name]
+        return copy.deepcopy(skeleton.model, instead)
+
     def _fill(self, parts: Parts, held: Mapping[str, nn.Module], weights: Weights) -> None:
-        stack = self._model.get_submodule(parts.layers)
-        for index in range(len(stack)):
-            if self.layers.first <= index < self.layers.stop:
-                self._take(f"{parts.layers}.{index}", held, weights, index)
-            else:
-                stack[index] = Skipped(stack[index])
+        for index in range(self.layers.first, self.layers.stop):
+            self._take(f"{parts.layers}.{index}", held, weights, index)
         for name in (parts.embed if self.embeds else ()) + (parts.tail if self.heads else ()):
             self._take(name, held, weights)
         for name in parts.common:

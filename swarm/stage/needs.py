@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from swarm.stage.conversion import ConvertedSource
 from swarm.stage.model import Skeleton
@@ -13,7 +13,13 @@ def needed_tensors(
     skeleton: Skeleton, source: ConvertedSource, ranges: Collection[LayerRange], held: Collection[str]
 ) -> set[str]:
     """Names, as stored, of all that stages of these ranges read; ``held``: modules that are loaded already."""
-    modules = {module for layers in ranges for module in _modules(skeleton, layers)}
+    modules = {
+        name
+        for layers in ranges
+        for layer in range(layers.first, layers.stop)
+        for name in module_names(skeleton, layer)
+    }
+    modules.update(skeleton.parts.common)
     found: set[str] = set()
     for module in modules - set(held):
         for leaf in skeleton.model.get_submodule(module).state_dict():
@@ -21,14 +27,14 @@ def needed_tensors(
     return found
 
 
-def _modules(skeleton: Skeleton, layers: LayerRange) -> Iterator[str]:
+def module_names(skeleton: Skeleton, layer: int) -> frozenset[str]:
+    """The modules that only the holder of this layer loads: itself, and with the first one what embeds, with the last
+    one the head."""
     parts = skeleton.parts
-    yield from (f"{parts.layers}.{index}" for index in range(layers.first, layers.stop))
-    yield from parts.common
-    if layers.first == 0:
-        yield from parts.embed
-    if layers.stop == skeleton.num_layers:
-        yield from parts.tail
+    names = {f"{parts.layers}.{layer}"}
+    names.update(parts.embed if layer == 0 else ())
+    names.update(parts.tail if layer == skeleton.num_layers - 1 else ())
+    return frozenset(names)
 
 
 def _stored(skeleton: Skeleton, source: ConvertedSource, name: str) -> list[str]:

@@ -19,6 +19,7 @@ class HeldTokens:
     open: Open
     history: list[int]
     kv: list[RangePosition]  # in layer order; one entry when all layers are level
+    is_retired: bool = False  # it has ended, and has room for its beginning only
 
     def position(self) -> int | None:
         """How many positions every layer holds; None while they differ."""

@@ -1,23 +1,28 @@
-"""The plan that is loaded beside the one in force. One load at a time: a newer plan waits for the end of the one under
-way, whose result is then judged by what is wanted."""
+"""The plan that is loaded beside the one in force, and the layers that are kept warm for others.
+
+One load at a time. A newer plan waits for the end of the one under way, whose result is then judged by what is wanted;
+a load for others is cut short, with what it has so far.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.stage.actions import Action, Load, Note, Tell
+from swarm.stage.actions import Action, Load, LoadStandby, Note, StopStandby, Tell
 from swarm.stage.executor import Capacity
-from swarm.wire.messages import Prepare, Prepared, Refused
+from swarm.wire.messages import Keep, Kept, LayerRange, Prepare, Prepared, Refused, layers_of, ranges_of
 
 
 @dataclass(slots=True)
 class Preparation:
-    """What is wanted, what is loading, what is ready."""
+    """What is wanted, what is loading, what is ready. ``kept``: warm beside the layers of the plan in force."""
 
     incarnation: str
     wanted: Prepare | None = None
     capacity: Capacity | None = None
-    _loading: Prepare | None = field(default=None, init=False)
+    kept: tuple[LayerRange, ...] = ()
+    _loading: Prepare | Keep | None = field(default=None, init=False)
+    _standby: Keep | None = field(default=None, init=False)
 
     def is_newer_than(self, epoch: int) -> bool:
         return self.wanted is not None and epoch < self.wanted.epoch
@@ -25,14 +30,23 @@ class Preparation:
     def want(self, order: Prepare) -> list[Action]:
         self.wanted = order
         self.capacity = None
-        return [] if self._loading is not None else self._load(order)
+        match self._loading:
+            case None:
+                return self._load(order)
+            case Keep():
+                return [StopStandby()]
+            case Prepare():
+                return []
 
-    def take(self, epoch: int) -> Prepare | None:
-        """The plan of this epoch, if it is ready; it is no longer in preparation then."""
+    def take(self, epoch: int, layers: LayerRange | None) -> Prepare | None:
+        """The plan of this epoch, if it is ready; it is no longer in preparation then. ``layers``: those in use so far.
+        What is loaded of the layers that it keeps for others stays."""
         plan = self.wanted
         if plan is None or plan.epoch != epoch or self.capacity is None:
             return None
-        self.wanted = None
+        self.wanted = self._standby = None
+        loaded = layers_of(self.kept) | layers_of(() if layers is None else (layers,))
+        self.kept = ranges_of(loaded & layers_of(plan.standby) - layers_of((plan.layers,)))
         return plan
 
     def loaded(self, epoch: int, capacity: Capacity) -> list[Action]:
@@ -68,6 +82,43 @@ class Preparation:
         refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000])
         return [Note("load_failed", "error", fields), Tell(refused)]
 
+    # --- for others --------------------------------------------------------------------------------------------------
+
+    def keep(self, order: Keep) -> list[Action]:
+        """Layers are to be kept for others. As long as a newer plan is in preparation, nothing is done about it: the
+        broker asks again when that serves. It asks for nothing while a plan is under way, so one in preparation here
+        that is no newer has come to nothing."""
+        if self.wanted is not None and order.epoch < self.wanted.epoch:
+            return []
+        self.wanted = self.capacity = None
+        self._standby = order
+        if self._loading is not None:
+            return [StopStandby()] if isinstance(self._loading, Keep) else []
+        return self._load_standby(order)
+
+    def standby_loaded(self, kept: tuple[LayerRange, ...], load_s: float, problem: str) -> list[Action]:
+        order, self._loading = self._loading, None
+        assert isinstance(order, Keep)
+        self.kept = kept
+        out: list[Action] = []
+        if problem:
+            out.append(Note("standby_not_loaded", "warning", {"reason": problem}))
+        wanted = order.layers
+        kept_now = Kept(epoch=order.epoch, incarnation=self.incarnation, layers=kept, wanted=wanted, load_s=load_s)
+        out.append(Tell(kept_now))
+        if self.wanted is not None:
+            return out + self._load(self.wanted)
+        if self._standby is not None and self._standby is not order:
+            return out + self._load_standby(self._standby)
+        self._standby = None
+        return out
+
+    def _load_standby(self, order: Keep) -> list[Action]:
+        self._loading = order
+        return [LoadStandby(order.layers)]
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
     def _cause(self) -> dict[str, object]:
         return {"cause": self.wanted.cause} if self.wanted is not None and self.wanted.cause else {}
 
@@ -75,7 +126,7 @@ class Preparation:
         """A load ended: what to do if it was not the one that is wanted by now, else None."""
         self._loading = None
         if self.wanted is None:
-            return []
+            return [] if self._standby is None else self._load_standby(self._standby)
         return self._load(self.wanted) if self.wanted.epoch != epoch else None
 
     def _load(self, order: Prepare) -> list[Action]:

@@ -24,7 +24,7 @@ import numpy as np
 from swarm.stage.actions import Action, Compute, SendStep, Tell
 from swarm.stage.executor import Batch
 from swarm.stage.holdings import Holdings
-from swarm.wire.messages import REPLAY_STEP, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
+from swarm.wire.messages import REPLAY_STEP, Hop, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from swarm.stage.executor import Forwarded
 
 MAX_WAITING = 1024  # chunks; the broker has far fewer under way
+MAX_RELEASED = 256  # sequences; replays are ordered at an epoch's beginning, and few at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +45,30 @@ class _Chunk:
 class Replays:
     """Chunks that wait for the device, and the one that is on it."""
 
+    name: str
     incarnation: str
     num_layers: int
     holdings: Holdings
     count: Callable[[str, float], None]
     waiting: deque[_Chunk] = field(default_factory=deque)
+    released: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELEASED))  # in this epoch, the latest
     current: Step | None = None
 
     def clear(self) -> None:
         """The epoch ended: whoever needs a replay will be asked again. What is on the device comes to its end first."""
         self.waiting.clear()
+        self.released.clear()
 
     def take_order(self, order: Replay, layers: LayerRange) -> list[Action]:
         """Send what the log has, or say that it hasn't."""
         held = self.holdings.sequences.get(order.sequence)
         hidden = self.holdings.log.read(order.sequence, order.boundary, order.start, order.stop)
+        if hidden is not None and not np.isfinite(hidden).all():
+            # What a replay put out at its end was logged unseen, and if the layers behind it have come here since,
+            # nobody would look at it now. The log of this sequence is of no use: the tokens serve.
+            self.count("logs_not_finite", 1)
+            self.holdings.log.release(order.sequence)
+            hidden = None
         if held is None or hidden is None or not layers.first < order.boundary <= layers.stop:
             missing = ReplayMissing(
                 epoch=order.epoch,
@@ -77,6 +87,7 @@ class Replays:
             replay=True,
             through=order.through,
             alone=order.alone,
+            hops=(self._hop(layers),),
             cause=order.cause,
         )
         if order.boundary == layers.stop:
@@ -87,14 +98,19 @@ class Replays:
 
     def arrived(self, step: Step, hidden: NDArray[np.float32] | None) -> str | None:
         """Queue a chunk; why not, if so."""
+        if step.rows and step.rows[0].sequence in self.released:  # the release has overtaken it
+            self.count("stale_replays", 1)
+            return None
         if len(self.waiting) >= MAX_WAITING:
             return "more replays wait than anybody can have ordered"
         self.waiting.append(_Chunk(step, hidden))
         return None
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """These were released: a chunk that still waits must not open them again."""
+        """These were released: a chunk that still waits, or comes later, must not open them again. (Who is let in again
+        in the same epoch is computed by steps.)"""
         gone = set(sequences)
+        self.released.extend(gone)
         if gone and self.waiting:
             self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in gone)
 
@@ -142,11 +158,16 @@ class Replays:
             assert forwarded.hidden is not None
             self.holdings.log.append(row.sequence, layers.stop, row.start, forwarded.hidden)
         if step.through.stop > layers.stop:
-            return [SendStep(msgspec.structs.replace(step, tensor=None), forwarded.hidden)]
+            hops = (*step.hops, self._hop(own))
+            return [SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)]
         done = ReplayDone(
             epoch=step.epoch, incarnation=self.incarnation, sequence=row.sequence, layers=step.through, kv=stop
         )
         return [Tell(done)]
+
+    def _hop(self, layers: LayerRange) -> Hop:
+        """Who sent a chunk; its times are nobody's business."""
+        return Hop(self.name, layers, 0.0, 0.0, 0.0, 0.0, 0)
 
     @staticmethod
     def _own(step: Step, layers: LayerRange) -> LayerRange | None:

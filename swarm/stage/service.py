@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,13 @@ import uvloop
 import xxhash
 import zmq
 
+from swarm import failpoints
 from swarm.clock import Clock, SystemClock
 from swarm.demo import model_path
 from swarm.errors import ConfigError, WireError
 from swarm.log import get_logger
 from swarm.stage import actions as act
-from swarm.stage import native
+from swarm.stage import keeper, native
 from swarm.stage.budget import Budget, share_out
 from swarm.stage.compute import ComputeThread, Outward
 from swarm.stage.core import StageCore, StageSettings
@@ -36,7 +38,7 @@ from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.probing import LinkProbe
 from swarm.stage.torch_executor import TorchExecutor
-from swarm.stage.vitals import Vitals
+from swarm.stage.vitals import LOOK_S, Vitals
 from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
 from swarm.wire.codec import BEAT, DATA, ORDER, WORKER
 from swarm.wire.messages import (
@@ -52,6 +54,7 @@ from swarm.wire.messages import (
     LinkCost,
     Order,
     Probed,
+    Rejoin,
     Release,
     Stats,
     WorkerMessage,
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
+OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
 
 log = get_logger(__name__)
 
@@ -79,6 +83,13 @@ class Equipment:
 
 def run(settings: Settings) -> int:
     """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
+    failpoints.arm(os.environ)
+    # Not with a device: its driver holds memory of this process, too, and what it makes of another user is not known.
+    with keeper.kept() if settings.worker.device == "cpu" else nullcontext():
+        return _work(settings)
+
+
+def _work(settings: Settings) -> int:
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
     if worker.kernels == "torch":
@@ -95,8 +106,9 @@ def run(settings: Settings) -> int:
     if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
         budget = _budget(limit, log_bytes)
         executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+    gc.freeze()  # else every full collection walks through all of torch, for half a second in which nothing else runs
     code = uvloop.run(_main(settings, Equipment(executor, costs, log_bytes)))
-    gc.freeze()  # else the interpreter's last collection walks through all of torch, which takes a second
+    gc.freeze()  # the interpreter's last one, too
     return code
 
 
@@ -142,6 +154,7 @@ class WorkerService:
             )
         )
         self._pull = PullChannel(context, settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
+        self._endpoint = failpoints.retold("advertise", self._pull.endpoint)
         self._compute = ComputeThread(
             context,
             pull=self._pull,
@@ -156,7 +169,7 @@ class WorkerService:
             context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes
         )
         self._beats: BeatThread | None = None
-        self._connected = False
+        self._connected = self._closed = False
         self._up = asyncio.Event()
         self._probe = LinkProbe(self._send, clock)
         self._link: LinkCost | None = None
@@ -193,6 +206,7 @@ class WorkerService:
         if self._beats is not None:
             self._beats.stop()
         ended = self._compute.stop(STOP_GRACE_S)
+        self._closed = True  # what the compute thread handed over last may still be waiting for its turn
         self._control.close()
         return ended
 
@@ -253,8 +267,19 @@ class WorkerService:
             return
         if isinstance(order, Release):
             self._say_goodbye(self._departure.released())
+        if isinstance(order, Rejoin):
+            self._loop.call_later(OBEY_S, self._end_if_stuck, self._clock.now())
         self._raise_fence_flag(order)
         self._compute.post(OrderArrived(order))
+
+    def _end_if_stuck(self, ordered_at: float) -> None:
+        """It was declared out and told to join anew, and the thread that should do so stands still. Nobody can use this
+        process any more; whoever starts workers shall start another."""
+        turned_at = self._vitals.turned_at
+        if turned_at is not None and turned_at < ordered_at and not self._stop.is_set():
+            log.error("worker_is_stuck", worker=self._name, stands_still_s=round(self._clock.now() - turned_at, 1))
+            self._exit_code = 1
+            self._stop.set()
 
     def _raise_fence_flag(self, order: Order) -> None:
         """The compute thread may be in the middle of a long step: forward looks at this flag between layers."""
@@ -283,13 +308,19 @@ class WorkerService:
 
     async def _watch_lag(self) -> None:
         while True:
-            slept_at = self._clock.now()
-            await asyncio.sleep(0.1)
-            self._vitals.loop_lag_s = max(0.0, self._clock.now() - slept_at - 0.1)
+            self._vitals.loop_turned()
+            await asyncio.sleep(LOOK_S)
+            if failpoints.armed:
+                failpoints.reached("loop.turn")
 
     def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        if not self._control.send(WORKER.encode(message, payload)):
-            log.warning("control_not_sent", kind=type(message).__name__)
+        kind = type(message).__name__
+        if failpoints.armed:
+            failpoints.reached(f"tell.{kind.lower()}")
+        if self._closed or not self._control.send(WORKER.encode(message, payload)):
+            log.warning("control_not_sent", kind=kind)
+        if failpoints.armed:
+            failpoints.reached(f"told.{kind.lower()}")
 
     # --- what the core wants of the control side ---------------------------------------------------------------------
 
@@ -327,7 +358,7 @@ class WorkerService:
             device=executor.device,
             dtype=executor.dtype,
             cores=os.cpu_count() or 1,
-            endpoint=self._pull.endpoint,
+            endpoint=self._endpoint,
             memory_bytes=executor.memory_bytes,
             kv_budget_bytes=executor.kv_budget_bytes,
             costs=self._costs,
@@ -336,6 +367,7 @@ class WorkerService:
             held_layers=self._core.layers,
             held=self._core.inventory(),
             logs=tuple(self._core.log.ranges()),
+            kept=self._core.preparation.kept,
         )
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
@@ -384,6 +416,8 @@ class BeatThread:
         push = PushChannel(self._context, self._endpoint)
         try:
             while not self._stopped.wait(self._interval_s):
+                if failpoints.armed:
+                    failpoints.reached("beat.due")
                 push.send(BEAT.encode(self._beat()))
         finally:
             push.close()

@@ -7,9 +7,9 @@ layers that both contain are shared, not loaded twice. ``activate`` swaps them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,21 +20,18 @@ from swarm.log import get_logger
 from swarm.stage import cores, linears, native
 from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
-from swarm.stage.device import clock_of, memory_of
-from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
+from swarm.stage.device import clock_of, device_of, memory_of
+from swarm.stage.draws import draw_all
+from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
 from swarm.stage.forward import run, to_wire
 from swarm.stage.kernels import describe
+from swarm.stage.loading import Loader, Modules, say_fetching
 from swarm.stage.measure import layer_costs
 from swarm.stage.memory import give_back
-from swarm.stage.model import DTYPES, Skeleton, Stage, Weights
-from swarm.stage.needs import needed_tensors
+from swarm.stage.model import DTYPES, Skeleton, Stage
 from swarm.stage.passes import GRID, Tally
-from swarm.stage.sampling import draw, is_plain_greedy
 from swarm.stage.selfcheck import check_cut, check_kernels
-from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
 
 _WARM_UP_ROWS = (1, 32, 128)
 _KV_FRACTION = 0.25  # of the memory that the weights leave
@@ -52,17 +49,23 @@ class _Counters:
     fenced: int = 0
     compute_s: float = 0.0
     sample_s: float = 0.0
-    loaded_bytes: int = 0
-    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A stage ready to compute, and stages that only keep their layers loaded."""
+    """A stage ready to compute."""
 
     stage: Stage
-    standby: tuple[Stage, ...]
+    standby: frozenset[int]  # layers that room is left for
     parts: dict[LayerRange, Stage] = field(default_factory=dict)  # of the stage, for replays through some of its layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """Layers that are computed again for a comparison, and their keys and values."""
+
+    stage: Stage
+    arena: KvArena
 
 
 class TorchExecutor:
@@ -85,9 +88,9 @@ class TorchExecutor:
         threads_alone: int | None = None,
         kv_fraction: float = _KV_FRACTION,
     ) -> None:
-        place = resolve(path, _say_fetching)
+        place = resolve(path, say_fetching)
         self._checkpoint = Checkpoint(place.folder, place.remote)
-        self._device = _device(device)
+        self._device = device_of(device)
         self._dtype_name = _dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()
         self.threads_alone = threads_alone or max(self.threads, cores.available())
@@ -97,13 +100,15 @@ class TorchExecutor:
         check_cut(self._skeleton.config)
         if self._device.type == "cpu" and self._dtype_name == "bfloat16":
             self._prove_kernels()
-        self._source = self._skeleton.source(self._checkpoint)
+        self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
         self._kv_fraction = kv_fraction
         self._arena = KvArena(self._device)
         self._clock = clock_of(self._device)
         self._active: _Prepared | None = None
         self._prepared: _Prepared | None = None
+        self._kept: dict[int, Modules] = {}  # layers of others, warm, by name
+        self._aside: _Aside | None = None
         self._counters = _Counters()
         self._tally = Tally()
 
@@ -134,26 +139,27 @@ class TorchExecutor:
     @property
     def kv_budget_bytes(self) -> int:
         """Bytes for keys and values: of the active stage, or before there is one, with the whole model as share."""
-        layers = LayerRange(0, self._manifest.num_layers) if self._active is None else self._active.stage.layers
-        return self._kv_budget(layers)
+        if self._active is None:
+            return self._kv_budget(LayerRange(0, self._manifest.num_layers), frozenset())
+        return self._kv_budget(self._active.stage.layers, self._active.standby)
 
-    def _kv_budget(self, layers: LayerRange) -> int:
-        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - self._bytes_of(layers)) * self._kv_fraction))
+    def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        weights = self._manifest.weight_bytes(layers) + self._bytes_beside(layers, standby)
+        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self._kv_fraction))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights that are loaded for the active plan."""
-        if self._active is None:
-            return 0
-        return sum(self._bytes_of(stage.layers) for stage in (self._active.stage, *self._active.standby))
+        """Bytes of the weights that are loaded."""
+        active = 0 if self._active is None else self._manifest.weight_bytes(self._active.stage.layers)
+        return active + self.standby_bytes
 
-    def _bytes_of(self, layers: LayerRange) -> int:
-        size = sum(self._manifest.layer_bytes[layers.first : layers.stop])
-        if layers.first == 0:
-            size += self._manifest.embed_bytes
-        if layers.stop == self._manifest.num_layers:
-            size += self._manifest.head_bytes
-        return size
+    @property
+    def standby_bytes(self) -> int:
+        """Bytes of the weights that are kept for others."""
+        return sum(map(self._manifest.weight_bytes, ranges_of(self._kept)))
+
+    def _bytes_beside(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        return sum(map(self._manifest.weight_bytes, ranges_of(standby - layers_of((layers,)))))
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -166,13 +172,15 @@ class TorchExecutor:
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
     ) -> Capacity:
         began = time.perf_counter()
-        self._check_ranges((layers, *standby))
-        prepared = self._load((layers, *standby), progress)
+        room = layers_of(standby)
+        self._check_range(layers)
+        self._check_memory((layers, *ranges_of(room - layers_of((layers,)))))
+        stage, new = self._loader.load(layers, self._loaded_modules(), progress)
         loaded = time.perf_counter()
-        warm_up_s = self._warm(prepared.stage)
-        self._prepared = prepared
+        warm_up_s = sum(self._warm(self._loader.slice(stage, part)) for part in ranges_of(new))
+        self._prepared = _Prepared(stage, room)
         return Capacity(
-            kv_tokens=self._capacity(layers),
+            kv_tokens=self._capacity(layers, room),
             max_sequences=max_sequences,
             load_s=loaded - began,
             warm_up_s=warm_up_s,
@@ -180,63 +188,53 @@ class TorchExecutor:
             kernels=describe(self._skeleton),
         )
 
-    def _check_ranges(self, ranges: tuple[LayerRange, ...]) -> None:
+    def keep(
+        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
+    ) -> tuple[LayerRange, ...]:
         for layers in ranges:
-            if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
-                raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
-        needed = sum(map(self._bytes_of, ranges))
+            self._check_range(layers)
+        wanted = layers_of(ranges)
+        active = () if self._active is None else (self._active.stage.layers,)
+        wanted -= layers_of(active)
+        self._check_memory((*active, *ranges_of(wanted)))
+        self._kept = {layer: modules for layer, modules in self._kept.items() if layer in wanted}
+        give_back()
+        for layer in sorted(wanted - self._kept.keys()):
+            if stopped():
+                break
+            stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
+            self._warm(stage)
+            self._kept = self._kept | {layer: stage.modules}  # a whole new one: another thread may be reading
+        return ranges_of(self._kept)
+
+    def _check_range(self, layers: LayerRange) -> None:
+        if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
+            raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
+
+    def _check_memory(self, ranges: tuple[LayerRange, ...]) -> None:
+        needed = sum(map(self._manifest.weight_bytes, ranges))
         if needed > self.memory_bytes:
             raise ModelError(
                 f"layers {', '.join(map(str, ranges))} need {needed >> 20} MiB, but this worker may use "
                 f"{self.memory_bytes >> 20} MiB; raise its memory limit or add a worker"
             )
 
-    def _load(self, ranges: tuple[LayerRange, ...], progress: Progress) -> _Prepared:
-        held: dict[str, torch.nn.Module] = {}
-        if self._active is not None:
-            for stage in (self._active.stage, *self._active.standby):
-                held |= stage.modules
-        fetched = self._fetch(ranges, held, progress)
-        total, done = fetched + sum(map(self._bytes_of, ranges)), fetched
+    def _loaded_modules(self) -> Modules:
+        held = {} if self._active is None else dict(self._active.stage.modules)
+        for modules in self._kept.values():
+            held |= modules
+        return held
 
-        def loaded(num_bytes: int) -> None:
-            nonlocal done
-            done += num_bytes
-            self._counters.loaded_bytes += num_bytes
-            progress(min(done, total), total)
-
-        weights = Weights(self._skeleton, self._source, loaded)
-        stages: list[Stage] = []
-        for layers in ranges:
-            stages.append(Stage(self._skeleton, layers, held, weights))
-            held |= stages[-1].modules
-        progress(total, total)
-        give_back()
-        return _Prepared(stages[0], tuple(stages[1:]))
-
-    def _fetch(self, ranges: tuple[LayerRange, ...], held: Collection[str], progress: Progress) -> int:
-        """Bring the files of a model on a hub that these layers are in; returns how many bytes had to come.
-
-        Fetching and reading are one load, of bytes that come and bytes that are read.
-        """
-        names = needed_tensors(self._skeleton, self._source, ranges, held)
-        to_fetch = sum(self._checkpoint.missing(names).values())
-        to_read = sum(map(self._bytes_of, ranges))
-        self._checkpoint.fetch(
-            names,
-            lambda num_came, _: progress(num_came, to_fetch + to_read),
-            _say_fetching,
-        )
-        self._counters.fetched_bytes += to_fetch
-        return to_fetch
-
-    def activate(self, layers: LayerRange) -> None:
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         if self._prepared is not None and self._prepared.stage.layers == layers:
+            loaded = self._loaded_modules()
             self._active, self._prepared = self._prepared, None
+            self._kept = {layer: self._loader.modules_of(layer, loaded) for layer in layers_of(kept)}
             give_back()
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep(layers)
+        self._aside = None
 
     # --- sequences ---------------------------------------------------------------------------------------------------
 
@@ -259,11 +257,11 @@ class TorchExecutor:
         self._arena.reset()
 
     def kv_capacity(self) -> int:
-        return 0 if self._active is None else self._capacity(self._active.stage.layers)
+        return 0 if self._active is None else self._capacity(self._active.stage.layers, self._active.standby)
 
-    def _capacity(self, layers: LayerRange) -> int:
+    def _capacity(self, layers: LayerRange, standby: frozenset[int]) -> int:
         per_token = sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return self._kv_budget(layers) // per_token // GRID * GRID
+        return self._kv_budget(layers, standby) // per_token // GRID * GRID
 
     def kv_used(self) -> int:
         return self._arena.used
@@ -296,13 +294,36 @@ class TorchExecutor:
         through = clock.mark()
         hidden = None if stage.heads or result is None else to_wire(result)
         computed = clock.mark()
-        sampled, failed = self._sample(batch, result) if stage.heads and result is not None else ((), ())
+        sampled, failed = draw_all(batch, result, self._manifest) if stage.heads and result is not None else ((), ())
         done = clock.mark()
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
         copy_s = 0.0 if hidden is None else clock.between(through, computed)
         self._count(batch, compute_s, sample_s)
         return Forwarded(hidden, sampled, failed, compute_s, sample_s, head_s, copy_s)
+
+    def recheck(
+        self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
+    ) -> Forwarded:
+        assert batch.through is not None
+        (row,) = batch.rows
+        if row.start == 0:
+            arena = KvArena(self._device)
+            arena.open(row.sequence, limit)
+            self._aside = _Aside(self._loader.resident(batch.through, self._loaded_modules()), arena)
+        aside = self._aside
+        if aside is None or aside.stage.layers != batch.through:
+            raise IllegalMove(f"layers {batch.through} are computed again from the middle")
+        began = self._clock.mark()
+        aside.arena.take(row)
+        result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
+        hidden = None if aside.stage.heads or result is None else to_wire(result)
+        sampled, failed = (
+            draw_all(batch, result, self._manifest) if aside.stage.heads and result is not None else ((), ())
+        )
+        if row.start + row.count >= limit:
+            self._aside = None
+        return Forwarded(hidden, sampled, failed, self._clock.between(began, self._clock.mark()), 0.0)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
@@ -334,43 +355,8 @@ class TorchExecutor:
             return whole
         assert self._active is not None
         if layers not in self._active.parts:
-            weights = Weights(self._skeleton, self._source, lambda _: None)
-            self._active.parts[layers] = Stage(self._skeleton, layers, whole.modules, weights)
+            self._active.parts[layers] = self._loader.slice(whole, layers)
         return self._active.parts[layers]
-
-    def _sample(self, batch: Batch, logits: torch.Tensor) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
-        scores = logits[: len(batch.samples)].float().cpu()
-        finite = torch.isfinite(scores).all(dim=-1).tolist()
-        largest = torch.argmax(scores, dim=-1).tolist()  # the first of equals
-        rows = scores.numpy()
-        sampled, failed = [], []
-        for index, job in enumerate(batch.samples):
-            row = batch.rows[job.row]
-            if finite[index]:
-                sampled.append(self._one(row, job, rows[index], largest[index]))
-            else:
-                failed.append(Failure(row.sequence, self._unfit(len(job.history))))
-        return tuple(sampled), tuple(failed)
-
-    def _unfit(self, position: int) -> str:
-        return (
-            f"the model gave logits that are not finite numbers for position {position}; "
-            f"its weights, or the dtype {self.dtype} for them, are unfit"
-        )
-
-    def _one(self, row: Row, job: SampleJob, scores: NDArray[np.float32], largest: int) -> Sampled:
-        position = len(job.history)
-        if is_plain_greedy(job.params, position - job.num_prompt):
-            return Sampled(row.sequence, position, largest, ())
-        drawn = draw(
-            scores,
-            job.params,
-            history=job.history,
-            num_prompt=job.num_prompt,
-            seed=job.seed,
-            eos_token_ids=self._manifest.eos_token_ids,
-        )
-        return Sampled(row.sequence, position, drawn.token, drawn.logprobs)
 
     def _count(self, batch: Batch, compute_s: float, sample_s: float) -> None:
         counters = self._counters
@@ -404,8 +390,8 @@ class TorchExecutor:
             "fenced": counters.fenced,
             "compute_s": counters.compute_s,
             "sample_s": counters.sample_s,
-            "loaded_bytes": counters.loaded_bytes,
-            "fetched_bytes": counters.fetched_bytes,
+            "loaded_bytes": self._loader.loaded_bytes,
+            "fetched_bytes": self._loader.fetched_bytes,
             "mask_hits": self._tally.mask_hits,
             "mask_misses": self._tally.mask_misses,
             "rope_hits": self._tally.rope_hits,
@@ -414,27 +400,10 @@ class TorchExecutor:
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "weight_bytes": self.weight_bytes,
+            "standby_bytes": self.standby_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
             **memory_of(self._device),
         }
-
-
-def _say_fetching(line: str) -> None:
-    log.info("fetching_weights", what=line)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ModelError(f"there is no kind of device {name!r}; use cpu, cuda or mps") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for, but torch finds none here; use cpu")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ModelError("device mps was asked for, but torch finds none here; use cpu")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise ModelError(f"device {name!r} is not supported; use cpu, cuda or mps")
-    return device
 
 
 def _dtype(name: str, stored: str, device: torch.device) -> str:

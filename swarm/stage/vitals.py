@@ -9,6 +9,9 @@ from swarm.clock import Clock
 
 Condition = Literal["idle", "loading", "computing", "blocked", "parked"]
 
+TURN_S = 0.5  # the compute thread looks around far more often, if it isn't busy
+LOOK_S = 0.1  # how often the control loop says that it goes round
+
 
 @dataclass(slots=True)
 class Vitals:
@@ -25,7 +28,9 @@ class Vitals:
     condition: Condition = "idle"
     blocked_on: str = ""
     since: float = field(init=False)
-    loop_lag_s: float = 0.0  # control loop
+    turned_at: float | None = None  # compute thread: when it was last through with everything; None: it hasn't begun
+    loop_seen_at: float | None = None  # control loop: when it last went round
+    loop_lagged_s: float = 0.0  # control loop: by how much it was late then
     kv_used: int = 0
     kv_capacity: int = 0
     memory_bytes: int = 0
@@ -47,13 +52,36 @@ class Vitals:
 
     @property
     def shown(self) -> Condition:
-        """Loading happens beside everything else; it shows when nothing else is going on."""
+        """Loading happens beside everything else; it shows when nothing else is going on. A compute thread that has
+        been at one thing for long computes, whatever that is."""
+        if self._is_busy:
+            return "computing"
         return "loading" if self.loading and self.condition == "idle" else self.condition
 
     @property
     def shown_since(self) -> float:
         """When what is shown began."""
+        if self._is_busy and self.turned_at is not None and self.condition != "computing":
+            return self.turned_at
         return max(self.since, self.loading_changed_at) if self.condition == "idle" else self.since
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.condition == "computing" or (
+            self.turned_at is not None and self.clock.now() - self.turned_at > TURN_S
+        )
+
+    @property
+    def loop_lag_s(self) -> float:
+        """By how much the control loop is late: now, or when it last went round."""
+        since_s = 0.0 if self.loop_seen_at is None else self.clock.now() - self.loop_seen_at
+        return max(self.loop_lagged_s, since_s - LOOK_S, 0.0)
+
+    def loop_turned(self) -> None:
+        """The control loop goes round, every ``LOOK_S``."""
+        now = self.clock.now()
+        self.loop_lagged_s = 0.0 if self.loop_seen_at is None else max(0.0, now - self.loop_seen_at - LOOK_S)
+        self.loop_seen_at = now
 
     @property
     def progress(self) -> int:

@@ -3,7 +3,7 @@
 Control plane, on an asyncio loop; sends are plain calls that never wait::
 
     router = RouterChannel(context, host, port, CLIENT.frame_limit_bytes)
-    async for event in router:                       # Arrived(peer, frames, connection) | PeerLost(peer)
+    async for event in router:                       # Arrived(peer, frames, connection) | PeerLost(peer) | GateClosed
         router.send(event.peer, SERVER.encode(...))  # False: nobody there, or its queue is full
 
     dealer = DealerChannel(context, endpoint, identity, SERVER.frame_limit_bytes)
@@ -11,7 +11,7 @@ Control plane, on an asyncio loop; sends are plain calls that never wait::
         dealer.send(CLIENT.encode(...))              # False: not connected, or the queue is full
 
     beats = AsyncPullChannel(context, host, BEAT.frame_limit_bytes, BEAT_QUEUE)
-    async for frames in beats: ...
+    async for event in beats: ...                    # Frames | GateClosed
 
     push = AsyncPushChannel(context, endpoint)       # one per directed edge and epoch
     push.send(DATA.encode(...))                      # False: can't be sent now, keep it …
@@ -38,7 +38,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from math import ceil
 from typing import Final, Generic, NamedTuple, Self, TypeVar
@@ -46,6 +46,7 @@ from typing import Final, Generic, NamedTuple, Self, TypeVar
 import zmq
 
 from swarm.errors import ConfigError
+from swarm.wire.gate import GATES, Gate, Gates
 from swarm.wire.sockets import (
     DATA_PORTS,
     Connections,
@@ -53,6 +54,7 @@ from swarm.wire.sockets import (
     Frames,
     Monitor,
     Socket,
+    SocketEvent,
     bind,
     bind_free_port,
     connect,
@@ -86,6 +88,13 @@ class PeerLost(NamedTuple):
     Said within milliseconds of a crash, and before the socket has tidied up: a send may still be taken for a moment."""
 
     peer: bytes
+
+
+class GateClosed(NamedTuple):
+    """Accepting failed with this error number, for want of a descriptor or of memory: nobody new is let in until
+    ``let_in()``, here or at a channel that shares its gates with this one. Who is connected stays so."""
+
+    code: int
 
 
 class Link(Enum):
@@ -157,16 +166,56 @@ class _AsyncChannel(Generic[Event]):
             self._ready.set()
 
 
-class RouterChannel(_AsyncChannel[Arrived | PeerLost]):
+class _ListeningChannel(_AsyncChannel[Event]):
+    """One that people knock at. Channels of one loop should share their ``gates``. ``events``: what its monitor tells
+    beside."""
+
+    def __init__(
+        self,
+        context: Context,
+        kind: int,
+        limit_bytes: int,
+        queue: int,
+        *,
+        linger_ms: int,
+        gates: Gates | None,
+        events: int = 0,
+    ) -> None:
+        super().__init__(context, kind, limit_bytes, queue, linger_ms)
+        self._gate = Gate(gates or Gates())
+        self._monitor = Monitor(context, self._socket, events | (Monitor.GATE_EVENTS if GATES else 0))
+        self._watch(self._monitor.socket)
+
+    def let_in(self) -> None:
+        """After GateClosed: whoever knocks is accepted again, or GateClosed is told again."""
+        self._gate.open()
+
+    def close(self) -> None:
+        self._unwatch(self._monitor.socket)
+        self._monitor.close()
+        self._gate.close()
+        super().close()
+
+    def _heed(self, event: SocketEvent) -> GateClosed | None:
+        """What the monitor says of the door itself."""
+        if event.event is zmq.Event.LISTENING:
+            self._gate.listens(event.value)
+        elif event.event is zmq.Event.ACCEPT_FAILED and self._gate.refused(event.value):
+            return GateClosed(event.value)
+        return None
+
+
+class RouterChannel(_ListeningChannel[Arrived | PeerLost | GateClosed]):
     """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one."""
 
-    def __init__(self, context: Context, host: str, port: int, limit_bytes: int) -> None:
-        super().__init__(context, zmq.ROUTER, limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
+    def __init__(self, context: Context, host: str, port: int, limit_bytes: int, *, gates: Gates | None = None) -> None:
+        linger_ms, events = _CONTROL_LINGER_MS, Monitor.EVENTS
+        super().__init__(
+            context, zmq.ROUTER, limit_bytes, _CONTROL_QUEUE, linger_ms=linger_ms, gates=gates, events=events
+        )
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # else a message to nobody vanishes without a word
         self._socket.set(zmq.ROUTER_HANDOVER, 1)  # else a peer that lost its connection is ignored when it comes back
         self._connections = Connections()
-        self._monitor = Monitor(context, self._socket)
-        self._watch(self._monitor.socket)
         try:
             self.endpoint = bind(self._socket, host, port)
         except ConfigError:
@@ -176,11 +225,6 @@ class RouterChannel(_AsyncChannel[Arrived | PeerLost]):
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
         """False: the peer is not connected, or it does not read and its queue is full."""
         return self._send([peer, *frames])
-
-    def close(self) -> None:
-        self._unwatch(self._monitor.socket)
-        self._monitor.close()
-        super().close()
 
     def _take(self) -> bool:
         frames = receive_now(self._socket)
@@ -195,10 +239,15 @@ class RouterChannel(_AsyncChannel[Arrived | PeerLost]):
     def _read_monitor(self) -> list[bytes | None]:
         lost = []
         for event in self._monitor.events():
-            if event.event is zmq.Event.ACCEPTED:
-                self._connections.accepted(event.connection)
-            elif event.event is zmq.Event.DISCONNECTED:
-                lost.append(self._connections.closed(event.connection))
+            match event.event:
+                case zmq.Event.ACCEPTED:
+                    self._connections.accepted(event.value)
+                case zmq.Event.DISCONNECTED:
+                    lost.append(self._connections.closed(event.value))
+                case _:
+                    if (closed := self._heed(event)) is not None:
+                        self._arrived.append(closed)
+        self._look_again(self._monitor.socket)
         return lost
 
 
@@ -240,18 +289,44 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         return frames is not None
 
 
-class AsyncPullChannel(_AsyncChannel[Frames]):
+class AsyncPullChannel(_ListeningChannel[Frames | GateClosed]):
     """Receives from many senders on an asyncio loop (beats; finished steps)."""
 
-    def __init__(self, context: Context, host: str, limit_bytes: int, queue: int, ports: range = DATA_PORTS) -> None:
-        super().__init__(context, zmq.PULL, limit_bytes, queue, linger_ms=0)
+    def __init__(
+        self,
+        context: Context,
+        host: str,
+        limit_bytes: int,
+        queue: int,
+        *,
+        ports: range = DATA_PORTS,
+        gates: Gates | None = None,
+    ) -> None:
+        super().__init__(context, zmq.PULL, limit_bytes, queue, linger_ms=0, gates=gates)
+        self._queue = queue
         try:
             self.endpoint = bind_free_port(self._socket, host, ports)
         except ConfigError:
             self.close()
             raise
 
+    def waiting(self) -> Iterator[Frames | GateClosed]:
+        """What is there already, in order, without waiting: a queue's worth at most."""
+        for _ in range(self._queue):
+            if not self._arrived:
+                self._take()
+            if not self._arrived:
+                break
+            yield self._arrived.popleft()
+        if self._arrived:
+            self._ready.set()
+        self._look_again(self._socket)
+
     def _take(self) -> bool:
+        for event in self._monitor.events():
+            if (closed := self._heed(event)) is not None:
+                self._arrived.append(closed)
+        self._look_again(self._monitor.socket)
         frames = receive_now(self._socket)
         if frames is not None:
             self._arrived.append([frame.buffer for frame in frames])

@@ -7,6 +7,9 @@ A *door* is one direction between two kinds of process; it lets through only its
 same things, so that a mistake shows at the sender, with its story, and not at a peer that can only drop the message.
 The data door is the exception: what stages hand on is checked by the receiver alone.
 
+Between processes of the swarm a header is *sealed*: the last eight bytes of its frame are the xxh3 of the others. A bit
+that changed on the way would else be another token, position or epoch, and nobody would notice.
+
 Decoding walks a header twice. The first pass builds nothing; it finds the version and trips over every length that
 is longer than what came, so that the second pass never reserves memory for elements that don't exist.
 """
@@ -41,6 +44,7 @@ from swarm.wire.messages import (
 from swarm.wire.tensors import Bytes
 
 M = TypeVar("M", bound=Message)
+SEAL_BYTES: Final = 8
 
 
 def _structs(union: object) -> tuple[type[Message], ...]:
@@ -73,9 +77,17 @@ class Door(Generic[M]):
     """
 
     def __init__(
-        self, name: str, union: object, limit_bytes: int, payload_limit_bytes: int = 0, *, strict: bool = True
+        self,
+        name: str,
+        union: object,
+        limit_bytes: int,
+        payload_limit_bytes: int = 0,
+        *,
+        strict: bool = True,
+        sealed: bool = False,
     ) -> None:
         self.name = name
+        self.sealed = sealed
         self._strict = strict
         self.limit_bytes = limit_bytes
         self.frame_limit_bytes = max(limit_bytes, payload_limit_bytes)
@@ -94,24 +106,41 @@ class Door(Generic[M]):
         if self._strict:
             self._decode_header(header)
             _check_payload(message, payload)
-        elif len(header) > self.limit_bytes:
-            raise WireError(f"the header has {len(header)} bytes, the {self.name} door takes {self.limit_bytes}")
-        return [header] if payload is None else [header, payload]
+        frame = self.seal(header)
+        self._check_length(frame)
+        return [frame] if payload is None else [frame, payload]
+
+    def seal(self, header: bytes) -> bytes:
+        """The header's frame: with its checksum where the door's headers are sealed."""
+        return header + tensors.checksum(header).to_bytes(SEAL_BYTES, "little") if self.sealed else header
+
+    def unseal(self, frame: Bytes) -> Bytes:
+        """The header in its frame. Raises WireError if it is not what was sealed."""
+        if not self.sealed:
+            return frame
+        view = memoryview(frame)
+        header, seal = view[:-SEAL_BYTES], view[-SEAL_BYTES:]
+        if tensors.checksum(header) != int.from_bytes(seal, "little"):
+            raise WireError(f"the header's checksum does not fit the {len(header)} bytes that came")
+        return header
 
     def decode(self, frames: Sequence[Bytes]) -> tuple[M, memoryview | None]:
         """The message and the bytes that its ``tensor`` or ``payload`` field describes (None if there is no such)."""
         if not 1 <= len(frames) <= 2:
             raise WireError(f"a message has one or two frames, not {len(frames)}")
-        message = self._decode_header(frames[0])
+        self._check_length(frames[0])
+        message = self._decode_header(self.unseal(frames[0]))
         payload = memoryview(frames[1]) if len(frames) == 2 else None
         spec = _check_payload(message, payload)
         if payload is not None and spec is not None and spec.checksum and tensors.checksum(payload) != spec.checksum:
             raise WireError(f"{_kind(message)}: the checksum does not fit the {spec.num_bytes} bytes that came")
         return message, payload
 
+    def _check_length(self, frame: Bytes) -> None:
+        if len(frame) > self.limit_bytes:
+            raise WireError(f"the header has {len(frame)} bytes, the {self.name} door takes {self.limit_bytes}")
+
     def _decode_header(self, header: Bytes) -> M:
-        if len(header) > self.limit_bytes:
-            raise WireError(f"the header has {len(header)} bytes, the {self.name} door takes {self.limit_bytes}")
         try:
             version = _ENVELOPE.decode(header).v
             if version != PROTOCOL_VERSION:
@@ -136,11 +165,13 @@ class Door(Generic[M]):
 CLIENT: Final[Door[ClientMessage]] = Door("client", ClientMessage, MAX_HEADER_BYTES)
 SERVER: Final[Door[ServerMessage]] = Door("server", ServerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
 # What workers report, and what they are told.
-WORKER: Final[Door[WorkerMessage]] = Door("worker", WorkerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES)
-ORDER: Final[Door[Order]] = Door("order", Order, MAX_HEADER_BYTES)
-BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096)  # one small struct of numbers and two names
+WORKER: Final[Door[WorkerMessage]] = Door("worker", WorkerMessage, MAX_HEADER_BYTES, ASSET_PART_BYTES, sealed=True)
+ORDER: Final[Door[Order]] = Door("order", Order, MAX_HEADER_BYTES, sealed=True)
+BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096, sealed=True)  # one small struct of numbers and two names
 # What stages hand on. The sender's check would be a tenth of an 8 KB hop, and only our own cores make these.
-DATA: Final[Door[DataMessage]] = Door("data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES, strict=False)
+DATA: Final[Door[DataMessage]] = Door(
+    "data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES, strict=False, sealed=True
+)
 
 
 def _check_payload(message: Message, payload: Bytes | None) -> TensorSpec | PayloadSpec | None:

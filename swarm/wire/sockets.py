@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import random
 import secrets
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from swarm.errors import ConfigError
 from swarm.wire.tensors import Bytes
@@ -17,6 +17,9 @@ from swarm.wire.tensors import Bytes
 Frames = list[memoryview]
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[Any]
+
+_MONITOR_EVENT: Final = struct.Struct("=hi")
+_MOST_EVENTS: Final = 20_000  # of a monitor, at one reading
 
 # Ports for data endpoints. A connect to a dead local port in the kernel's ephemeral range (32768 and up) can meet
 # itself and then never recovers (libzmq #4588), so endpoints that die and come back stay below.
@@ -32,7 +35,7 @@ def set_options(socket: Socket, limit_bytes: int, queue: int, linger_ms: int) ->
     socket.set(zmq.HANDSHAKE_IVL, 3000)  # a port scanner holds a connection this long, not for ever
     socket.set(zmq.CONNECT_TIMEOUT, 3000)  # a host that swallows SYNs would cost minutes per attempt
     socket.set(zmq.RECONNECT_IVL, 100)  # a peer that restarts is found again at once …
-    socket.set(zmq.RECONNECT_IVL_MAX, 2000)  # … and one that stays away costs little
+    socket.set(zmq.RECONNECT_IVL_MAX, 500)  # … and one that stays away costs little: two SYNs a second
     # A peer whose machine vanished sends no FIN: keepalive finds it when we are silent, TCP_MAXRT when we are not.
     # TCP_MAXRT also cuts off a live peer that has not read for so long (its window is closed), with all that is queued;
     # hence minutes, and who is frozen is for the beats to say, within a second. ZMTP heartbeats stay off for the same
@@ -142,11 +145,11 @@ def descriptor(socket: Socket) -> int:
 
 
 class SocketEvent(NamedTuple):
-    """One line of a socket's monitor. ``connection``: the descriptor, for ACCEPTED, CONNECTED and DISCONNECTED."""
+    """One line of a socket's monitor. ``value``: the descriptor, for ACCEPTED, CONNECTED, DISCONNECTED and LISTENING;
+    the error number, for ACCEPT_FAILED."""
 
     event: zmq.Event
-    connection: int
-    endpoint: str
+    value: int
 
 
 class Monitor:
@@ -154,8 +157,9 @@ class Monitor:
     ``context.term()``."""
 
     EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    GATE_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPT_FAILED  # failures are told without end until a gate closes
 
-    def __init__(self, context: Context, watched: Socket) -> None:
+    def __init__(self, context: Context, watched: Socket, events: int = EVENTS) -> None:
         self._watched = watched
         endpoint = f"inproc://monitor-{secrets.token_hex(8)}"
         self.socket = context.socket(zmq.PAIR)
@@ -163,14 +167,26 @@ class Monitor:
         # events per TCP connection can't pile up to much.
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.set(zmq.LINGER, 0)
-        watched.monitor(endpoint, self.EVENTS)
+        watched.monitor(endpoint, events)
         self.socket.connect(endpoint)
 
     def events(self) -> Iterator[SocketEvent]:
-        """Everything that has happened since the last call; does not wait."""
-        while has(self.socket, zmq.POLLIN) and (frames := receive_now(self.socket)):
-            event = parse_monitor_message([frame.bytes for frame in frames])
-            yield SocketEvent(zmq.Event(event["event"]), event["value"], event["endpoint"].decode())
+        """What has happened since the last call; does not wait. Not more than ``_MOST_EVENTS`` of it: while accepting
+        fails, libzmq may tell so faster than we read. Failures that follow each other are told once."""
+        if not has(self.socket, zmq.POLLIN):
+            return
+        receive, failed = self.socket.recv, b""
+        for _ in range(_MOST_EVENTS):
+            try:
+                event = receive(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            receive(zmq.DONTWAIT)  # the endpoint; both parts come together
+            if event == failed:
+                continue
+            number, value = _MONITOR_EVENT.unpack(event)
+            failed = event if number == zmq.EVENT_ACCEPT_FAILED else b""
+            yield SocketEvent(zmq.Event(number), value)
 
     def close(self) -> None:
         self._watched.monitor(None, 0)

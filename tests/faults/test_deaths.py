@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
+from tests.faults.bench import Swarm
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
-from tests.model.models import llama_config, random_model
 
 PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((5, 40, 90, 150))]
 SAMPLING: list[dict[str, Any]] = [
@@ -23,18 +24,26 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 TOKENS = 200
 
+Answers = list[list[list[int]]]
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight layers with weights of high entropy: what goes wrong shows at once."""
-    folder = tmp_path_factory.mktemp("model")
-    random_model(llama_config()).save_pretrained(folder)
-    return folder
+def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What three workers answer when nobody dies."""
+
+    async def undisturbed() -> Answers:
+        async with AsyncClient(processes.url, connect_timeout_s=60.0) as client:
+            await processes.until_serving(client, 3)
+            return await everything(client)
+
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as processes:
+        processes.start(3)
+        return asyncio.run(undisturbed())
 
 
 @pytest_asyncio.fixture
-async def swarm(model: Path, tmp_path: Path) -> AsyncIterator[tuple[Processes, AsyncClient]]:
-    with Processes(model, tmp_path) as processes:
+async def swarm(model: Path, zygote: Zygote, tmp_path: Path) -> AsyncIterator[tuple[Processes, AsyncClient]]:
+    with Swarm(model, tmp_path, zygote) as processes:
         processes.start(3)
         async with AsyncClient(processes.url, connect_timeout_s=60.0) as client:
             await processes.until_serving(client, 3)
@@ -43,7 +52,12 @@ async def swarm(model: Path, tmp_path: Path) -> AsyncIterator[tuple[Processes, A
 
 async def generate(client: AsyncClient, index: int) -> list[list[int]]:
     done = await client.generate(PROMPTS[index], max_tokens=TOKENS, ignore_eos=True, timeout=120.0, **SAMPLING[index])
-    return [list(choice.tokens) for choice in done] if isinstance(done, list) else [list(done.tokens)]
+    return [list(choice.tokens) for choice in done.choices]
+
+
+async def everything(client: AsyncClient) -> Answers:
+    """All at once."""
+    return await asyncio.gather(*(generate(client, index) for index in range(len(PROMPTS))))
 
 
 async def order(client: AsyncClient) -> list[str]:
@@ -69,17 +83,16 @@ async def figures(client: AsyncClient) -> dict[str, float]:
 # what goes into them, and the tokens go through one layer that was not lost.
 @pytest.mark.parametrize(("place", "ratio"), [(0, 1.21), (1, 1.0), (2, 1.0)], ids=["first", "middle", "last"])
 async def test_a_killed_worker_costs_nothing_but_time(
-    swarm: tuple[Processes, AsyncClient], place: int, ratio: float
+    swarm: tuple[Processes, AsyncClient], expected: Answers, place: int, ratio: float
 ) -> None:
     """Whichever stage dies in the middle of answers: the same tokens, greedy or drawn, with penalties and two
     continuations of one prompt; and no layer is computed again but those that changed hands."""
     processes, client = swarm
-    expected = [await generate(client, index) for index in range(len(PROMPTS))]
     before = await figures(client)
-    answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
+    answers = asyncio.create_task(everything(client))
     await some_tokens(processes, client, 120)
     processes.kill((await order(client))[place])
-    assert await asyncio.gather(*answers) == expected
+    assert await answers == expected
     after = await figures(client)
     assert after["workers_lost"] == before.get("workers_lost", 0) + 1
     replayed = after["replayed_layer_positions"] - before.get("replayed_layer_positions", 0)
@@ -88,27 +101,25 @@ async def test_a_killed_worker_costs_nothing_but_time(
     assert replayed <= lost * ratio
 
 
-async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClient]) -> None:
+async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClient], expected: Answers) -> None:
     """The second one falls into the recovery from the first."""
     processes, client = swarm
-    expected = [await generate(client, index) for index in range(len(PROMPTS))]
-    answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
+    answers = asyncio.create_task(everything(client))
     await some_tokens(processes, client, 120)
     names = await order(client)
     processes.kill(names[1])
     processes.kill(names[2])
-    assert await asyncio.gather(*answers) == expected
+    assert await answers == expected
 
 
-async def test_a_worker_that_comes_back(swarm: tuple[Processes, AsyncClient]) -> None:
+async def test_a_worker_that_comes_back(swarm: tuple[Processes, AsyncClient], expected: Answers) -> None:
     """A new process takes the place of the dead one while answers run, and they stay the same."""
     processes, client = swarm
-    expected = [await generate(client, index) for index in range(len(PROMPTS))]
-    answers = [asyncio.create_task(generate(client, index)) for index in range(len(PROMPTS))]
+    answers = asyncio.create_task(everything(client))
     await some_tokens(processes, client, 60)
     name = (await order(client))[1]
     processes.kill(name)
     processes.start_worker(name)
-    assert await asyncio.gather(*answers) == expected
+    assert await answers == expected
     await processes.until_serving(client, 3)
-    assert [await generate(client, index) for index in range(len(PROMPTS))] == expected
+    assert await everything(client) == expected

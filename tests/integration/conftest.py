@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.zygote import Zygote
 from tests.model.models import llama_config, random_model
 
 
@@ -15,3 +17,10 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random-llama")
     random_model(llama_config()).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def zygote(random_llama: Path) -> Iterator[Zygote]:
+    """For ``Processes(…, launch=zygote)``: they start in a tenth of a second. Not for those whose memory matters."""
+    with Zygote(random_llama) as zygote:
+        yield zygote

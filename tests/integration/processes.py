@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,9 @@ import psutil
 
 from swarm import AsyncClient
 
-START_S = 90.0  # importing torch thrice on two busy cores takes a while
+Launch = Callable[[Sequence[str], dict[str, str], Path], Any]  # arguments of swarm, environment, log: the process
+
+START_S = 40.0  # importing torch thrice on two busy cores takes a while
 
 
 def free_ports(count: int = 2) -> int:
@@ -37,17 +40,27 @@ def _is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-class Processes:
-    """Starts ``swarm broker`` and ``swarm worker``s; stops them, whatever has become of them, at the end."""
+def launch(arguments: Sequence[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A process of its own from the start, as a shell would."""
+    with log.open("ab") as file:
+        return subprocess.Popen([sys.executable, "-m", "swarm", *arguments], stdout=file, stderr=file, env=environment)
 
-    def __init__(self, model: Path, logs: Path, *, options: dict[str, str] | None = None) -> None:
+
+class Processes:
+    """Starts ``swarm broker`` and ``swarm worker``s; stops them, whatever has become of them, at the end. ``launch``:
+    how a process is started."""
+
+    def __init__(
+        self, model: Path, logs: Path, *, options: dict[str, str] | None = None, launch: Launch = launch
+    ) -> None:
         self.model = model
         self.logs = logs
         self.port = free_ports()
         self.url = f"tcp://127.0.0.1:{self.port}"
-        self.broker: subprocess.Popen[bytes] | None = None
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.broker: Any = None
+        self.workers: dict[str, Any] = {}
         self._options = options or {}
+        self._launch = launch
 
     def __enter__(self) -> Self:
         return self
@@ -62,20 +75,27 @@ class Processes:
         for number in range(num_workers):
             self.start_worker(f"w{number}")
 
-    def start_broker(self, min_workers: int = 1) -> None:
+    def start_broker(self, min_workers: int = 1, **environment: str) -> None:
         arguments = ["broker", "--port", str(self.port), "--min-workers", str(max(1, min_workers))]
-        self.broker = self._start("broker", arguments)
+        self.broker = self._start("broker", arguments, environment)
 
-    def start_worker(self, name: str, *more: str) -> None:
+    async def restart_broker(self, client: AsyncClient, num_workers: int, **environment: str) -> None:
+        """It is killed and started again, and serves with so many."""
+        self.broker.kill()
+        self.broker.wait()
+        self.start_broker(num_workers, **environment)
+        await self.until_serving(client, num_workers)
+
+    def start_worker(self, name: str, *more: str, **environment: str) -> None:
+        """``more``: options of the command; ``environment``: variables for this process alone."""
         arguments = ["worker", "--url", self.url, "--name", name, "--model", str(self.model), "--threads", "1"]
-        self.workers[name] = self._start(name, [*arguments, "--memory-limit", "2GiB", *more])
+        self.workers[name] = self._start(name, [*arguments, "--memory-limit", "2GiB", *more], environment)
 
-    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"SWARM_LOG__FORMAT": "json"} | self._options
-        with (self.logs / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "swarm", *arguments], stdout=log, stderr=log, env=environment
-            )
+    def _start(self, name: str, arguments: list[str], more: Mapping[str, str]) -> Any:
+        environment = os.environ | {"SWARM_LOG__FORMAT": "json"} | self._options | more
+        log = self.logs / f"{name}.log"
+        log.touch()  # it can be read at once
+        return self._launch(arguments, environment, log)
 
     def kill(self, name: str) -> None:
         """As by the kernel: no last words."""

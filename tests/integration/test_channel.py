@@ -304,6 +304,29 @@ async def test_a_cancelled_wait_loses_no_message(router: RouterChannel, dealer: 
     assert seen == list(range(300))
 
 
+async def test_what_waits_can_be_taken_without_waiting(context: Context) -> None:
+    """``waiting`` gives what has come, in order, and no more than a queue's worth; who iterates gets the rest."""
+    beats = AsyncPullChannel(context, HOST, LIMIT, BEAT_QUEUE)
+    push = AsyncPushChannel(context, beats.endpoint, BEAT_QUEUE)
+    assert list(beats.waiting()) == []
+    await soon(push.sendable())
+    num = BEAT_QUEUE + 4
+    seen, sent = [], 0
+    async with asyncio.timeout(SOON_S):
+        while len(seen) < num:
+            while sent < num and push.send([bytes([sent])]):
+                sent += 1
+            taken = [bytes(frames[0])[0] for frames in beats.waiting()]
+            assert len(taken) <= BEAT_QUEUE
+            seen += taken
+            await asyncio.sleep(0)
+        assert push.send([b"last"])
+        assert bytes((await anext(beats))[0]) == b"last"
+    assert seen == list(range(num))
+    push.close()
+    beats.close()
+
+
 async def test_nothing_is_left_behind(context: Context) -> None:
     """Descriptors of sockets, monitors and wakes go back when channels are closed."""
     async with asyncio.timeout(SOON_S):

@@ -320,8 +320,10 @@ WORKERS = [
         "dtype": "float32",
         "state": "active",
         "layers": [0, 4],
-        "verdict": "healthy",
-        "evidence": "",
+        "verdict": "slow",
+        "verdict_for_s": 3.5,
+        "evidence": "idle, its steps take 4.0 times as long as predicted",
+        "pace": 4.0,
         "beat_age_s": 0.05,
         "memory_bytes": 8 << 30,
         "kv_used": 32,
@@ -365,7 +367,12 @@ REPORTS: dict[str, dict[str, object]] = {
 }
 EXPECTED = {
     "status": ["serving", "epoch 3", "uptime 2.0 h", "running 2", "colour red"],
-    "nodes": ["w0 active 0–3 cpu float32 healthy 50.0 ms 32 / 4096 8.0 GiB box 7 up", "w1 loading", "quorum yes"],
+    "nodes": [
+        "w0 active 0–3 cpu float32 slow 3.5 s 50.0 ms 4 32 / 4096 8.0 GiB box 7 up",
+        "w1 loading",
+        "w0 is slow: idle, its steps take 4.0 times as long as predicted",
+        "quorum yes",
+    ],
     "plan": [
         "objective throughput",
         "w0 0–3 2.0 KiB 2.1 ms 5",
@@ -442,7 +449,8 @@ TRACE = {
 
 
 def test_traces_for_people_and_programs(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shares of the whole, what each stage did, and each token; of many, the first and the last."""
+    """Shares of the whole, what each stage did, and each token; of many, the first and the last. What is not known has
+    no column."""
     broker.reports["trace"] = Report(what="trace", ok=True, body=TRACE)
     assert swarmctl(["trace", "r1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -451,7 +459,7 @@ def test_traces_for_people_and_programs(broker: FakeBroker, capsys: pytest.Captu
         "compute 200.0 ms 50.0 %",
         "w0 0–3",
         "2.0 KiB",
-        "15 10.00 2.50 2.50 0.00 5.00 0.00 0.00 0.00 5.00 24 10.00",
+        "15 10.00 2.50 2.50 5.00 5.00 24 10.00",
         "8 tokens between them are left out",
         "no token of it is traced",
     ):

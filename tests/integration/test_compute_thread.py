@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,21 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def held(port: int) -> socket.socket:
+    """A port that is taken though nobody listens there: other tests run beside this one."""
+    place = socket.socket()
+
+    def binds() -> bool:
+        try:
+            place.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+    until(binds)
+    return place
+
+
 @dataclass
 class Stage:
     """A compute thread, the edge that it receives from, and what it asks of the control loop."""
@@ -124,10 +140,12 @@ def stage(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stage]:
 
 def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], stage: Stage) -> None:
     """A step that was computed but could not be sent stays here while the worker is parked, though the next stage
-    would take it; with the broker's next word it goes."""
+    would take it; with the broker's next word it goes, once."""
     taker = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes)
     endpoint = taker.endpoint
+    port = int(endpoint.rpartition(":")[2])
     taker.close()  # the next stage is away
+    place = held(port)  # and nobody else may take its place
     stage.prepare(endpoint)
     assert isinstance(stage.says(), act.Tell)
     stage.order(Fence(epoch=1))
@@ -145,7 +163,7 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     until(lambda: stage.vitals.condition == "blocked")
     stage.order(Park())
     until(lambda: stage.vitals.condition == "parked")
-    port = int(endpoint.rpartition(":")[2])
+    place.close()
     taker = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes, range(port, port + 1))
     assert not taker.wait(0.5)  # several times what a connection takes
     stage.order(Alive())
@@ -155,6 +173,7 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     sent, _ = DATA.decode(frames)
     assert isinstance(sent, Step)
     assert sent.rows == step.rows
+    assert not taker.wait(0.2)
     taker.close()
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from swarm import AsyncClient
 from swarm.demo import model_path
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +27,9 @@ PATIENCE_S = 240.0  # a swarm of its own, three loads of torch, on a machine tha
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A swarm of two that serves the demo model, for the examples that are content with anybody's."""
-    with Processes(model_path(), tmp_path_factory.mktemp("logs")) as swarm:
+    with Processes(model_path(), tmp_path_factory.mktemp("logs"), launch=zygote) as swarm:
         swarm.start(2)
         asyncio.run(_until_serving(swarm))
         yield swarm.url

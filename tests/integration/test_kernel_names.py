@@ -8,12 +8,13 @@ from rich.console import Console
 
 from swarm import AsyncClient
 from swarm.ctl import render
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
 
-async def test_nodes_and_plan_name_the_kernels(random_llama: Path, tmp_path: Path) -> None:
+async def test_nodes_and_plan_name_the_kernels(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """As the worker said when it had loaded: kernels, dtype, exact or not; in both reports and in their tables."""
-    with Processes(random_llama, tmp_path) as swarm:
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
         swarm.start_broker()
         swarm.start_worker("w0")
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:

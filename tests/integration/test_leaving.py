@@ -8,15 +8,16 @@ import time
 from pathlib import Path
 
 from swarm import AsyncClient
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
 NUM_TOKENS = 200
 
 
-async def test_ending_workers_by_hand_is_no_requests_fault(random_llama: Path, tmp_path: Path) -> None:
+async def test_ending_workers_by_hand_is_no_requests_fault(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """A worker is ended by SIGTERM under load, and another one takes its place, again and again: no request is blamed,
     none loses anything. A worker that the broker lets go by ``swarmctl stop`` ends with another code."""
-    with Processes(random_llama, tmp_path) as swarm:
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
         swarm.start(2)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 2)
@@ -47,9 +48,9 @@ async def _go_on(client: AsyncClient) -> None:
         await client.generate([5, 6, 7], max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-def test_without_a_broker_a_worker_ends_at_once(random_llama: Path, tmp_path: Path) -> None:
+def test_without_a_broker_a_worker_ends_at_once(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """There is nobody to take leave of."""
-    with Processes(random_llama, tmp_path) as swarm:
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
         swarm.start_worker("w0")
         until = time.monotonic() + 60
         while "worker_started" not in swarm.log("w0"):

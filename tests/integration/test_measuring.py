@@ -17,6 +17,7 @@ import pytest
 
 from swarm import AsyncClient
 from swarm.broker.trace import PARTS
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
 PROMPT = [3, 5, 8, 13, 21]
@@ -38,11 +39,11 @@ def lines_of(swarm: Processes, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in swarm.log(name).splitlines() if line.startswith("{")]
 
 
-def test_traces_hops_and_statistics(random_llama: Path, tmp_path: Path) -> None:
+def test_traces_hops_and_statistics(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """Of real processes: each token's parts add up to its time, which a client's clock confirms; hops come with the
     tokens; figures of stages and pipeline agree; log lines can be followed by their causes."""
     options = {"SWARM_LOG__PROFILE_EVERY": "5", "SWARM_LOG__LEVEL": "debug"}
-    with Processes(random_llama, tmp_path, options=options) as swarm:
+    with Processes(random_llama, tmp_path, options=options, launch=zygote) as swarm:
         swarm.start(2)
         asyncio.run(_measure(swarm))
     _check_logs(swarm)
@@ -166,9 +167,9 @@ def test_profile_of_a_swarm_of_its_own(random_llama: Path) -> None:
     assert left <= mine
 
 
-def test_profile_of_a_running_swarm(random_llama: Path, tmp_path: Path) -> None:
+def test_profile_of_a_running_swarm(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """For people: tables with all phases; the swarm runs on."""
-    with Processes(random_llama, tmp_path) as swarm:
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
         swarm.start(1)
         done = run_swarm("profile", "--url", swarm.url, "--quick")
         assert done.returncode == 0, done.stderr

@@ -11,16 +11,19 @@ from swarm import AsyncClient
 from swarm.ctl.main import run
 from swarm.demo import model_path
 from swarm.wire.messages import Suppose
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
 pytestmark = pytest.mark.timeout(180)
 
 
-async def test_predicted_beside_measured_and_suppositions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_predicted_beside_measured_and_suppositions(
+    zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Pins are kept; what was predicted stands beside what is measured while it runs; `swarmctl plan --dry-run` tells
     what would be, and changes nothing; only supposing needs --dry-run."""
     options = {"SWARM_PLAN__PINS": '{"w0": "0-1"}', "SWARM_PLAN__OBJECTIVE": "throughput"}
-    with Processes(Path(model_path()), tmp_path, options=options) as swarm:
+    with Processes(Path(model_path()), tmp_path, options=options, launch=zygote) as swarm:
         swarm.start(2)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 2)
@@ -55,9 +58,9 @@ async def test_predicted_beside_measured_and_suppositions(tmp_path: Path, capsys
         assert "no worker 'w7'" in capsys.readouterr().err
 
 
-async def test_a_worker_that_has_too_little_is_told_why(tmp_path: Path) -> None:
+async def test_a_worker_that_has_too_little_is_told_why(zygote: Zygote, tmp_path: Path) -> None:
     """It ends, and its log has the reason."""
-    with Processes(Path(model_path()), tmp_path, options={"SWARM_PLAN__MIN_MEMORY": "64GiB"}) as swarm:
+    with Processes(Path(model_path()), tmp_path, options={"SWARM_PLAN__MIN_MEMORY": "64GiB"}, launch=zygote) as swarm:
         swarm.start_broker()
         swarm.start_worker("w0")
         assert swarm.workers["w0"].wait(60) != 0

@@ -7,13 +7,16 @@ from pathlib import Path
 import torch
 
 from swarm import AsyncClient
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.model.models import VOCABULARY, load_whole
 
 SHARED = [(11 * i) % (VOCABULARY - 3) + 3 for i in range(330)]
 
 
-async def test_who_begins_alike_starts_from_a_copy_and_gets_the_same_tokens(random_llama: Path, tmp_path: Path) -> None:
+async def test_who_begins_alike_starts_from_a_copy_and_gets_the_same_tokens(
+    random_llama: Path, zygote: Zygote, tmp_path: Path
+) -> None:
     """The second request computes only what the first did not; so does a follow-up that goes on from the answer. All
     get the tokens of the whole model in one process."""
     whole = load_whole(random_llama)
@@ -23,7 +26,7 @@ async def test_who_begins_alike_starts_from_a_copy_and_gets_the_same_tokens(rand
         answer = whole.generate(torch.tensor([prompt]), attention_mask=mask, max_new_tokens=40, do_sample=False)
         return list(answer[0, len(prompt) :].tolist())
 
-    with Processes(random_llama, tmp_path) as swarm:
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
         swarm.start(2)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 2)

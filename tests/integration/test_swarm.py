@@ -15,6 +15,7 @@ import zmq
 from swarm import AsyncClient, Completion, InvalidRequest, RequestCancelled
 from swarm.wire.codec import CLIENT
 from swarm.wire.messages import Cancel
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.model.models import VOCABULARY, load_whole
 
@@ -23,9 +24,9 @@ NUM_CLIENTS = 20
 
 
 @pytest.fixture(scope="module")
-def swarm(random_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+def swarm(random_llama: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     options = {"SWARM_BROKER__PREFIX_CACHE": "false"}  # what is kept on purpose would hide what is left behind
-    with Processes(random_llama, tmp_path_factory.mktemp("logs"), options=options) as processes:
+    with Processes(random_llama, tmp_path_factory.mktemp("logs"), options=options, launch=zygote) as processes:
         processes.start(3)
         yield processes
 
@@ -220,14 +221,14 @@ async def test_cancelled_by_another(client: AsyncClient, swarm: Processes) -> No
 
 
 async def test_a_killed_worker_costs_time_not_tokens(
-    random_llama: Path, tmp_path: Path, swarm: Processes, client: AsyncClient
+    random_llama: Path, zygote: Zygote, tmp_path: Path, swarm: Processes, client: AsyncClient
 ) -> None:
     """A worker dies in the middle of answers, a new one takes its place: every token comes once, as undisturbed."""
     cases = [replace(case, leaves_after=None) for case in make_cases(3)[:12]]
     for case in cases:
         case.options.update(max_tokens=40, ignore_eos=True)
     undisturbed = await asyncio.gather(*(ask(client, case) for case in cases))
-    with Processes(random_llama, tmp_path) as doomed:
+    with Processes(random_llama, tmp_path, launch=zygote) as doomed:
         doomed.start(3)
         async with AsyncClient(doomed.url, connect_timeout_s=60) as disturbed:
             await doomed.until_serving(disturbed, 3)

@@ -25,6 +25,7 @@ import zmq
 from swarm.cli.host import BrokerLink
 from swarm.cli.output import Progress
 from swarm.cli.supervisor import Answer, Asked, Event, Served
+from swarm.stage import keeper
 from swarm.wire.channel import Arrived, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import (
@@ -98,11 +99,13 @@ class Up:
         return self.process.wait(PATIENCE_S), self.error()
 
     def children(self) -> dict[str, psutil.Process]:
-        """By name, found in the machine's process table."""
+        """By name, found in the machine's process table; without those that keep a worker's memory."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline()
+                if process.name() == keeper.NAME:
+                    continue
                 if process.pid != self.process.pid and str(self.directory) in " ".join([*command, process.cwd()]):
                     found[command[command.index("--name") + 1] if "--name" in command else "broker"] = process
         return found

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from swarm.stage.waiting import wait_passively
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-wait_passively()  # before torch: the cores are shared
+import pytest
+import torch
 
-from collections.abc import Callable, Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from swarm.stage import native  # noqa: E402
-from tests.model.cutting import Cutter  # noqa: E402
-from tests.model.models import llama_config, random_model  # noqa: E402
+from swarm.stage import native
+from tests.model.cutting import Cutter
+from tests.model.models import llama_config, random_model
 
 Save = Callable[..., Path]
 

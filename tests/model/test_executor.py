@@ -66,10 +66,55 @@ def test_nothing_is_loaded_twice(llama: Path) -> None:
     first = executor.stats()["loaded_bytes"]
     prepared(executor, 2, 6, LayerRange(6, 7))
     layer = executor.manifest.layer_bytes[0]
+    assert executor.stats()["loaded_bytes"] - first == layer
+    assert executor.keep((LayerRange(6, 7),), nothing, lambda: False) == (LayerRange(6, 7),)
     assert executor.stats()["loaded_bytes"] - first == 2 * layer
+    assert executor.weight_bytes == 5 * layer
     prepared(executor, 3, 7)
     assert executor.stats()["loaded_bytes"] - first == 2 * layer
     assert executor.weight_bytes == 4 * layer
+
+
+def test_layers_kept_for_others(llama: Path) -> None:
+    """They are loaded beside those in use and change nothing there; a plan that needs them finds them warm, and
+    computes with the bits of layers read at once. What is kept no longer is forgotten; what was in use can be kept."""
+    executor, whole = ready(llama, LayerRange(2, 4)), ready(llama, LayerRange(2, 6))
+    capacity = executor.kv_capacity()
+    executor.prepare(LayerRange(2, 4), (LayerRange(4, 6),), 8, nothing)
+    executor.activate(LayerRange(2, 4))
+    assert executor.kv_capacity() <= capacity
+    assert executor.keep((LayerRange(4, 6), LayerRange(0, 1)), nothing, lambda: False) == (
+        LayerRange(0, 1),
+        LayerRange(4, 6),
+    )
+    loaded = executor.stats()["loaded_bytes"]
+    assert executor.prepare(LayerRange(2, 6), (LayerRange(0, 1),), 8, nothing).warm_up_s == 0.0
+    assert executor.stats()["loaded_bytes"] == loaded
+    executor.activate(LayerRange(2, 6), (LayerRange(0, 1),))
+    for each in (executor, whole):
+        each.open(1, 64)
+    hidden = np.random.default_rng(7).standard_normal((40, executor.manifest.hidden_size)).astype(np.float32)
+    assert np.array_equal(step(executor, 0, 40, hidden=hidden).hidden, step(whole, 0, 40, hidden=hidden).hidden)
+    executor.prepare(LayerRange(0, 4), (LayerRange(4, 6),), 8, nothing)
+    assert executor.stats()["loaded_bytes"] == loaded + executor.manifest.layer_bytes[1]
+    executor.activate(LayerRange(0, 4), (LayerRange(4, 6),))
+    assert executor.keep((), nothing, lambda: False) == ()
+    with pytest.raises(IllegalMove, match="was not loaded"):
+        prepared_with(executor, LayerRange(0, 4), (LayerRange(4, 6),))
+
+
+def test_keeping_stops_for_what_is_waited_for(llama: Path) -> None:
+    """Between two layers, with what is there."""
+    executor = ready(llama, LayerRange(0, 2))
+    answers = iter((False, False, True))
+    assert executor.keep((LayerRange(2, 8),), nothing, lambda: next(answers)) == (LayerRange(2, 4),)
+    with pytest.raises(ModelError, match="layers"):
+        executor.keep((LayerRange(2, 9),), nothing, lambda: False)
+
+
+def prepared_with(executor: TorchExecutor, layers: LayerRange, kept: tuple[LayerRange, ...]) -> None:
+    executor.prepare(layers, kept, 8, nothing)
+    executor.activate(layers, kept)
 
 
 def test_prepare_beside_computing(llama: Path) -> None:
@@ -219,9 +264,10 @@ def test_not_finite_fails_the_sequence(llama: Path) -> None:
     assert [(each.sequence, each.position) for each in done.sampled] == [(2, 2)]
 
 
-def test_measured_costs(llama: Path) -> None:
+def test_measured_costs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are measured before anything is loaded: prompts and decodes of several sizes, short and long, the head and
     the embedding; with the threads of a step among others, and where they differ, with all."""
+    monkeypatch.setattr("swarm.stage.measure._PATIENCE_S", 60.0)  # on a busy machine larger sizes would be left out
     executor = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=2)
     costs = executor.measure()
     for alone in (False, True):

@@ -68,11 +68,13 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     if not list(SOURCES.glob("_native*")):
         pytest.skip(f"no library was built: {native.absence()}")
     monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    native.built.cache_clear()
     native._open.cache_clear()
     try:
         assert native.library() is None
         assert "another version" in native.absence()
     finally:
+        native.built.cache_clear()
         native._open.cache_clear()
 
 

@@ -165,12 +165,17 @@ def sentences(found: Forecast) -> tuple[str, ...]:
     if found.even_s is not None and len(found.stages) > 1:
         gain = _quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
-    if found.one_more_s is not None:
-        gain = _quicker(found.one_more_s, found.step_s)
-        what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
-        said.append(f"one more worker like {found.like}, on a machine of its own, would give {what}")
     said += _said_of_left_out(found.left_out)
     return tuple(text for text in (*said, *found.notes) if text)
+
+
+def of_one_more(found: Forecast) -> tuple[str, ...]:
+    """What one more worker would change, if that was looked at."""
+    if found.one_more_s is None:
+        return ()
+    gain = _quicker(found.one_more_s, found.step_s)
+    what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
+    return (f"one more worker like {found.like}, on a machine of its own, would give {what}",)
 
 
 def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:

@@ -12,6 +12,9 @@ from swarm.wire.messages import Hop, Row
 STAGES_PER_STEP = 16
 # A worker's pace is known from so many steps on.
 ENOUGH = 100
+# Its recent pace is that of about so many last steps, and known from the second number on.
+RECENT = 32
+ENOUGH_RECENT = 16
 
 
 @dataclass(slots=True)
@@ -26,6 +29,29 @@ class StageGauge:
     num_steps: int = 0
     predicted_s: float = 0.0
     measured_s: float = 0.0
+    num_layers: int = 0
+    recent_predicted_s: float = 0.0  # sums in which a step weighs the less the longer ago it was
+    recent_measured_s: float = 0.0
+
+    def took(self, predicted_s: float, measured_s: float) -> None:
+        """A step came back."""
+        self.num_steps += 1
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+        self.recent_predicted_s += predicted_s - self.recent_predicted_s / RECENT
+        self.recent_measured_s += measured_s - self.recent_measured_s / RECENT
+
+    def step_s(self, shape: Shape) -> float:
+        """What a step should take here; 0 if the worker measured nothing."""
+        if self.speeds is None:
+            return 0.0
+        return self.speeds.step_s(shape, self.weight, has_head=self.has_head, has_embedding=self.has_embedding)
+
+    @property
+    def recent_pace(self) -> float | None:
+        """The same as ``pace``, of the last steps alone."""
+        known = self.num_steps >= ENOUGH_RECENT and self.recent_predicted_s > 0 and self.recent_measured_s > 0
+        return self.recent_measured_s / self.recent_predicted_s if known else None
 
     @property
     def pace(self) -> float | None:
@@ -52,23 +78,25 @@ class PlanGauge:
 
     def dispatched(self, step: int, rows: Iterable[Row]) -> None:
         """A step goes out; if it never comes back, the next plan forgets it."""
-        if step % max(1, len(self.stages) // STAGES_PER_STEP) == 0:
-            self._shapes[step] = Shape.of((row.start, row.count, row.sample) for row in rows)
+        self._shapes[step] = Shape.of((row.start, row.count, row.sample) for row in rows)
+
+    def in_hand_s(self, worker: str, more: Iterable[Shape] = ()) -> float:
+        """What the longest of the steps under way, and of ``more``, should take in this worker's stage; 0: unknown."""
+        stage = self.stages.get(worker)
+        if stage is None:
+            return 0.0
+        return max((stage.step_s(shape) for shape in (*self._shapes.values(), *more)), default=0.0)
 
     def finished(self, step: int, hops: Iterable[Hop], seconds: float) -> None:
         shape = self._shapes.pop(step, None)
-        if shape is None:
+        if shape is None or step % max(1, len(self.stages) // STAGES_PER_STEP):
             return
         held_s = 0.0
         for hop in hops:
             held_s += hop.held_s or hop.wait_s + hop.compute_s + hop.sample_s
             stage = self.stages.get(hop.worker)
             if stage is not None and stage.speeds is not None:
-                stage.num_steps += 1
-                stage.measured_s += hop.compute_s + (hop.sample_s if stage.has_head else 0.0)
-                stage.predicted_s += stage.speeds.step_s(
-                    shape, stage.weight, has_head=stage.has_head, has_embedding=stage.has_embedding
-                )
+                stage.took(stage.step_s(shape), hop.compute_s + (hop.sample_s if stage.has_head else 0.0))
         self.num_steps += 1
         self.seconds += seconds
         self.outside_s += max(0.0, seconds - held_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msgspec import structs
 
@@ -75,28 +76,18 @@ class Speeds:
     def of(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
         """None if the worker measured nothing. ``alone``: with all cores of its host, where that was measured. Whatever
         was measured, all seconds that come out are finite, and those of a layer more than 0."""
-        chosen = [_believed(cost) for cost in costs if cost.alone is alone] or [_believed(cost) for cost in costs]
-        kinds = {cost.kind for cost in chosen}
-        if not kinds & {"decode", "prefill"}:
-            return None
-        decode, prefill = _of_kind(chosen, "decode"), _of_kind(chosen, "prefill")
-        if not decode or not prefill:
-            decode = prefill = decode or prefill
-        return cls(
-            decode=_short(decode),
-            decode_slope=_slope(decode),
-            prefill=_short(prefill),
-            prefill_slope=_slope(prefill),
-            stage=_short(_of_kind(chosen, "stage")),
-            head=_short(_of_kind(chosen, "head")),
-            embed=_short(_of_kind(chosen, "embed")),
-        )
+        return _speeds(tuple(costs), alone)
 
     def layer_s(self, load: Load) -> float:
         """One layer's part of a step of the load: its decodes, and its share of a chunk of prompt."""
         decode = _at(self.decode, load.rows) + self.decode_slope * load.rows * load.context
         chunk = _at(self.prefill, CHUNK) + self.prefill_slope * CHUNK * load.context / 2
         return decode + load.positions * chunk / CHUNK
+
+    @property
+    def replay_s(self) -> float:
+        """One layer's time for one position of a chunk, as a replay computes it."""
+        return _at(self.prefill, CHUNK) / CHUNK
 
     def stage_s(self, load: Load) -> float:
         return _at(self.stage, load.rows) + load.positions / CHUNK * _at(self.stage, CHUNK)
@@ -120,6 +111,26 @@ class Speeds:
         total = _at(self.stage, num) + layer_weight * layer
         total += _at(self.head, shape.heads) if has_head and shape.heads else 0.0
         return total + (_at(self.embed, num) if has_embedding else 0.0)
+
+
+@lru_cache(maxsize=1024)  # a plan asks for every worker's again and again
+def _speeds(costs: tuple[LayerCost, ...], alone: bool) -> Speeds | None:
+    chosen = [_believed(cost) for cost in costs if cost.alone is alone] or [_believed(cost) for cost in costs]
+    kinds = {cost.kind for cost in chosen}
+    if not kinds & {"decode", "prefill"}:
+        return None
+    decode, prefill = _of_kind(chosen, "decode"), _of_kind(chosen, "prefill")
+    if not decode or not prefill:
+        decode = prefill = decode or prefill
+    return Speeds(
+        decode=_short(decode),
+        decode_slope=_slope(decode),
+        prefill=_short(prefill),
+        prefill_slope=_slope(prefill),
+        stage=_short(_of_kind(chosen, "stage")),
+        head=_short(_of_kind(chosen, "head")),
+        embed=_short(_of_kind(chosen, "embed")),
+    )
 
 
 def _believed(cost: LayerCost) -> LayerCost:

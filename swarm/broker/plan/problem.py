@@ -31,9 +31,10 @@ class Link:
 class Device:
     """One that could hold a stage.
 
-    ``layer_s``: a layer of weight 1. ``stage_s``: what a step takes beside its layers. ``held``: what it has loaded.
-    ``pinned``: exactly these layers, by hand. ``max_layers``: no more than so many, by hand. ``standby_bytes``:
-    promised to layers that it keeps for others.
+    ``layer_s``: a layer of weight 1. ``stage_s``: what a step takes beside its layers. ``held``: what it has loaded for
+    its own part, ``kept``: for others. ``load_bytes_per_s``: how quickly more is loaded and warmed. ``replay_s``: a
+    layer of weight 1 computes one position of a prompt. ``pinned``: exactly these layers, by hand. ``max_layers``: no
+    more than so many, by hand. ``standby_bytes``: promised to layers that it keeps for others.
     """
 
     name: str
@@ -47,6 +48,9 @@ class Device:
     cores: int = 1
     link: Link = field(default_factory=Link)
     held: LayerRange | None = None
+    kept: tuple[LayerRange, ...] = ()
+    load_bytes_per_s: float = 1e9
+    replay_s: float = 0.0
     pinned: LayerRange | None = None
     max_layers: int | None = None
     standby_bytes: int = 0

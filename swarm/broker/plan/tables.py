@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.broker.plan.problem import KV_FRACTION, Device, Line, Model, Problem
+from swarm.wire.messages import loaded_layers
 
 Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't
 
@@ -17,7 +19,7 @@ LOOPBACK_BYTES_PER_S = 2e9
 
 def seconds(model: Model, device: Device, kv_positions: int) -> Table:
     """How long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
-    work = _between(model.layer_weights)
+    work = between(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
     table[0, :] += device.embed_s
     table[:, -1] += device.head_s
@@ -27,17 +29,15 @@ def seconds(model: Model, device: Device, kv_positions: int) -> Table:
 
 def moved_bytes(model: Model, device: Device) -> Table:
     """What the device would have to load beside what it holds."""
-    held = device.held
-    num = model.num_layers
-    missing = [0 if held and held.first <= i < held.stop else size for i, size in enumerate(model.layer_bytes)]
-    table = _between(missing)
-    table[0, :] += 0 if held and held.first == 0 and len(held) else model.embed_bytes
-    table[:, -1] += 0 if held and held.stop == num and len(held) else model.head_bytes
+    loaded = loaded_layers(device.held, device.kept)
+    table = between([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
+    table[0, :] += 0 if 0 in loaded else model.embed_bytes
+    table[:, -1] += 0 if model.num_layers - 1 in loaded else model.head_bytes
     return table
 
 
-def _between(values: tuple[float, ...] | list[int]) -> Table:
-    """Sums of consecutive values."""
+def between(values: Sequence[float]) -> Table:
+    """Sums of consecutive values: from the one at the row up to, not including, the one at the column."""
     sums = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))
     table: Table = sums[None, :] - sums[:, None]
     return table
@@ -46,12 +46,12 @@ def _between(values: tuple[float, ...] | list[int]) -> Table:
 def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool_]:
     num = model.num_layers
     first, stop = np.arange(num + 1)[:, None], np.arange(num + 1)[None, :]
-    weights = _between(list(model.layer_bytes))
+    weights = between(list(model.layer_bytes))
     weights[0, :] += model.embed_bytes
     weights[:, -1] += model.head_bytes
     buffers = np.full_like(weights, model.buffer_bytes)
     buffers[:, -1] = model.head_buffer_bytes
-    kv = np.floor(kv_positions * _between(list(model.kv_bytes)) / KV_FRACTION)
+    kv = np.floor(kv_positions * between(list(model.kv_bytes)) / KV_FRACTION)
     fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
     allowed: NDArray[np.bool_] = (stop > first) & fits
     if device.max_layers is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-VERSION = 2
+VERSION = 3
 _STEM = "_native"
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _HUGE = 2 << 20
@@ -72,7 +72,8 @@ def do_without(reason: str) -> None:
 
 
 @cache
-def _open() -> tuple[ctypes.CDLL | None, str]:
+def built() -> tuple[ctypes.CDLL | None, str]:
+    """What was built of our C, whether or not this processor can run the kernels in it; or why there is nothing."""
     found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not found:
         return None, "they were not built: install Swarm where there is a C compiler that knows AVX-512 BF16"
@@ -85,6 +86,14 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{found[0].name} can't be used ({error}); install Swarm again"
     if version != VERSION:
         return None, f"{found[0].name} is from another version; install Swarm again"
+    return opened, ""
+
+
+@cache
+def _open() -> tuple[ctypes.CDLL | None, str]:
+    opened, why_not = built()
+    if opened is None:
+        return None, why_not
     if not opened.swarm_native_supported():
         return None, "this processor doesn't multiply bfloat16"
     _declare(opened)

@@ -2,7 +2,7 @@
 #include <stdint.h>
 
 /* Which version of the functions' arguments this is: a library from an older build is not used. */
-int swarm_native_version(void) { return 2; }
+int swarm_native_version(void) { return 3; }
 
 int swarm_native_supported(void) {
 #if defined(__x86_64__) && defined(__linux__)

@@ -2,7 +2,7 @@
 checked after every event.
 
 The journal answers at once unless its kind of write is in ``held``; then the test feeds ``write_out``. Workers answer
-``Prepare`` and ``Activate`` unless they are in ``mute``. Steps wait in ``pipe`` until the test finishes them.
+``Prepare``, ``Activate`` and ``Keep`` unless they are in ``mute``. Steps wait in ``pipe`` until the test finishes them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from swarm.broker.actions import (
     OrderWorker,
     SayClient,
     WriteAcceptance,
+    WriteEnd,
     WriteEpoch,
     WriteTokens,
 )
@@ -32,6 +33,7 @@ from swarm.broker.events import (
     ClientSaid,
     EpochWritten,
     Event,
+    RequestRead,
     StepFinished,
     Tick,
     TokensWritten,
@@ -40,6 +42,7 @@ from swarm.broker.events import (
 )
 from swarm.broker.health import Judgement
 from swarm.broker.journal import MemoryJournal, Written
+from swarm.broker.journal.records import Past
 from swarm.broker.planning import PlanSettings
 from swarm.broker.requests import WINDOW, RequestSettings
 from swarm.broker.room import MAX_PREEMPTED
@@ -60,6 +63,8 @@ from swarm.wire.messages import (
     HeldSequence,
     Hello,
     Hop,
+    Keep,
+    Kept,
     LayerRange,
     LogRange,
     Manifest,
@@ -76,6 +81,8 @@ from swarm.wire.messages import (
     TokenLogprob,
     Tokens,
     WorkerMessage,
+    layers_of,
+    ranges_of,
 )
 from swarm.wire.schema import schema
 
@@ -96,7 +103,7 @@ def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Subm
     """A request of ``num_prompt`` tokens; what is not a field of Submit is a sampling parameter."""
     own = {
         name: fields.pop(name)
-        for name in ("seed", "deadline_s", "hops", "priority", "prompt", "tenant")
+        for name in ("seed", "deadline_s", "detached", "hops", "priority", "prompt", "tenant")
         if name in fields
     }
     defaults: dict[str, object] = {"prompt": tuple(1 + i % 90 for i in range(num_prompt)), "seed": 1}
@@ -116,7 +123,9 @@ class FakeWorker:
     device: str = "cpu"
     manifest: Manifest = field(default_factory=fake_manifest)
     prepare: Prepare | None = None
+    kept: tuple[LayerRange, ...] = ()
     host: str = ""
+    kernels: str = ""
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
@@ -158,7 +167,7 @@ class FakeWorker:
             load_s=0.0,
             warm_up_s=0.0,
             resident_bytes=0,
-            kernels=f"of {self.incarnation}; exact",
+            kernels=self.kernels or f"of {self.incarnation}; exact",
         )
 
     def activated(self, order: Activate) -> Activated:
@@ -171,7 +180,9 @@ class FakeWorker:
             for sequence, position in positions.items()
         )
         logs = tuple(LogRange(sequence, layers.stop, 0, stop) for sequence, stop in self.logged.items())
-        return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=logs)
+        room = layers_of(self.prepare.standby) - layers_of((layers,))
+        self.kept = ranges_of(layers_of(self.kept) & room)
+        return Activated(epoch=order.epoch, incarnation=self.incarnation, held=held, logs=logs, kept=self.kept)
 
 
 @dataclass(slots=True)
@@ -179,6 +190,7 @@ class Bench:
     """See the module's text. ``log`` collects every action in order; ``take`` empties it."""
 
     settings: BrokerSettings = field(default_factory=settings)
+    past: Past | None = None
     now: float = 0.0
     core: BrokerCore = field(init=False)
     held: set[type] = field(default_factory=set)
@@ -193,8 +205,10 @@ class Bench:
     _due: deque[Event] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.core = BrokerCore(self.settings, self.now)
+        self.core = BrokerCore(self.settings, self.now, self.past)
         self.watch = Watch(self.core.state, self.settings)
+        if self.past is not None:
+            self.watch.remember(self.past)
 
     @property
     def state(self) -> State:
@@ -273,9 +287,8 @@ class Bench:
                 self.pipe.clear()
             case OrderWorker(peer, order):
                 self._obey(peer, order)
-            case WriteAcceptance() | WriteTokens() | WriteEpoch():
+            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch():
                 written = self._journal.write(action)
-                assert written is not None
                 (self.pending if type(action) in self.held else self._due).append(written)
             case _:
                 pass
@@ -293,6 +306,12 @@ class Bench:
             self._due.append(WorkerSaid(peer, worker.prepared(order.epoch)))
         elif isinstance(order, Activate):
             self._due.append(WorkerSaid(peer, worker.activated(order)))
+        elif isinstance(order, Keep):
+            worker.kept = order.layers
+            kept = Kept(
+                epoch=order.epoch, incarnation=worker.incarnation, layers=order.layers, wanted=order.layers, load_s=0.1
+            )
+            self._due.append(WorkerSaid(peer, kept))
 
     # --- scenes ------------------------------------------------------------------------------------------------------
 
@@ -314,8 +333,9 @@ class Bench:
         return self.feed(WorkerDisconnected(self.workers.pop(name).peer))
 
     def serve(self, num_workers: int = 2, **fields: object) -> Bench:
-        """Workers w0, w1, … join and the swarm serves."""
+        """Workers w0, w1, … join and the swarm serves, standby layers warm."""
         self.join(*(f"w{i}" for i in range(num_workers)), **fields)
+        self.tick()
         self.tick()
         assert self.state.book.serving, self.state.book
         self.take()
@@ -418,6 +438,14 @@ class Watch:
     last_step: int = 0
     highest_epoch: int = 0
 
+    def remember(self, past: Past) -> None:
+        """What the journal has from before counts as written."""
+        self.epoch_written = self.highest_epoch = past.epoch
+        for request in past.requests:
+            self.accepted.add(request.submit.request_id)
+            for each in request.sequences:
+                self.written[each.id] = len(request.submit.prompt) + len(each.tokens)
+
     def before(self, event: Event) -> None:
         match event:
             case EpochWritten(epoch):
@@ -431,6 +459,8 @@ class Watch:
             case ClientSaid(_, Attach() as attach):
                 for index in range(len(attach.next_index)):
                     self.sent.pop((attach.request_id, index), None)
+            case RequestRead(request_id):
+                self.sent = {place: num for place, num in self.sent.items() if place[0] != request_id}
             case ClientSaid(_, Submit() as again):
                 for index in range(again.params.n):
                     self.sent.pop((again.request_id, index), None)

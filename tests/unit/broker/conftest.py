@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from swarm.broker.core import BrokerSettings
+from swarm.broker.journal import writer
+from swarm.broker.journal.records import Past
 from tests.unit.broker.bench import Bench, check_state, settings
+from tests.unit.broker.journal_thread import Disk, Thread
 
 
 @pytest.fixture
@@ -15,8 +19,8 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
     """Benches with these settings; their state is checked at the end."""
     made: list[Bench] = []
 
-    def make(of: BrokerSettings | None = None) -> Bench:
-        made.append(Bench(of or settings()))
+    def make(of: BrokerSettings | None = None, past: Past | None = None) -> Bench:
+        made.append(Bench(of or settings(), past))
         return made[-1]
 
     yield make
@@ -34,3 +38,14 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
 def serving(make_bench: Callable[..., Bench]) -> Bench:
     """Two workers, three layers each, serving."""
     return make_bench().serve(2)
+
+
+@pytest.fixture
+def thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Thread]:
+    """A journal's thread; its disk refuses nothing any more when it ends."""
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    found = Thread(Disk(tmp_path))
+    yield found
+    found.disk.gate.set()
+    found.disk.full = False
+    found.writer.close()

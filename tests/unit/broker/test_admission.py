@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.admission import Places, Refusal, check_submit, limit_of
+from swarm.broker.timers import Timers
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected
 from tests.unit.broker.bench import Bench, said, submit
@@ -80,3 +81,15 @@ def test_a_refusal_leaves_nothing_behind(serving: Bench) -> None:
     serving.say(submit("r"))
     serving.run_dry()
     assert serving.sequence("r").reason == "length"
+
+
+def test_timers_are_forgiven_in_place() -> None:
+    """A pause moves all of them; nothing is added, however many pauses there are."""
+    timers = Timers()
+    for number in range(100):
+        timers.add(10.0 + number, f"r{number}")
+    for _ in range(1000):
+        timers.forgive(1.0)
+    assert list(timers.due(1009.9)) == []
+    assert list(timers.due(1011.0)) == ["r0", "r1"]
+    assert len(list(timers.due(1e9))) == 98

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarm.broker.partition import StageSpec, check_stages, planned_stage, weight_bytes
+from swarm.broker.partition import StageSpec, check_stages, planned_stage
 from swarm.broker.wanted import propose
 from swarm.errors import StageSetError
 from swarm.testing import fake_manifest
@@ -24,7 +24,7 @@ def test_weight_counts_embedding_and_head_where_they_are() -> None:
     )
 
     ranges = ((0, 3), (0, 1), (1, 2), (1, 3), (0, 2), (2, 3))
-    assert [weight_bytes(manifest, LayerRange(*r)) // MIB for r in ranges] == [31, 9, 2, 22, 11, 20]
+    assert [manifest.weight_bytes(LayerRange(*r)) // MIB for r in ranges] == [31, 9, 2, 22, 11, 20]
 
 
 # --- the refusals ----------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_the_planner_checks_every_plan(serving: Bench, monkeypatch: pytest.Monke
 
     serving.join("w2")
     serving.take()
-    monkeypatch.setattr("swarm.broker.planning.propose", with_a_hole)
+    monkeypatch.setattr("swarm.broker.wanted.propose", with_a_hole)
     with pytest.raises(StageSetError, match="gap"):
         serving.tick()
     assert serving.take() == []

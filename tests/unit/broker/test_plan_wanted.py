@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.core import BrokerSettings
+from swarm.broker.paces import LOOK_AGAIN_S
 from swarm.broker.plan.load import Load
 from swarm.broker.plan.problem import Shortage
-from swarm.broker.planning import LOOK_AGAIN_S, PlanSettings
-from swarm.broker.wanted import PlanRules, propose
+from swarm.broker.planning import PlanSettings
+from swarm.broker.rules import PlanRules
+from swarm.broker.wanted import propose
 from swarm.wire.messages import (
     Denied,
     Hop,
@@ -303,3 +305,16 @@ def test_probes_are_answered_before_anything_else(bench: Bench) -> None:
     bench.tell("w0", Probe(ticket=7))
     assert orders(bench.log) == [("w0.1", Probed(epoch=0, ticket=7))]
     assert not bench.state.workers
+
+
+def test_a_pinned_newcomer_gets_its_layers(make_bench: Callable[..., Bench]) -> None:
+    """Though the plan in force, in which somebody else stood in for it, is as quick."""
+    pins = {"w0": LayerRange(0, 2), "w1": LayerRange(2, 4), "w2": LayerRange(4, 6)}
+    bench = make_bench(ruled(pins=pins))
+    for name in ("w0", "w1", "spare"):
+        join(bench, name, 0.001, host="here")
+    bench.tick()
+    assert ranges(bench) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 4), "spare": LayerRange(4, 6)}
+    join(bench, "w2", 0.001, host="here")
+    bench.tick()
+    assert ranges(bench) == pins

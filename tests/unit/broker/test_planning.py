@@ -75,18 +75,30 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
     bench.mute = {"w0", "w1"}
     bench.join("w0", "w1")
     bench.log.clear()
-    assert bench.tick() == [WriteEpoch(1)]
+    assert bench.tick() == [WriteEpoch(1, ("w0", "w1"))]
     # Written: fence, then the layers and the way to the next stage.
     assert bench.write_out() == [
         OrderWorker(b"w0.1", Fence(epoch=1)),
         OrderWorker(b"w1.1", Fence(epoch=1)),
         OrderWorker(
             b"w0.1",
-            Prepare(epoch=1, layers=LayerRange(0, 3), standby=(), edge=Edge("w1.1", "tcp://w1.1"), max_sequences=64),
+            Prepare(
+                epoch=1,
+                layers=LayerRange(0, 3),
+                standby=(LayerRange(3, 6),),
+                edge=Edge("w1.1", "tcp://w1.1"),
+                max_sequences=64,
+            ),
         ),
         OrderWorker(
             b"w1.1",
-            Prepare(epoch=1, layers=LayerRange(3, 6), standby=(), edge=Edge("broker", "data"), max_sequences=64),
+            Prepare(
+                epoch=1,
+                layers=LayerRange(3, 6),
+                standby=(LayerRange(0, 3),),
+                edge=Edge("broker", "data"),
+                max_sequences=64,
+            ),
         ),
     ]
     # One is ready: the other is waited for.
@@ -407,7 +419,7 @@ def test_death_while_serving(serving: Bench) -> None:
     serving.take()
     serving.workers["w0"].held = {1: 2}  # the survivor has lost most of it
     actions = [a for a in serving.lose("w1") if not isinstance(a, Note)]
-    assert actions == [ClosePipe(), WriteEpoch(2)]
+    assert actions == [ClosePipe(), WriteEpoch(2, ("w0",))]
     kinds = [type(o) for _, o in orders(serving.log)]
     assert kinds == [Fence, Prepare, Fence, Activate]
     (step,) = steps(serving.log)
@@ -969,7 +981,8 @@ def test_the_plan_explains_itself(serving: Bench) -> None:
         "objective throughput: for 8 sequences of 512 positions that decode together, with 1 position of prompt per "
         "token, the slowest stage, w0, takes 3 ms a step: 2667 tokens/s",
         "w0 takes longest, 3 ms for layers 0–2; the next as long",
-        "one more worker like w0, on a machine of its own, would give 2 ms a step, 50% quicker",
+        "w0 keeps layers 3–5 warm in case their holder dies: 4.0 MiB (plan.standby)",
+        "w1 keeps layers 0–2 warm in case their holder dies: 4.0 MiB (plan.standby)",
     )
 
 
@@ -977,7 +990,7 @@ def test_the_plan_says_when_stages_share_cores(make_bench: Callable[..., Bench])
     """Why only one step is in flight at a time on one machine; a GPU among them is no such case."""
     together = make_bench().serve(2, host="here").state.book.current
     assert together.shares_cores
-    assert together.why[-1] == (
+    assert together.why[-3] == (
         "all stages share the cores of here: in mode auto one step is in flight at a time, "
         "and each stage uses all of them in turn"
     )
@@ -990,3 +1003,21 @@ def test_clients_of_a_dead_plan_are_not_told(serving: Bench) -> None:
     serving.take()
     serving.lose("w1")
     assert [a for a in serving.take() if isinstance(a, SayClient)] == []
+
+
+def test_an_answer_about_an_older_plan_does_not_count(bench: Bench) -> None:
+    """Prepared and Activated are for one epoch: what comes late says nothing about the plan under way."""
+    bench.mute = {"w0", "w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+    first = bench.workers["w0"].prepared(1)
+    bench.lose("w1")
+    assert bench.state.book.epoch == 2
+    bench.tell("w0", first)
+    assert bench.state.book.phase is PlanPhase.PREPARING
+    bench.tell("w0", bench.workers["w0"].prepared(2))
+    assert bench.state.book.phase is PlanPhase.ACTIVATING
+    bench.tell("w0", Activated(epoch=1, incarnation="w0.1", held=(), logs=()))
+    assert bench.state.book.phase is PlanPhase.ACTIVATING
+    bench.tell("w0", Activated(epoch=2, incarnation="w0.1", held=(), logs=()))
+    assert bench.state.book.serving

@@ -72,6 +72,26 @@ def test_nodes(serving: Bench) -> None:
     assert nodes["w2"]["layers"] is None
 
 
+def test_nodes_show_what_the_beats_say(serving: Bench) -> None:
+    """The verdict with its evidence and for how long it has held, the age of the last beat, the counter's speed, the
+    control loop's lag, and whom a blocked worker waits for, by name. Who never beat has no such figures."""
+    serving.join("w2", memory_bytes=1)
+    for tenth in range(20):
+        serving.beat("w1", state="computing", progress=4 * tenth)
+        serving.beat("w0", state="blocked", blocked_on="w1.1", since_s=tenth / 10, loop_lag_s=0.02)
+        serving.now += 0.1
+    nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert (nodes["w0"]["verdict"], nodes["w0"]["blocked_on"]) == ("blocked", "w1")
+    assert nodes["w0"]["evidence"].startswith("blocked on w1 for 2.0 s; it is judged by w1, which is well: computing")
+    assert (nodes["w0"]["beat_age_s"], nodes["w0"]["loop_lag_s"]) == (0.1, 0.02)
+    assert nodes["w1"]["progress_per_s"] == pytest.approx(40.0, rel=0.2)
+    assert (nodes["w1"]["doing"], nodes["w1"]["blocked_on"]) == ("computing", "")
+    assert (nodes["w2"]["beat_age_s"], nodes["w2"]["progress_per_s"]) == (None, 0.0)
+    serving.now += 1.0
+    again = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert again["w0"]["verdict_for_s"] == 1.0
+
+
 def test_plan_shows_the_one_in_force_and_the_one_under_way(serving: Bench) -> None:
     """While a newcomer loads, both are there."""
     assert [s["layers"] for s in ask(serving, "plan")["stages"]] == [[0, 3], [3, 6]]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.actions import Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ClientUnreachable, StepFinished
-from swarm.broker.requests import MAX_TOKENS_PER_MESSAGE, NOT_SERVING_S, WINDOW, derive_seed
+from swarm.broker.intake import NOT_SERVING_S
+from swarm.broker.requests import MAX_TOKENS_PER_MESSAGE, WINDOW, derive_seed
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -53,7 +54,7 @@ def test_accepted_only_after_the_journal_has_it(serving: Bench) -> None:
     """A request is written first; it is announced, and computed, only once the journal answers."""
     serving.held = {WriteAcceptance}
     request = submit()
-    assert serving.say(request) == [WriteAcceptance(request, (1,))]
+    assert serving.say(request) == [WriteAcceptance(request, (1,), f"client {CLIENT.hex()}")]
     # Time passes, and nothing is said or computed.
     serving.tick(0.5)
     assert said(serving.take()) == []
@@ -171,7 +172,7 @@ def test_requests_that_the_journal_holds_up_count_against_the_queue(make_bench) 
     assert answer.code == "overloaded"
     # The disk goes on: both enter the stages, and there is room again.
     bench.write_out()
-    assert bench.say(submit("c")) == [WriteAcceptance(submit("c"), (3,))]
+    assert bench.say(submit("c")) == [WriteAcceptance(submit("c"), (3,), f"client {CLIENT.hex()}")]
 
 
 def test_every_continuation_counts_against_the_queue(make_bench) -> None:
@@ -330,7 +331,7 @@ def test_unwritten_requests_count_for_their_tenant(make_bench) -> None:
     bench.say(Cancel(request_id="a"))
     assert "of this tenant" in refused(bench, "b").reason
     bench.write_out()
-    assert bench.say(submit("b", n=3)) == [WriteAcceptance(submit("b", n=3), (4, 5, 6))]
+    assert bench.say(submit("b", n=3)) == [WriteAcceptance(submit("b", n=3), (4, 5, 6), f"client {CLIENT.hex()}")]
 
 
 def test_without_a_token_there_is_no_time_of_the_first(make_bench) -> None:
@@ -366,7 +367,7 @@ def test_a_token_is_shown_once_it_is_written_and_dispatch_does_not_wait(serving:
     serving.held = {WriteTokens}
     actions = serving.finish()
     # 3 prompt tokens, so the drawn one stands at position 3.
-    assert actions[0] == WriteTokens(((1, 3, (TOKEN,)),))
+    assert actions[0] == WriteTokens((NewTokens(1, 3, 0, (TOKEN,)),))
     (step,) = steps(actions)
     assert [(r.start, r.count, r.sample) for r in step.rows] == [(3, 1, True)]
     assert said(serving.take(), Tokens) == []
@@ -519,7 +520,7 @@ def test_an_end_is_journalled_and_told_in_one_line(serving: Bench) -> None:
     serving.say(submit(max_tokens=1))
     serving.log.clear()
     actions = serving.finish()
-    assert actions[:2] == [WriteTokens(((1, 3, (TOKEN,)),)), WriteEnd(1, "length", 1)]
+    assert actions[:2] == [WriteTokens((NewTokens(1, 3, 0, (TOKEN,)),)), WriteEnd(1, "length", 1)]
     assert [a.event for a in actions if isinstance(a, Note)] == ["request_ended"]
     assert [s.release for s in steps(actions)] == [(1,)]
 
@@ -552,14 +553,16 @@ def test_stop_of_the_past_is_counted(serving: Bench) -> None:
     assert serving.sequence().num_generated == 2
 
 
-def test_stop_beyond_the_end_takes_what_there_is(serving: Bench) -> None:
-    """A Stop that names an index in the future ends the continuation with all its tokens."""
+def test_stop_beyond_what_is_known_waits_for_it(serving: Bench) -> None:
+    """The client has seen tokens that the journal lost in a power cut: they are drawn again, then the answer is what
+    the client found it to be."""
     serving.say(submit())
     serving.finish()
     serving.take()
-    (end,) = said(serving.say(Stop(request_id="r", index=0, at_index=99)))
-    assert isinstance(end, Finished)
-    assert end.num_tokens == 1
+    assert said(serving.say(Stop(request_id="r", index=0, at_index=3)), Finished) == []
+    assert serving.sequence().num_generated == 1
+    serving.run_dry()
+    assert (serving.sequence().reason, serving.sequence().num_generated) == ("stop", 3)
 
 
 def test_cancel_by_the_reader_ends_and_forgets(serving: Bench) -> None:

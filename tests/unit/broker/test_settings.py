@@ -16,6 +16,7 @@ OTHER: dict[str, object] = {
     "broker.mode": "batch",
     "broker.prefill_chunk": 100,
     "plan.objective": "latency",
+    "plan.standby": "all",
     "plan.pins": {"a": "0-3"},
     "plan.caps": {"a": 3},
     "plan.exclude": ["a"],

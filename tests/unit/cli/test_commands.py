@@ -25,6 +25,7 @@ NOBODY = "tcp://127.0.0.1:9"  # nothing of ours listens there
 # For each command that talks to a broker, arguments that are right.
 ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarm", "generate"): ("hello",),
+    ("swarm", "attach"): ("r",),
     ("swarm", "chat"): (),
     ("swarm", "profile"): (),
     ("swarmctl", "status"): (),
@@ -33,6 +34,8 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "stats"): (),
     ("swarmctl", "trace"): (),
     ("swarmctl", "requests"): (),
+    ("swarmctl", "cancel"): ("r",),
+    ("swarmctl", "recoveries"): (),
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
 }
@@ -183,10 +186,15 @@ def test_wrong_settings_are_1(
         ["swarm", "generate", "x", "--n", "0"],
         ["swarm", "generate", "x", "--priority", "royal"],
         ["swarm", "generate", ""],
+        ["swarm", "generate", "x", "--detach", "--hops"],
+        ["swarm", "attach", ""],
+        ["swarm", "attach", "r", "--from", "-1"],
+        ["swarm", "attach", "x" * 200],
         ["swarm", "profile", "--workers", "0"],
         ["swarm", "sim", "--seed", "1", "--schedules", "2"],
         ["swarm", "--log-level", "loud", "sim"],
         ["swarm", "config", "check", "a", "b"],
+        ["swarm", "config", "check", "a", "--config", "b"],
         ["swarmctl", "stats", "--watch", "0"],
         ["swarmctl", "plan", "--without", "w0"],
         ["swarmctl", "plan", "--dry-run", "--objective", "beauty"],
@@ -194,6 +202,7 @@ def test_wrong_settings_are_1(
         ["swarmctl", "join", "--memory-limit", "0"],
         ["swarmctl", "stop", ""],
         ["swarmctl", "trace", "x" * 200],
+        ["swarmctl", "cancel", ""],
     ],
 )
 def test_a_wrong_value_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +216,8 @@ def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     path = tmp_path / "mine.toml"
     path.write_text("[broker]\nport = 5800\n")
     assert run("swarm config check", str(path)) == 0
+    assert str(path) in capsys.readouterr().out
+    assert run("swarm config check", "--config", str(path)) == 0
     assert str(path) in capsys.readouterr().out
     assert run("swarm config check", str(path), "--json") == 0
     assert json.loads(capsys.readouterr().out)["broker"]["port"] == 5800

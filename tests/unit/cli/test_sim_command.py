@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from swarm.broker.requests import Requests
+from swarm.broker.growth import Growth
 from swarm.cli import sim
 from swarm.cli.main import run
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that never learns that its journal has written: every request waits for ever."""
-    monkeypatch.setattr(Requests, "committed", lambda self, committed: None)
+    """A broker that never learns that its journal has written: many requests are never told."""
+    monkeypatch.setattr(Growth, "committed", lambda self, committed: None)
 
 
 def test_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,17 +41,28 @@ def test_many_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["num_schedules"], found["first_seed"], found["faults"], found["violations"]) == (3, 10, False, [])
     assert found["num_tokens"] > 0
+    assert found["num_restarts"] == 0
+
+
+def test_many_tell_what_struck(capsys: pytest.CaptureFixture[str]) -> None:
+    """How often each kind of fault was played, for people and in JSON."""
+    assert run(["sim", "--schedules", "6"]) == 0
+    told = capsys.readouterr().out.splitlines()[1]
+    assert run(["sim", "--schedules", "6", "--json"]) == 0
+    faults = json.loads(capsys.readouterr().out)["struck"]
+    assert faults
+    assert told == "faults: " + ", ".join(f"{kind} {num}" for kind, num in sorted(faults.items()))
 
 
 def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its seed, and the command that tells the first one's story; exit code 1."""
-    assert run(["sim", "--schedules", "2", "--first-seed", "4", "--no-faults"]) == 1
+    assert run(["sim", "--schedules", "2", "--first-seed", "27", "--no-faults"]) == 1
     printed = capsys.readouterr()
     assert "2 schedules, " in printed.out
     assert "2 violations" in printed.out
     lines = printed.err.splitlines()
-    assert [line.partition(" Violation")[0] for line in lines[:2]] == ["swarm sim: seed 4:", "swarm sim: seed 5:"]
-    assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 4 --no-faults' tells the first"
+    assert [line.partition(" Violation")[0] for line in lines[:2]] == ["swarm sim: seed 27:", "swarm sim: seed 28:"]
+    assert lines[2] == "swarm sim: 2 of 2 schedules broke a rule: 'swarm sim --seed 27 --no-faults' tells the first"
 
 
 def test_many_processes_give_the_same_in_order() -> None:

@@ -16,20 +16,27 @@ import pytest
 
 from swarm.broker import admission, scheduler
 from swarm.broker.blocks import num_blocks
+from swarm.broker.delivery import Delivery
+from swarm.broker.ends import Ends
+from swarm.broker.growth import Growth
 from swarm.broker.planning import Planner
 from swarm.broker.requests import Requests
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
+from swarm.cli.sim import play
 from swarm.sim.audit import Violation
+from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedule import make_schedule
-from swarm.sim.world import Link, Pace, World
+from swarm.sim.schedule import FAULT_KINDS, make_schedule
+from swarm.sim.world import Pace, World
+from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.core import StageCore
 from swarm.stage.executor import Batch
 from swarm.stage.holdings import Holdings
 from swarm.stage.positions import HeldTokens
 from swarm.wire.messages import Step, Tokens
 
+MANY = 200
 PATIENCE = 40  # schedules in which a sabotage must be noticed
 
 
@@ -44,6 +51,15 @@ def test_accidents(first_seed: int) -> None:
     is left behind."""
     played = [outcome(seed) for seed in range(first_seed, first_seed + 20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
+
+
+@pytest.mark.parametrize("first_seed", range(20_000, 20_000 + 8 * MANY, MANY))
+def test_many_accidents(first_seed: int) -> None:
+    """A few thousand schedules more, on all cores: nothing of what must hold is ever broken, and nearly all kinds of
+    faults are among any few hundred."""
+    played = [o for part in play(first_seed, MANY, True) for o in part]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert len({kind for o in played for kind in o.faults}) > len(FAULT_KINDS) - 4
 
 
 @pytest.mark.parametrize("first_seed", [5000, 5020])
@@ -64,8 +80,8 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_too_large for o in played) > 0
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
-    kinds = {fault.kind for seed in range(100) for fault in make_schedule(seed).faults}
-    assert kinds == {"crash", "freeze", "leave", "terminate", "double", "join", "client_drop"}
+    kinds = {fault.kind for seed in range(400) for fault in make_schedule(seed).faults}
+    assert kinds == set(FAULT_KINDS)
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +90,32 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("terminate",))
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert sum(o.num_lost_workers for o in played) == 0
+
+
+BROKER_KINDS = ("broker_crash", "broker_crash_at", "broker_loop", "broker_power", "all_crash", "disk_full")
+
+
+def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, alone or with everybody, with and without the last of the journal, again and again: all that was accepted
+    ends well, and what stages held all the while counts."""
+    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", BROKER_KINDS)
+    played = [run(seed) for seed in range(60)]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert sum(o.num_brokers - 1 for o in played) > 30
+    assert sum(o.num_kept for o in played) > 300
+
+
+def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
+    to all stages."""
+    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("broker_crash",))
+    monkeypatch.setattr("swarm.sim.schedule.BAD_WEATHER", 0.0)
+    monkeypatch.setattr("swarm.sim.schedule.SMALL_LOG", 0.0)
+    played = [run(seed) for seed in range(60)]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    kept = sum(o.num_kept for o in played)
+    assert kept > 500
     assert sum(o.num_lost_workers for o in played) == 0
 
 
@@ -110,18 +152,18 @@ def ignore_truncation(patch: pytest.MonkeyPatch) -> None:
 
 def deliver_a_token_twice(patch: pytest.MonkeyPatch) -> None:
     """A message repeats its last token as if it were the next."""
-    real = Requests._next_tokens
+    real = Delivery._next_tokens
 
-    def doubled(self: Requests, sequence: BrokerSequence) -> Tokens:
+    def doubled(self: Delivery, sequence: BrokerSequence) -> Tokens:
         message = real(self, sequence)
         return msgspec.structs.replace(message, ids=(*message.ids, message.ids[-1]))
 
-    patch.setattr(Requests, "_next_tokens", doubled)
+    patch.setattr(Delivery, "_next_tokens", doubled)
 
 
 def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
     """A slow reader is sent everything at once."""
-    patch.setattr("swarm.broker.requests.WINDOW", 1 << 20)
+    patch.setattr("swarm.broker.delivery.WINDOW", 1 << 20)
 
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:
@@ -162,13 +204,13 @@ def keep_what_was_released(patch: pytest.MonkeyPatch) -> None:
 
 def never_release(patch: pytest.MonkeyPatch) -> None:
     """The broker forgets to say that a sequence has ended."""
-    real = Requests.end
+    real = Ends.end
 
-    def silent(self: Requests, *arguments: object) -> None:
+    def silent(self: Ends, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
         self._state.to_release.clear()
 
-    patch.setattr(Requests, "end", silent)
+    patch.setattr(Ends, "end", silent)
 
 
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
@@ -195,18 +237,19 @@ def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def end_without_tokens(patch: pytest.MonkeyPatch) -> None:
     """A request waits for ever: its tokens are never told to be in the journal."""
-    patch.setattr(Requests, "committed", lambda self, committed: None)
+    patch.setattr(Growth, "committed", lambda self, committed: None)
 
 
 def never_give_up(patch: pytest.MonkeyPatch) -> None:
     """The broker lets a request that fits nowhere wait for ever."""
-    patch.setattr(Requests, "_end_the_too_large", lambda self, now: None)
+    patch.setattr(Ends, "_end_the_too_large", lambda self, now: None)
 
 
 def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     """The broker takes a request for too large that is not."""
     real = admission.too_large
-    patch.setattr("swarm.broker.requests.too_large", lambda limit, blocks: real(limit, blocks - 12))
+    for door in ("intake", "ends"):
+        patch.setattr(f"swarm.broker.{door}.too_large", lambda limit, blocks: real(limit, blocks - 12))
 
 
 def lose_a_token_when_giving_way(patch: pytest.MonkeyPatch) -> None:
@@ -248,22 +291,29 @@ def give_up_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduler, "_is_hopeless", lambda state, sequence, now: sequence.request.deadline_at is not None)
 
 
+def log_without_bound(patch: pytest.MonkeyPatch) -> None:
+    """The log of what was sent takes no notice of how much it may hold."""
+    real = ActivationLog.__init__
+    patch.setattr(ActivationLog, "__init__", lambda self, limit_bytes: real(self, limit_bytes + (1 << 20)))
+
+
 @pytest.mark.parametrize(
     ("sabotage", "invariant", "faults"),
     [
         (ignore_truncation, "I8", True),
-        (deliver_a_token_twice, "I2", False),
+        (deliver_a_token_twice, "I3", False),
         (overrun_the_window, "I3", True),
         (confuse_rows, "I2", False),
         (shuffle_positions, "I2", False),
         (send_rows_again, "I8", False),
-        (keep_what_was_released, "IllegalMove", False),
-        (never_release, "IllegalMove", False),
+        (keep_what_was_released, "a core broke", False),
+        (never_release, "I9", False),
         (lose_a_token_when_giving_way, "I3", False),
         (give_way_without_release, "IllegalMove", False),
         (give_way_for_ever, "I1", False),
         (take_more_than_there_is, "I9", False),
         (give_up_too_early, "I1", False),
+        (log_without_bound, "I6", True),
         (trust_without_inventory, "IllegalMove", False),
         (same_seed_for_all, "I2", False),
         (forget_the_epoch, "I5", False),
@@ -280,7 +330,8 @@ def test_sabotage_is_noticed(
 ) -> None:
     """A core that breaks a rule is caught, by the name of what no longer holds, with its story."""
     sabotage(monkeypatch)
-    first_seed = 50 if sabotage is overrun_the_window else 0  # a long answer to a slow reader: the first is in seed 55
+    rare = (overrun_the_window, never_give_up)  # a long answer to a slow reader, a request that fits nowhere
+    first_seed = 50 if sabotage in rare else 0
     noticed = first_failure(faults=faults, first_seed=first_seed)
     assert noticed.failure is not None
     assert noticed.failure.startswith(invariant) or noticed.failure.startswith(f"Violation: {invariant}")
@@ -323,7 +374,7 @@ def test_things_happen_in_the_order_of_time() -> None:
 def test_a_link_keeps_the_order_and_loses_only_the_last(seed: int) -> None:
     """Whatever the delays, nothing overtakes; a cut link delivers a beginning of what was on its way, nothing else."""
     world, arrived = World(seed, Pace()), []
-    link = Link(world, (0.0, 1.0))
+    link = Network(world).link("a", "b", "data", (0.0, 1.0))
     for number in range(10):
         link.carry(lambda n=number: arrived.append(n))  # type: ignore[misc]
     link.cut()

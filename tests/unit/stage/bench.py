@@ -97,8 +97,8 @@ class StageBench:
         match action:
             case act.Load(_, layers, standby, max_sequences):
                 self.executor.prepare(layers, standby, max_sequences, lambda done, total: None)
-            case act.UseLayers(layers):
-                self.executor.activate(layers)
+            case act.UseLayers(layers, kept):
+                self.executor.activate(layers, kept)
             case act.OpenSequence(sequence, limit):
                 self.executor.open(sequence, limit)
             case act.TruncateSequence(sequence, position):

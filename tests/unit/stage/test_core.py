@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, Compute
 from swarm.stage.executor import Forwarded
 from swarm.stage.ordering import GAP_PATIENCE_S, MAX_EARLY
 from swarm.wire.messages import (
+    REPLAY_STEP,
     Activate,
     Activated,
     Alive,
@@ -116,7 +118,7 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     )
     assert stage.order(Fence(epoch=3)) == []
     assert stage.order(Activate(epoch=3, first_step=17, live=())) == [
-        act.UseLayers(LayerRange(0, 3)),
+        act.UseLayers(LayerRange(0, 3), ()),
         act.OpenEdge(3, EDGE),
         act.Note("plan_activated", "info", {"epoch": 3, "layers": "0–2", "sequences": 0}),
         act.Tell(Activated(epoch=3, incarnation="w0.1", held=(), logs=())),
@@ -189,7 +191,7 @@ def test_activation_keeps_the_live_and_drops_the_others(stage: StageBench) -> No
     stage.run(step_of(2, Row(1, 3, 1, True)))
     actions = stage.activate(epoch=2, first_step=9, live=((1, 3), (5, 8)))
     assert actions == [
-        act.UseLayers(LayerRange(0, 3)),
+        act.UseLayers(LayerRange(0, 3), ()),
         act.ReleaseSequence(2),
         act.TruncateSequence(1, 3),
         act.OpenEdge(2, EDGE),
@@ -249,6 +251,16 @@ def test_giving_up_layers(make_stage: MakeStage) -> None:
     stage.first, stage.stop = 0, 2
     stage.activate(epoch=3, live=((1, 3),))
     assert stage.core.inventory()[0].kv == (RangePosition(LayerRange(0, 2), 0),)
+
+
+def test_what_was_retired_counts_for_nobody_else(stage: StageBench) -> None:
+    """It has room for its beginning only. A broker that starts again and did not hear of its end is told nothing of it,
+    and if another stage still has it all, this one begins anew."""
+    stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
+    stage.run(step_of(2, Row(2, 0, 1, True), open=(opened(2),), retire=(SequencePosition(1, 2),)))
+    assert [held.sequence for held in stage.core.inventory()] == [2]
+    stage.activate(epoch=2, live=((1, 3), (2, 1)))
+    assert sorted(stage.core.sequences) == [2]
 
 
 def test_dismissal_forgets_all_sequences_and_keeps_the_layers(stage: StageBench) -> None:
@@ -565,6 +577,18 @@ def test_replay_is_answered_honestly(stage: StageBench) -> None:
     order = Replay(epoch=1, sequence=1, boundary=3, start=0, stop=9, through=LayerRange(3, 6))
     (told,) = stage.order(order)
     assert told == act.Tell(ReplayMissing(epoch=1, incarnation="w0.1", sequence=1, boundary=3, has_from=9))
+
+
+def test_a_release_overtakes_a_replay(stage: StageBench) -> None:
+    """Replays have no number, so a sequence may be released while one is still on its way: it must not be opened again,
+    since nobody would ever release it. In the next epoch its number is a number like any other."""
+    replay = step_of(REPLAY_STEP, Row(1, 0, 3, False), open=(opened(1),), replay=True, through=LayerRange(0, 3))
+    stage.run(step_of(1, Row(2, 0, 3, True), release=(1,), open=(opened(2),)))
+    assert stage.step(replay) == []
+    assert set(stage.core.sequences) == {2}
+    assert stage.core.counters["stale_replays"] == 1
+    stage.activate(epoch=2)
+    assert act.OpenSequence(1, 64) in stage.step(msgspec.structs.replace(replay, epoch=2))
 
 
 def test_the_log_is_bounded(make_stage: MakeStage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.stage.vitals import Condition, Vitals
+from swarm.stage.vitals import LOOK_S, TURN_S, Condition, Vitals
 from swarm.testing import ManualClock
 
 
@@ -60,3 +60,35 @@ def test_progress_counts_computing_and_loading() -> None:
     """Either of them is a sign of life."""
     vitals = Vitals(ManualClock(), computed=3, loaded=4)
     assert vitals.progress == 7
+
+
+@pytest.mark.parametrize("condition", ["idle", "blocked", "parked"])
+def test_a_compute_thread_that_stands_still_computes(condition: Condition) -> None:
+    """Whatever it hangs in, a step or an order: it is judged like one that computes, since it last looked around."""
+    clock = ManualClock(100.0)
+    vitals = Vitals(clock)
+    vitals.set(condition)
+    vitals.turned_at = clock.now()
+    clock.advance(TURN_S)
+    assert vitals.shown == condition
+    clock.advance(1.0)
+    assert (vitals.shown, vitals.shown_since) == ("computing", 100.0)
+    vitals.turned_at = clock.now()
+    assert vitals.shown == condition
+
+
+def test_a_control_loop_that_stands_still_shows_at_once() -> None:
+    """The lag grows while the loop stands still, and is told once more when it goes on; going round in time is none."""
+    clock = ManualClock(100.0)
+    vitals = Vitals(clock)
+    assert vitals.loop_lag_s == 0.0
+    vitals.loop_turned()
+    clock.advance(LOOK_S)
+    assert vitals.loop_lag_s == pytest.approx(0.0)
+    clock.advance(3.0)
+    assert vitals.loop_lag_s == pytest.approx(3.0)
+    vitals.loop_turned()
+    assert vitals.loop_lag_s == pytest.approx(3.0)
+    clock.advance(LOOK_S)
+    vitals.loop_turned()
+    assert vitals.loop_lag_s == pytest.approx(0.0)

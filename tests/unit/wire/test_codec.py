@@ -37,7 +37,12 @@ STEP = {"kind": "step", "v": 1, "epoch": 3, "step": 7, "rows": [], "tokens": []}
 
 def header(**changes: object) -> bytes:
     """A valid step header with some fields changed; None leaves a field out."""
-    return msgspec.msgpack.encode({key: value for key, value in (STEP | changes).items() if value is not None})
+    return sealed({key: value for key, value in (STEP | changes).items() if value is not None})
+
+
+def sealed(fields: dict[str, object]) -> bytes:
+    """Anything that msgpack can say, as a frame of the data door."""
+    return DATA.seal(msgspec.msgpack.encode(fields))
 
 
 def step_with_tensor() -> tuple[Step, memoryview]:
@@ -78,11 +83,14 @@ def test_the_payload_is_not_copied() -> None:
     [
         ([], "one or two frames, not 0"),
         ([b"", b"", b""], "one or two frames, not 3"),
-        ([b""], "no message: Input data was truncated"),
-        ([b"\xc1"], "no message: MessagePack data is malformed"),
-        ([b"\x93\x01\x02\x03"], "no message: Expected `object`, got `array`"),
-        ([header() + b"\x00"], "no message: MessagePack data is malformed: trailing characters"),
-        ([header()[:-1]], "truncated"),
+        ([b""], "the header's checksum does not fit the 0 bytes that came"),
+        ([b"\xc1"], "the header's checksum does not fit the 0 bytes that came"),
+        ([DATA.seal(b"")], "no message: Input data was truncated"),
+        ([DATA.seal(b"\xc1")], "no message: MessagePack data is malformed"),
+        ([DATA.seal(b"\x93\x01\x02\x03")], "no message: Expected `object`, got `array`"),
+        ([DATA.seal(bytes(DATA.unseal(header())) + b"\x00")], "no message: MessagePack data is malformed: trailing"),
+        ([DATA.seal(bytes(DATA.unseal(header()))[:-1])], "truncated"),
+        ([header()[:-1]], "the header's checksum does not fit"),
         ([header(v=2)], "protocol version 2 is not spoken here, only 1"),
         ([header(v=None)], "step: Object missing required field `v`"),
         ([header(v="1")], "step.v: Expected `int`, got `str`"),
@@ -125,9 +133,26 @@ def test_refusals_name_the_field(frames: list[bytes], says: str) -> None:
     assert says in str(refusal.value)
 
 
+def test_any_changed_bit_of_a_header_is_found() -> None:
+    """A header with one bit changed would often be understood, as another step: it is refused, whichever bit it is."""
+    frame = bytearray(DATA.encode(step_with_tensor()[0], step_with_tensor()[1])[0])
+    understood = 0
+    for place in range(len(frame) * 8):
+        frame[place // 8] ^= 1 << place % 8
+        with pytest.raises(WireError, match="the header's checksum does not fit"):
+            DATA.decode([bytes(frame), step_with_tensor()[1]])
+        try:
+            DATA._decode_header(memoryview(frame)[:-8])  # without the seal
+            understood += 1
+        except WireError:
+            pass
+        frame[place // 8] ^= 1 << place % 8
+    assert understood > 50, "the seal is what finds them"
+
+
 def test_another_version_is_named_even_when_nothing_else_fits() -> None:
     """A peer of another version must learn that it is the version, not the fields that this version lacks."""
-    frame = msgspec.msgpack.encode({"kind": ["anything"], "v": 7, "rows": "none"})
+    frame = sealed({"kind": ["anything"], "v": 7, "rows": "none"})
     with pytest.raises(WireError, match="protocol version 7"):
         DATA.decode([frame])
 
@@ -207,7 +232,9 @@ def test_refusals_stay_short() -> None:
         assert len(str(refusal.value)) < 1000
 
 
-@pytest.mark.parametrize("body", [{"a": object()}, {"a": 2**64}, {"a": "\ud800"}, {1: 2}], ids=repr)
+@pytest.mark.parametrize(
+    "body", [{"a": object()}, {"a": 2**64}, {"a": "\ud800"}, {1: 2}], ids=["object", "long", "surrogate", "key"]
+)
 def test_reports_of_things_that_are_not_json_are_refused(body: Any) -> None:
     """A free-form body is checked like everything else."""
     with pytest.raises(WireError):

@@ -1,0 +1,147 @@
+"""What clients and ``swarmctl`` may ask beside their requests: reports, the model and its files, a worker's leave.
+
+Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from swarm.broker import kept, plan_report, reports
+from swarm.broker.actions import Action, ReadList, SayClient
+from swarm.broker.ends import RequestSettings
+from swarm.broker.events import ListRead
+from swarm.broker.health import Judgement
+from swarm.broker.members import Members
+from swarm.broker.planning import Planner
+from swarm.broker.state import State
+from swarm.broker.statistics import PipelineStatistics
+from swarm.broker.trace import Tracer
+from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
+from swarm.wire.tensors import pack_bytes
+
+
+class Inquiries:
+    """Methods append what is to be said to ``out``. ``version``: the broker's own."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: RequestSettings,
+        out: list[Action],
+        *,
+        version: str,
+        planner: Planner,
+        members: Members,
+        tracer: Tracer,
+        statistics: PipelineStatistics,
+        judgements: Callable[[float], Mapping[str, Judgement]],
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._out = out
+        self._version = version
+        self._planner = planner
+        self._members = members
+        self._tracer = tracer
+        self._statistics = statistics
+        self._judgements = judgements
+
+    def query(self, client: bytes, query: Query, now: float) -> None:
+        """Requests that have ended may be known to the journal alone, and of others what a broker before this saw."""
+        body = self._report(query, now)
+        lacks_steps = query.what == "trace" and "times" in body
+        is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests)
+        is_whole = query.what != "requests" and not is_unknown
+        if not self._settings.has_journal or (is_whole and not lacks_steps):
+            self._tell(client, query, body)
+        elif lacks_steps:
+            whole_id = str(body["request_id"])
+            self._out.append(ReadList(client, msgspec.structs.replace(query, request_id=whole_id), only_steps=True))
+        else:
+            self._out.append(ReadList(client, query))
+
+    def list_read(self, read: ListRead, now: float) -> None:
+        query, body = read.query, self._report(read.query, now)
+        if query.what == "trace":
+            if "error" in body and read.steps is not None:  # it has left memory meanwhile
+                self._out.append(ReadList(read.client, query))
+                return
+            body = self._trace_read(read, body)
+        else:
+            body |= {"kept": kept.listed(read.rows, self._state.requests)}
+        if read.problem:
+            body |= {"problem": read.problem}
+        self._tell(read.client, query, body)
+
+    def _trace_read(self, read: ListRead, body: Json) -> Json:
+        """Memory knows best what it has seen itself; of the rest, the journal has the steps."""
+        asked = read.query.request_id
+        if "error" in body:
+            return kept.trace(asked, read.rows)
+        if "times" in body and not read.problem:
+            return self._tracer.report(asked, self._state.requests, read.steps)
+        return body
+
+    def _tell(self, client: bytes, query: Query, body: Json) -> None:
+        self._out.append(SayClient(client, Report(what=query.what, ok="error" not in body, body=body)))
+
+    def _report(self, query: Query, now: float) -> Json:
+        if query.what == "plan":
+            self._planner.wanted.explain()
+        match query.what:
+            case "trace":
+                return self._tracer.report(query.request_id, self._state.requests)
+            case "plan" if query.suppose is not None:
+                return plan_report.supposed(self._state, query.suppose, self._planner.wanted.suppose)
+            case "recoveries":
+                return self._state.recoveries.report()
+            case "stats":
+                return reports.stats(self._state, self._statistics)
+            case "nodes":
+                return reports.nodes(self._state, self._judgements(now), self._members.vigil.vital_signs, now)
+            case _:
+                return reports.report(query.what, self._state, now)
+
+    def describe(self, client: bytes) -> None:
+        """The model and the limits."""
+        book, manifest = self._state.book, self._state.manifest
+        answer = Description(
+            manifest=manifest,
+            state=book.phase.value if not book.serving else "serving",
+            waits_for=book.waits_for,
+            max_context=manifest.context if manifest else 0,
+            max_queue=self._settings.max_queue,
+            swarm_version=self._version,
+        )
+        self._out.append(SayClient(client, answer))
+
+    def send_asset(self, client: bytes, message: GetAsset) -> None:
+        data = self._state.assets.get(message.name)
+        if data is None:
+            body: dict[str, object] = {"error": f"this swarm has no asset {message.name!r}"}
+            self._out.append(SayClient(client, Report(what="asset", ok=False, body=body)))
+            return
+        part = data[message.offset : message.offset + ASSET_PART_BYTES]
+        answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=pack_bytes(part))
+        self._out.append(SayClient(client, answer, part))
+
+    def stop_worker(self, client: bytes, message: StopWorker, now: float) -> None:
+        found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
+        if not found:
+            known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
+            body: dict[str, object] = {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"}
+            self._out.append(SayClient(client, Report(what="stop", ok=False, body=body)))
+            return
+        shortage = self._planner.wanted.shortage_without(found[0])
+        if shortage and not message.force:
+            reason = (
+                f"the swarm can't do without {message.worker}, it would wait for {shortage} (--force stops it anyway)"
+            )
+            self._out.append(SayClient(client, Report(what="stop", ok=False, body={"error": reason})))
+            return
+        self._members.leave(found[0], now, at_once=bool(shortage))
+        body = {"worker": message.worker, "state": found[0].state.value}
+        self._out.append(SayClient(client, Report(what="stop", ok=True, body=body)))

@@ -1,0 +1,247 @@
+"""The journal's SQLite file: how it is opened, what tables it has in which version, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from swarm.broker.journal import reserve
+from swarm.broker.journal.reserve import Reserve
+from swarm.errors import JournalError
+
+FILE = "journal.db"
+VERSION = 2
+BUSY_S = 1.0  # nobody else writes; a reader at the wrong moment is waited for so long
+# Of 4 KiB: how much the write-ahead log holds before it is folded into the file. Folding takes syncs: with 512 a small
+# transaction costs up to half as much again as with 2,048. But a small disk must not be filled by the log alone.
+CHECKPOINT_PAGES = 2048
+LEAST_PAGES = 64
+SHARE_OF_DISK = 256  # the log takes no more than one part in so many of the whole file system
+
+_TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE requests (
+    number INTEGER PRIMARY KEY,     -- in the order of their acceptance
+    id TEXT NOT NULL UNIQUE,
+    submit BLOB NOT NULL,
+    tenant TEXT NOT NULL,
+    accepted_at REAL NOT NULL,      -- wall clock, for people and for what outlives a reboot
+    accepted_tick REAL NOT NULL,    -- monotonic clock of the boot named beside it
+    boot TEXT NOT NULL,
+    ended_at REAL                   -- wall clock; NULL while one of its sequences has not ended
+);
+CREATE INDEX ended ON requests (ended_at);
+CREATE TABLE sequences (
+    id INTEGER PRIMARY KEY,
+    request INTEGER NOT NULL REFERENCES requests (number) ON DELETE CASCADE,
+    place INTEGER NOT NULL,         -- which continuation of its request
+    reason TEXT,                    -- how it ended; NULL while it has not
+    detail TEXT NOT NULL DEFAULT '',
+    tokens BLOB                     -- all of them, once it has ended
+);
+CREATE INDEX of_request ON sequences (request);
+CREATE TABLE tokens (
+    sequence INTEGER NOT NULL REFERENCES sequences (id) ON DELETE CASCADE,
+    first INTEGER NOT NULL,         -- index of the first of them among the generated ones
+    part BLOB NOT NULL,
+    PRIMARY KEY (sequence, first)
+) WITHOUT ROWID;
+"""
+_TIMES = """
+-- By the same clock as accepted_tick; NULL if the machine was started again since.
+ALTER TABLE requests ADD COLUMN ended_tick REAL;
+CREATE TABLE steps (                -- see ``journal.steps``
+    number INTEGER PRIMARY KEY,
+    boot TEXT NOT NULL,             -- whose monotonic clock the ticks are of
+    first_tick REAL NOT NULL,       -- when the first of them was dispatched
+    last_tick REAL NOT NULL,        -- when the last of them was answered
+    lowest INTEGER NOT NULL,        -- of the sequences that had rows in them
+    highest INTEGER NOT NULL,
+    written_at REAL NOT NULL,       -- wall clock
+    num_bytes INTEGER NOT NULL,     -- that this row takes, about
+    steps BLOB NOT NULL
+);
+CREATE INDEX steps_in_time ON steps (boot, last_tick);
+CREATE INDEX steps_by_age ON steps (written_at, num_bytes);
+"""
+
+_REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
+_STEPS = (_TABLES, _TIMES)  # from version n to n + 1
+
+
+def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
+    """The file, made or brought to this version if need be. ``kept``: what it may take of, if the disk is full: a
+    broker that died must be able to come back. Raises JournalError."""
+    while True:
+        try:
+            return _opened(path)
+        except FullDisk:
+            if not kept.give():
+                raise
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise _no_access(path, error) from None
+    try:
+        _prepare(path, db)
+    except sqlite3.Error as error:
+        db.close()
+        raise in_words(path, error) from None
+    except JournalError:
+        db.close()
+        raise
+    return db
+
+
+def opened_for_reading(path: Path) -> sqlite3.Connection:
+    """Another connection, which can't write: for another thread. Raises JournalError."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise in_words(path, error) from None
+
+
+def _prepare(path: Path, db: sqlite3.Connection) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise JournalError(
+            f"the journal {path} was written by a newer Swarm (format {version}, this one knows up to "
+            f"{VERSION}): install that version, or name another directory with --state-dir"
+        )
+    if version == 0:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    pages = _checkpoint_pages(path.parent)
+    db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+    db.execute(f"PRAGMA journal_size_limit = {pages * 4096}")
+    _migrate(db, version)
+    # What a killed process has written, and perhaps not synced, is about to be believed: from here on it lasts.
+    _make_last(path, db)
+    problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise sqlite3.DatabaseError(problem)
+
+
+def _checkpoint_pages(directory: Path) -> int:
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return CHECKPOINT_PAGES
+    return max(LEAST_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // SHARE_OF_DISK // 4096))
+
+
+def _make_last(path: Path, db: sqlite3.Connection) -> None:
+    """All of it goes into the file. If there is no room for that, it stays in the log, synced."""
+    try:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as error:
+        if not _is_full(path, error):
+            raise
+        _sync_log(path)
+
+
+def _sync_log(path: Path) -> None:
+    try:
+        log = os.open(log_of(path), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fsync(log)
+        finally:
+            os.close(log)
+    except FileNotFoundError:  # then there is nothing in it
+        return
+    except OSError as error:
+        raise _no_access(path, error) from None
+
+
+def _no_access(path: Path, error: Exception) -> JournalError:
+    kind = FullDisk if getattr(error, "errno", None) in reserve.NO_ROOM else JournalError
+    return kind(f"the journal {path} can't be opened ({_reason(error)}): {_REMEDY}")
+
+
+def log_of(path: Path) -> Path:
+    """The write-ahead log beside the file."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def _migrate(db: sqlite3.Connection, version: int) -> None:
+    """One step for each version that there has been, each a transaction of its own."""
+    for number in range(version, VERSION):
+        with transaction(db):
+            for statement in _STEPS[number].split(";\n"):
+                if statement.strip():
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {number + 1}")
+
+
+def in_words(path: Path, error: sqlite3.Error) -> JournalError:
+    """What SQLite says, as what it means for the journal."""
+    if is_damage(error):
+        return DamagedJournal(f"the journal {path} is damaged ({_reason(error)})")
+    if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that one")
+    kind = FullDisk if _is_full(path, error) else JournalError
+    return kind(f"the journal {path} can't be written ({_reason(error)}): {_REMEDY}")
+
+
+class DamagedJournal(JournalError):
+    """What is there can't be read as a whole; see ``salvage``."""
+
+
+class FullDisk(JournalError):
+    """There is no room for what is to be written."""
+
+
+class transaction:
+    """``with transaction(db):`` all of it, or nothing."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """The file is not what it was, which no waiting helps; else the disk or its rights are in the way."""
+    if getattr(error, "sqlite_errorcode", None) is None:
+        return isinstance(error, sqlite3.DatabaseError)
+    return _is(error, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def is_refusal(error: sqlite3.Error) -> bool:
+    """The disk does not take it, which says nothing about what was to be written."""
+    return _is(error, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def _is_full(path: Path, error: sqlite3.Error) -> bool:
+    """A quota, or a disk that says so only at a sync, or no room for the log's index, are for SQLite an error of input
+    and output like any other: then it is tried out."""
+    if _is(error, sqlite3.SQLITE_FULL):
+        return True
+    return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and reserve.is_full(path.parent)
+
+
+def _is(error: sqlite3.Error, *codes: int) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in codes
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return text or type(error).__name__

@@ -1,0 +1,146 @@
+"""The thread that reads the journal while the broker runs: requests that it no longer keeps in memory, and lists.
+
+It has a connection of its own, so that nobody who writes waits for it. It sees what was written before it was asked.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm.broker.actions import ReadList, ReadRequest, StepTimes
+from swarm.broker.events import ListRead, RequestRead
+from swarm.broker.journal import steps
+from swarm.broker.journal.records import RequestRecord
+from swarm.broker.journal.store import MAX_LISTED, Moment, Store
+from swarm.broker.journal.values import Damaged
+from swarm.broker.kept import row_of, traced
+from swarm.broker.trace import RequestTimes, SequenceTimes, trace_of
+from swarm.errors import JournalError
+from swarm.log import get_logger
+from swarm.wire.messages import Json
+
+MAX_WAITING = 1 << 13  # the core asks for fewer; whoever comes when so many wait is told to come back
+LISTED = 20  # without --all: as many as one looks at
+STOP_S = 5.0
+
+log = get_logger(__name__)
+
+Ask = ReadRequest | ReadList
+Found = RequestRead | ListRead
+
+
+@dataclass(slots=True)
+class JournalReader:
+    """``told`` is called from the thread, and ``failed``, if that ends by a bug."""
+
+    store: Store
+    told: Callable[[list[Found]], None]
+    failed: Callable[[BaseException], None]
+    _asked: deque[Ask] = field(default_factory=deque)
+    _work: threading.Condition = field(default_factory=threading.Condition)
+    _stopping: bool = False
+    _thread: threading.Thread = field(init=False)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="journal-reader", daemon=True)
+        self._thread.start()
+
+    def ask(self, ask: Ask) -> Found | None:
+        """The answer comes from the thread; or at once, that there is none now."""
+        with self._work:
+            if len(self._asked) >= MAX_WAITING:
+                return _without(ask, "too much is being read from the journal: try again in a moment")
+            self._asked.append(ask)
+            self._work.notify()
+        return None
+
+    def close(self) -> None:
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+        self._thread.join(STOP_S)
+        self.store.close()
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (ask := self._next()) is not None:
+                self.told([self._answer(ask)])
+        except BaseException as error:
+            log.exception("journal_reader_died")
+            self.failed(error)
+
+    def _next(self) -> Ask | None:
+        with self._work:
+            while not self._asked and not self._stopping:
+                self._work.wait()
+            return None if self._stopping else self._asked.popleft()
+
+    def _answer(self, ask: Ask) -> Found:
+        try:
+            if isinstance(ask, ReadRequest):
+                return RequestRead(ask.request_id, self.store.request(ask.request_id, Moment.now()))
+            if ask.query.what == "trace":
+                return self._trace(ask)
+            now, limit = Moment.now(), MAX_LISTED if ask.query.all else LISTED
+            return ListRead(ask.client, ask.query, tuple(map(row_of, self.store.ended(now, limit))))
+        except (JournalError, Damaged, sqlite3.Error) as error:
+            log.error("journal_not_read", reason=str(error))
+            return _without(ask, f"the journal can't be read: {error}")
+
+    def _trace(self, ask: ReadList) -> ListRead:
+        """Of a request that has ended all that can be told, "" being the last; or the steps of any."""
+        now, asked = Moment.now(), ask.query.request_id
+        exact = self.store.request(asked, now)
+        if ask.only_steps:
+            return ListRead(ask.client, ask.query, (), steps=() if exact is None else self._steps_of(exact, now))
+        found = (
+            [exact] if exact is not None and exact.ended else list(self.store.beginning(asked, now, 2 if asked else 1))
+        )
+        rows = tuple(map(row_of, found)) if len(found) != 1 else (self._with_times(found[0]),)
+        return ListRead(ask.client, ask.query, rows)
+
+    def _steps_of(self, record: RequestRecord, now: Moment) -> tuple[StepTimes, ...]:
+        """None, if their times are of another clock than the one that goes now."""
+        life = steps.life_of(self.store, record.submit.request_id)
+        if life is None or life.boot != now.boot:
+            return ()
+        return steps.read(self.store, life, [each.id for each in record.sequences])
+
+    def _with_times(self, record: RequestRecord) -> Json:
+        row, request_id = row_of(record), record.submit.request_id
+        life = steps.life_of(self.store, request_id)
+        if life is None:
+            return row
+        found = steps.read(self.store, life, [each.id for each in record.sequences])
+        return traced(row, trace_of(_times_of(record, life), found)) if found else row
+
+
+def _times_of(record: RequestRecord, life: steps.Life) -> RequestTimes:
+    """It arrived when it was accepted: nothing is known of the moment before."""
+    sequences = (
+        SequenceTimes(
+            id=each.id,
+            index=each.index,
+            num_prompt=len(record.submit.prompt),
+            num_tokens=len(each.tokens),
+            reason=each.reason,
+            state="ended",
+            arrived_at=life.first,
+            started_at=None,
+            num_restored=max(1, len(each.tokens)),
+        )
+        for each in record.sequences
+    )
+    return RequestTimes(record.submit.request_id, life.last, tuple(sequences), restored=True)
+
+
+def _without(ask: Ask, problem: str) -> Found:
+    if isinstance(ask, ReadRequest):
+        return RequestRead(ask.request_id, None, problem)
+    return ListRead(ask.client, ask.query, (), problem, () if ask.only_steps else None)

@@ -1,0 +1,262 @@
+"""A journal that is damaged: what can still be read of it goes into a new one, the old file is kept beside it.
+
+A torn end of the write-ahead log is no damage: SQLite drops what was not finished. This is for pages that are gone or
+hold something else. Requests are read one by one, so that one bad page costs those it holds and no others. An epoch
+must never fall; if it can't be read, the wall clock's seconds serve, which no count of plans reaches. Nor may the
+number of the next sequence.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from swarm.broker.journal.database import FILE, DamagedJournal, in_words, is_refusal
+from swarm.broker.journal.store import Bounds, Moment, Store
+from swarm.broker.journal.values import Damaged, Part, sealed, unsealed
+from swarm.errors import JournalError
+from swarm.wire.messages import Submit
+
+ASIDE = "journal.damaged"
+BESIDE = "journal.salvaged"  # a directory with the new one, until that is whole
+_AHEAD = 1_000_000
+_MOST = 1 << 53  # a number beyond was never given out: it is what damage made of one
+_TABLES = ("facts", "requests", "sequences", "tokens", "steps")
+_WIDTH = {"requests": 9}  # columns that were added to a table: what is older has none
+
+
+def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0) -> tuple[Store, tuple[str, ...]]:
+    """The journal of this directory, and what had to be done to have it, in words (nothing, as a rule)."""
+    notes = _finished(directory)
+    try:
+        store = Store(directory, bounds)
+    except DamagedJournal as error:
+        problem = str(error)
+    else:
+        try:
+            store.past(Moment.now(), retained_s=retained_s)  # values, too, must be what they were
+        except DamagedJournal as error:
+            store.close()
+            problem = str(error)
+        else:
+            return store, notes
+    try:
+        saved, lost = _saved_beside(directory, bounds)
+    except sqlite3.Error as refusal:
+        raise in_words(directory / FILE, refusal) from None
+    aside = _aside(directory)
+    _change_places(directory, aside)
+    note = f"{problem}: {saved} rows were saved, {lost} parts could not be read; the old file is {aside}"
+    return Store(directory, bounds), (*notes, note)
+
+
+def _aside(directory: Path) -> Path:
+    return directory / f"{ASIDE}-{time.time_ns():x}"
+
+
+def _saved_beside(directory: Path, bounds: Bounds) -> tuple[int, int]:
+    """A new journal is made in a place of its own; until it is whole, the damaged one stays where it is. If there is no
+    room for it, or this process is killed, the next attempt finds what this one did."""
+    beside = directory / BESIDE
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        new = Store(beside, bounds)
+        try:
+            return _copy(directory / FILE, new)
+        finally:
+            new.close()  # with that, its log is in the file
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _change_places(directory: Path, aside: Path) -> None:
+    """The file and its write-ahead log keep their names' ends, so that they can still be read together. The file goes
+    first: where it is missing and a new one is there, somebody was killed in here."""
+    try:
+        for suffix in ("", "-wal", "-shm"):
+            path = directory / f"{FILE}{suffix}"
+            if path.exists():
+                path.rename(Path(f"{aside}{suffix}"))
+        (directory / BESIDE / FILE).rename(directory / FILE)
+    except OSError as error:
+        raise JournalError(f"the damaged journal in {directory} can't be put aside ({error.strerror})") from None
+    shutil.rmtree(directory / BESIDE, ignore_errors=True)
+
+
+def _finished(directory: Path) -> tuple[str, ...]:
+    """What a process began that was killed in the middle of it."""
+    if not (directory / BESIDE / FILE).exists() or (directory / FILE).exists():
+        return ()
+    names = {str(path).removesuffix("-wal").removesuffix("-shm") for path in directory.glob(f"{ASIDE}-*")}
+    aside = Path(max(names, default=str(_aside(directory))))  # the latest
+    _change_places(directory, aside)
+    return (f"the journal in {directory} was damaged: what could be read was saved; the old file is {aside}",)
+
+
+def _copy(aside: Path, store: Store) -> tuple[int, int]:
+    saved = lost = 0
+    with store.raw() as new, _reader(aside) as old:
+        has_epoch = False
+        numbers = _Numbers()
+        for table in _TABLES:
+            for row in _rows(old, table):
+                numbers.see(table, row)
+                if row is None or not _insert(new, table, row):
+                    lost += 1
+                    continue
+                saved += 1
+                has_epoch |= table == "facts" and row[0] == "epoch"
+        if not has_epoch:
+            epoch = sealed(int(time.time()))
+            new.execute("INSERT OR REPLACE INTO facts (name, value) VALUES ('epoch', ?)", (epoch,))
+        _mend(new, numbers.next)
+    return saved, lost
+
+
+class _Numbers:
+    """Which numbers sequences have had. None is given out twice: workers may still hold the first one's tokens. So rows
+    count that can't be saved, too; and if the fact that names the next one is lost, it is far ahead of them all."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._known: int | None = None
+
+    def see(self, table: str, row: tuple[object, ...] | None) -> None:
+        if row is None:
+            return
+        number = row[0]
+        if table in ("sequences", "tokens") and isinstance(number, int) and number < _MOST:
+            self._highest = max(self._highest, number)
+        elif table == "facts" and number == "next_sequence":
+            with suppress(Damaged):
+                self._known = unsealed(row[1], int)
+
+    @property
+    def next(self) -> int:
+        if self._known is not None:
+            return max(self._known, self._highest + 1)
+        return max(self._highest, int(time.time())) + _AHEAD  # the clock: all of the numbers may be lost, and not once
+
+
+class _reader:
+    """The damaged file, for reading; None if it can't even be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+
+    def __enter__(self) -> sqlite3.Connection | None:
+        try:
+            self._db = sqlite3.connect(self._path, isolation_level=None)
+            self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            return None
+        return self._db
+
+    def __exit__(self, *_: object) -> None:
+        if self._db is not None:
+            self._db.close()
+
+
+def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, ...] | None]:
+    """Row by row, from both ends: what lies behind a bad page is reached backwards. None for what can't be read."""
+    if db is None:
+        yield None
+        return
+    if not _has(db, table):
+        return
+    seen: set[tuple[object, ...]] = set()
+    key = {"facts": "name", "requests": "number", "sequences": "id", "tokens": "sequence, first", "steps": "number"}[
+        table
+    ]
+    for order in ("ASC", "DESC"):
+        ordered = ", ".join(f"{part} {order}" for part in key.split(", "))
+        try:
+            for row in db.execute(f"SELECT * FROM {table} ORDER BY {ordered}"):
+                if row not in seen:
+                    seen.add(row)
+                    yield row
+        except sqlite3.Error:
+            yield None
+            continue
+        return
+
+
+def _has(db: sqlite3.Connection, table: str) -> bool:
+    """A journal of an older version may not; in doubt, it is one that can't be read."""
+    try:
+        return db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
+    except sqlite3.Error:
+        return True
+
+
+_SEALED: dict[str, tuple[int, type]] = {
+    "requests": (2, Submit),
+    "sequences": (5, Part),
+    "tokens": (2, Part),
+    "steps": (8, bytes),
+}
+
+
+def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool:
+    """Only what is as it was written, and refers to what is there. A sequence whose tokens are spoiled has not ended:
+    they will be computed again."""
+    place, kind = _SEALED.get(table, (1, object))
+    try:
+        if row[place] is not None:
+            unsealed(row[place], kind)
+    except Damaged:
+        if table != "sequences":
+            return False
+        row = (*row[:3], None, "", None)
+    row = (*row, *(None,) * (_WIDTH.get(table, 0) - len(row)))
+    marks = ", ".join("?" * len(row))
+    try:
+        db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
+    except sqlite3.Error as error:
+        if is_refusal(error):
+            raise
+        return False
+    return True
+
+
+def _mend(db: sqlite3.Connection, next_sequence: int) -> None:
+    """Each request has all of its sequences again: one that is lost has not begun, under a number that nobody has had,
+    and draws the tokens that it drew before. Only of a request that had ended, and of whose sequences none is left, it
+    is not known how: it may have been cancelled. It is let go like others that ended long ago, and its client, if it
+    asks, is told so."""
+    db.execute("DELETE FROM sequences WHERE id < 1 OR id >= ?", (_MOST,))
+    for number, submit, ended_at in db.execute("SELECT number, submit, ended_at FROM requests").fetchall():
+        ends = _ends_by_place(db, number, unsealed(submit, Submit).params.n)
+        missing = [place for place, end in enumerate(ends) if end is None]
+        if ended_at is not None and len(missing) == len(ends):
+            db.execute("DELETE FROM requests WHERE number = ?", (number,))
+            continue
+        # One of its own client's cancelling is as if it had never been: no part of it is to run again.
+        end = ("cancelled", "", sealed(Part(()))) if ("cancelled", "") in ends else (None, "", None)
+        for place in missing:
+            db.execute("INSERT INTO sequences VALUES (?, ?, ?, ?, ?, ?)", (next_sequence, number, place, *end))
+            next_sequence += 1
+    db.execute("INSERT OR REPLACE INTO facts (name, value) VALUES ('next_sequence', ?)", (sealed(next_sequence),))
+    db.execute(
+        "UPDATE requests SET ended_at = NULL WHERE EXISTS "
+        "(SELECT 1 FROM sequences WHERE request = requests.number AND reason IS NULL)"
+    )
+
+
+def _ends_by_place(db: sqlite3.Connection, request: int, num: int) -> list[tuple[str | None, str] | None]:
+    """How each of its sequences ended, reason and detail; None for one that is not there. Of two with the same place
+    only the first stays, and none with a place that there can't be."""
+    found: list[tuple[str | None, str] | None] = [None] * num
+    rows = db.execute("SELECT id, place, reason, detail FROM sequences WHERE request = ? ORDER BY id", (request,))
+    for number, place, reason, detail in rows.fetchall():
+        if isinstance(place, int) and 0 <= place < num and found[place] is None:
+            found[place] = (reason, detail)
+        else:
+            db.execute("DELETE FROM sequences WHERE id = ?", (number,))
+    return found

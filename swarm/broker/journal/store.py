@@ -1,0 +1,346 @@
+"""The journal's file: an SQLite database in WAL mode. One thread uses it.
+
+What is written in one call of :meth:`Store.write` is one transaction: all of it is there after a crash, or nothing. If
+one of the writes must last (an acceptance, an epoch), the file is synced before the call returns; else a killed process
+loses nothing, and a power cut the last moments, which are computed again.
+
+When a sequence ends, its tokens are put together into one value. What ended long ago goes (``keep_s``), and when the
+file outgrows its bound, the oldest that ended go first. Nothing that has not ended ever goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.journal.database import (
+    FILE,
+    DamagedJournal,
+    in_words,
+    is_damage,
+    log_of,
+    opened,
+    opened_for_reading,
+    transaction,
+)
+from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
+from swarm.broker.journal.reserve import Reserve
+from swarm.broker.journal.values import Damaged, Part, joined, sealed, unsealed
+from swarm.log import get_logger
+from swarm.wire.messages import FinishReason, Manifest, Submit
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+MAX_LISTED = 1000
+
+log = get_logger(__name__)
+
+Row = tuple[int, bytes, str, float, float, str, float | None]
+Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``keep_s``: for how long an ended request is kept. ``max_bytes``: of the file."""
+
+    keep_s: float = 86_400.0
+    max_bytes: int = 1 << 30
+
+
+_EPOCH = time.time() - time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, by both clocks. ``boot`` tells one run of the machine's monotonic clock from another. ``wall`` is read once
+    per process and goes on with the monotonic clock: whoever sets the machine's clock makes nothing older."""
+
+    wall: float
+    tick: float
+    boot: str
+
+    @classmethod
+    def now(cls) -> Moment:
+        tick = time.monotonic()
+        return cls(_EPOCH + tick, tick, boot_id())
+
+
+@functools.cache
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # elsewhere than on Linux the wall clock must do
+
+
+class Store:
+    """See the module's text. Errors of the file are JournalErrors in words."""
+
+    def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
+        self.path = directory / FILE
+        self._bounds = bounds or Bounds()
+        self.reserve = Reserve(directory)
+        self._db = opened(self.path, self.reserve)
+        self._durable = False
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def for_reading(self) -> Store:
+        """The same file through a connection of its own, which can't write: for another thread."""
+        other = object.__new__(Store)
+        other.path, other._bounds, other._durable = self.path, self._bounds, False
+        other.reserve = self.reserve
+        other._db = opened_for_reading(self.path)
+        return other
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def raw(self) -> Iterator[sqlite3.Connection]:
+        """The database itself, in a transaction that lasts: for whoever fills a new one."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._durable = True
+        with transaction(self._db):
+            yield self._db
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
+        """One transaction. Raises JournalError; then nothing of it is there. The sequences whose ends were not taken,
+        since tokens of theirs are missing or spoiled: here they have not ended, and will be computed again."""
+        durable = any(isinstance(write, WriteEpoch | WriteAcceptance) for write in writes)
+        try:
+            if durable is not self._durable:
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._durable = durable
+            with transaction(self._db):
+                return {write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)}
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+
+    def _one(self, write: Write, now: Moment) -> bool:
+        """False: it is an end that was not taken."""
+        match write:
+            case WriteTokens(tokens):
+                rows = ((t.sequence, t.first, sealed(_part_of(t)), t.sequence) for t in tokens)
+                self._db.executemany(_INSERT_TOKENS, rows)
+            case WriteEnd():
+                return self._end(write, now)
+            case WriteAcceptance():
+                self._accept(write, now)
+            case WriteEpoch(epoch, workers, manifest, blames):
+                facts: dict[str, object] = {"epoch": epoch, "workers": workers, "blames": blames}
+                facts |= {} if manifest is None else {"manifest": manifest}
+                self._db.executemany(_INSERT_FACT, ((name, sealed(value)) for name, value in facts.items()))
+        return True
+
+    def _accept(self, write: WriteAcceptance, now: Moment) -> None:
+        submit = write.submit
+        self._db.execute("DELETE FROM requests WHERE id = ?", (submit.request_id,))
+        made = self._db.execute(
+            "INSERT INTO requests (id, submit, tenant, accepted_at, accepted_tick, boot) VALUES (?, ?, ?, ?, ?, ?)",
+            (submit.request_id, sealed(submit), write.tenant, now.wall, now.tick, now.boot),
+        )
+        self._db.executemany(
+            "INSERT INTO sequences (id, request, place) VALUES (?, ?, ?)",
+            ((sequence, made.lastrowid, place) for place, sequence in enumerate(write.sequences)),
+        )
+        self._db.execute(_INSERT_FACT, ("next_sequence", sealed(max(write.sequences) + 1)))
+
+    def _end(self, write: WriteEnd, now: Moment) -> bool:
+        """Its tokens become one value, without those that a client's stop string took back."""
+        try:
+            whole = joined(self._parts(write.sequence), write.num_tokens)
+        except Damaged:  # whoever reads it later shall not fail by it
+            self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
+            return False
+        if len(whole.ids) < write.num_tokens:  # tokens were let go while the disk was full; or it is not known any more
+            known = self._db.execute("SELECT 1 FROM sequences WHERE id = ? AND reason IS NULL", (write.sequence,))
+            return known.fetchone() is None
+        self._db.execute(
+            "UPDATE sequences SET reason = ?, detail = ?, tokens = ? WHERE id = ?",
+            (write.reason, write.detail, sealed(whole), write.sequence),
+        )
+        self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
+        self._db.execute(
+            "UPDATE requests SET ended_at = ?, ended_tick = CASE WHEN boot = ? THEN ? END "
+            "WHERE number = (SELECT request FROM sequences WHERE id = ?) AND NOT "
+            "EXISTS (SELECT 1 FROM sequences WHERE request = requests.number AND reason IS NULL)",
+            (now.wall, now.boot, now.tick, write.sequence),
+        )
+        return True
+
+    def tidy(self, now: Moment) -> int:
+        """Let go what ended long ago, and the oldest beyond the bound. How many requests went."""
+        try:
+            with transaction(self._db):
+                gone = self._db.execute(
+                    "DELETE FROM requests WHERE ended_at IS NOT NULL AND ended_at < ?",
+                    (now.wall - self._bounds.keep_s,),
+                ).rowcount
+            while self.num_bytes > self._bounds.max_bytes and (more := self._drop_oldest()):
+                gone += more
+            self._db.execute("PRAGMA incremental_vacuum(256)")
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+        return gone
+
+    def shrink(self) -> bool:
+        """Fold the write-ahead log into the file, so that its room can be had. Whether there is any more of it."""
+        log = log_of(self.path)
+        try:
+            before = log.stat().st_size
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return log.stat().st_size < before
+        except (sqlite3.Error, OSError):
+            return False
+
+    def _drop_oldest(self) -> int:
+        with transaction(self._db):
+            return self._db.execute(
+                "DELETE FROM requests WHERE number IN (SELECT number FROM requests WHERE ended_at IS NOT NULL "
+                "ORDER BY ended_at LIMIT 32)"
+            ).rowcount
+
+    @property
+    def bounds(self) -> Bounds:
+        return self._bounds
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is in the file; room that was given back inside of it does not count. Raises JournalError."""
+        names = ("page_count", "freelist_count", "page_size")
+        try:
+            pages, free, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+        return int((pages - free) * size)
+
+    @contextmanager
+    def unsynced(self) -> Iterator[sqlite3.Connection]:
+        """A transaction for whoever writes beside what must last. Raises JournalError; then nothing of it is there."""
+        try:
+            if self._durable:
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._durable = False
+            with transaction(self._db):
+                yield self._db
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The database, for looking at it. Raises JournalError."""
+        try:
+            yield self._db
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def past(self, now: Moment, *, retained_s: float) -> Past:
+        """What a broker must know to go on: everything that has not ended, and what ended within ``retained_s``."""
+        try:
+            facts = dict(self._db.execute("SELECT name, value FROM facts"))
+            rows = self._db.execute(
+                f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR ended_at > ? ORDER BY number", (now.wall - retained_s,)
+            ).fetchall()
+            return Past(
+                epoch=_fact(facts, "epoch", int, 0),
+                workers=_fact(facts, "workers", tuple[str, ...], ()),
+                next_sequence=_fact(facts, "next_sequence", int, 1),
+                manifest=_fact(facts, "manifest", Manifest, None),
+                blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
+                requests=tuple(self._record(row, now) for row in rows),
+            )
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+        except Damaged as error:
+            raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
+
+    def request(self, request_id: str, now: Moment) -> RequestRecord | None:
+        """One of them, however long ago it ended."""
+        try:
+            row = self._db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
+            return None if row is None else self._record(row, now)
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+        except Damaged as error:
+            raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
+
+    def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
+        """Those that have ended and whose ids begin like that; the latest first."""
+        rows = self._db.execute(
+            f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ? ORDER BY ended_at DESC LIMIT ?",
+            (len(prefix), prefix, limit),
+        ).fetchall()
+        return self._readable(rows, now)
+
+    def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
+        """Those that have ended, the latest first."""
+        rows = self._db.execute(
+            f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?", (limit,)
+        ).fetchall()
+        return self._readable(rows, now)
+
+    def _readable(self, rows: Iterable[Row], now: Moment) -> Iterator[RequestRecord]:
+        """A list is none the worse for one of them that is damaged."""
+        for row in rows:
+            try:
+                yield self._record(row, now)
+            except Damaged as error:
+                log.warning("journal_row_skipped", number=row[0], reason=str(error))
+            except sqlite3.Error as error:
+                if not is_damage(error):
+                    raise
+                log.warning("journal_row_skipped", number=row[0], reason=str(error))
+
+    def _record(self, row: Row, now: Moment) -> RequestRecord:
+        number, submit, tenant, wall, tick, boot, ended_at = row
+        age_s = now.tick - tick if boot and boot == now.boot else now.wall - wall
+        found = self._db.execute(
+            "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
+        ).fetchall()
+        return RequestRecord(
+            submit=unsealed(submit, Submit),
+            tenant=tenant,
+            age_s=max(0.0, age_s),
+            sequences=[self._sequence(*each) for each in found],
+            ended_age_s=None if ended_at is None else max(0.0, now.wall - ended_at),
+        )
+
+    def _sequence(
+        self, number: int, place: int, reason: FinishReason | None, detail: str, tokens: bytes | None
+    ) -> SequenceRecord:
+        part = unsealed(tokens, Part) if tokens is not None else joined(self._parts(number), None)
+        return SequenceRecord(number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail)
+
+    def _parts(self, sequence: int) -> Iterable[tuple[int, Part]]:
+        rows = self._db.execute("SELECT first, part FROM tokens WHERE sequence = ? ORDER BY first", (sequence,))
+        return ((first, unsealed(part, Part)) for first, part in rows.fetchall())
+
+
+def _part_of(tokens: NewTokens) -> Part:
+    return Part(tokens.ids, tokens.logprobs, tokens.hops)
+
+
+def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:
+    return unsealed(facts[name], kind) if name in facts else default
+
+
+# Of a sequence that is not (any more) known here nothing is kept: one such write must not spoil those beside it.
+_INSERT_TOKENS = (
+    "INSERT OR REPLACE INTO tokens (sequence, first, part) SELECT ?, ?, ? WHERE EXISTS "
+    "(SELECT 1 FROM sequences WHERE id = ?)"
+)
+_INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
+_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at FROM requests"

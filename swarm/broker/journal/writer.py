@@ -1,0 +1,284 @@
+"""The thread that writes the journal. Whatever waits is written together, in one transaction and with one sync.
+
+The broker's loop hands writes over and goes on; what has been written comes back as facts. If the disk refuses, nothing
+is dropped: the writes are kept and tried again, and the loop is told, so that new requests are refused meanwhile while
+those that run go on. Epochs don't wait: some room is set aside for them. A disk that is far too slow counts as one that
+refuses. Only steps, which traces are made of, are dropped at once: they are written when nothing else waits, or not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarm import failpoints
+from swarm.broker.actions import StepTimes, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.events import EndNotWritten, JournalBroke, JournalFigures, JournalMended
+from swarm.broker.journal import Write, Written, steps, written
+from swarm.broker.journal.database import FullDisk
+from swarm.broker.journal.store import Moment, Store
+from swarm.clock import Clock
+from swarm.errors import JournalError
+from swarm.log import get_logger
+from swarm.series import Series
+
+RETRY_S = 1.0
+TIDY_S = 60.0
+TELL_S = 1.0  # how often the figures are told, at most
+MAX_TOGETHER = 1024  # writes in one transaction
+MAX_CHUNKS = 8  # of steps that wait for a moment in which nothing else is to be written; then the oldest go
+MAX_WAITING = 1 << 16  # beyond, tokens that can't be written are no longer kept: they can be computed again
+STOP_S = 10.0
+
+log = get_logger(__name__)
+
+Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalFigures
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the thread did. ``durable``: transactions that were synced; ``chunks``: those of steps."""
+
+    transactions: Series = field(default_factory=Series)
+    durable: Series = field(default_factory=Series)
+    writes: int = 0
+    chunks: Series = field(default_factory=Series)
+    chunk_bytes: int = 0
+    chunks_dropped: int = 0
+    failures: int = 0
+    num_bytes: int = 0
+
+    def values(self) -> dict[str, float]:
+        return {
+            "transactions": self.transactions.num + self.durable.num,
+            "writes": self.writes,
+            "transaction_us": round(self.transactions.average * 1e6, 1),
+            "durable_us": round(self.durable.average * 1e6, 1),
+            "longest_us": round(max(self.transactions.most, self.durable.most) * 1e6, 1),
+            "step_chunks": self.chunks.num,
+            "step_chunk_us": round(self.chunks.average * 1e6, 1),
+            "step_bytes": self.chunk_bytes,
+            "step_chunks_dropped": self.chunks_dropped,
+            "failures": self.failures,
+            "bytes": self.num_bytes,
+        }
+
+
+@dataclass(slots=True)
+class JournalWriter:
+    """``told`` gets facts, in the order of the writes, from the thread or from whoever hands a write over; it must not
+    wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then, and
+    nothing is written any more."""
+
+    store: Store
+    clock: Clock
+    told: Callable[[list[Fact]], None]
+    failed: Callable[[BaseException], None]
+    figures: Figures = field(default_factory=Figures)
+    _waiting: deque[Write] = field(default_factory=deque)
+    _epochs: list[WriteEpoch] = field(default_factory=list)  # those that must not wait behind what the disk refuses
+    _steps: deque[tuple[StepTimes, ...]] = field(default_factory=deque)
+    _batch: list[Write] = field(default_factory=list)  # under way, or refused and to be tried again; the thread's own
+    _work: threading.Condition = field(default_factory=threading.Condition)
+    _stopping: bool = False
+    _broken: str = ""
+    _tidied_at: float = 0.0
+    _told_at: float = 0.0
+    _thread: threading.Thread = field(init=False)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def write(self, write: Write) -> None:
+        """Hand a write over; its fact will come."""
+        with self._work:
+            if len(self._waiting) >= MAX_WAITING:
+                self._broke(f"the disk is too slow: {len(self._waiting)} writes wait")
+                self._shed()
+            if self._broken and isinstance(write, WriteEpoch):
+                self._epochs.append(write)
+            else:
+                self._waiting.append(write)
+            self._work.notify()
+
+    def write_steps(self, new: tuple[StepTimes, ...]) -> None:
+        """Hand over steps for traces, at least one; no fact comes. They may be dropped."""
+        with self._work:
+            self._steps.append(new)
+            if self._broken or len(self._steps) > MAX_CHUNKS:
+                self._steps.popleft()
+                self.figures.chunks_dropped += 1
+            self._work.notify()
+
+    def close(self) -> None:
+        """Write what waits, then end."""
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+        self._thread.join(STOP_S)
+        self.store.close()
+
+    def _shed(self) -> None:
+        """The disk has been full or slow for long: acceptances and ends stay, tokens go, since they can be drawn again.
+        That is told before: while it is broken nobody waits for their facts."""
+        self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteTokens))
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            log.exception("journal_thread_died")
+            self.failed(error)
+
+    def _serve(self) -> None:
+        if not self.store.reserve.fill():
+            self._broke("the disk is full: what is kept free there for epochs was used and can't be had again")
+        while True:
+            self._take_batch()
+            if self._batch:
+                self._write()
+            elif self._steps:
+                self._write_steps()
+            elif self._stopping:
+                return
+            elif self._broken:
+                self._mended()
+            self._tidy()
+
+    def _take_batch(self) -> None:
+        """What waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
+        with self._work:
+            if self._batch or self._broken:
+                self._work.wait_for(lambda: self._stopping or self._epochs, RETRY_S)
+            elif not self._waiting and not self._epochs:
+                self._work.wait_for(lambda: self._waiting or self._epochs or self._steps or self._stopping, TIDY_S)
+            self._batch += self._epochs  # however many writes there are already
+            self._epochs.clear()
+            while self._waiting and len(self._batch) < MAX_TOGETHER:
+                self._batch.append(self._waiting.popleft())
+
+    def _write(self) -> None:
+        began = self.clock.now()
+        if failpoints.armed:
+            failpoints.reached("journal.writes")
+        try:
+            open_still = self._store_batch()
+        except JournalError as error:
+            self._refused(error)
+            return
+        if open_still:
+            log.warning(
+                "journal_ends_not_taken", sequences=sorted(open_still), reason="not all of their tokens are there"
+            )
+        if failpoints.armed:
+            failpoints.reached("journal.written")
+        took = self.clock.now() - began
+        is_durable = any(isinstance(write, WriteEpoch | WriteAcceptance) for write in self._batch)
+        (self.figures.durable if is_durable else self.figures.transactions).add(took)
+        self.figures.writes += len(self._batch)
+        self._mended()
+        facts: list[Fact] = [_fact(write, open_still) for write in self._batch]
+        self._batch.clear()
+        if began - self._told_at > TELL_S:
+            self._told_at = began
+            facts.append(JournalFigures(self.figures.values()))
+        self.told(facts)
+
+    def _store_batch(self) -> set[int]:
+        try:
+            return self.store.write(self._batch, Moment.now())
+        except FullDisk:
+            if not self.store.shrink():
+                raise
+            return self.store.write(self._batch, Moment.now())
+
+    def _write_steps(self) -> None:
+        """That it can't be done is nobody's business: whoever writes what counts will find it out."""
+        with self._work:
+            new = self._steps.popleft()
+        began = self.clock.now()
+        try:
+            num_bytes = steps.write(self.store, new, Moment.now())
+        except JournalError as error:
+            log.info("journal_steps_not_written", steps=len(new), reason=str(error))
+            num_bytes = 0
+        if num_bytes:
+            self.figures.chunks.add(self.clock.now() - began)
+            self.figures.chunk_bytes += num_bytes
+            return
+        with self._work:  # whoever hands steps over counts, too
+            self.figures.chunks_dropped += 1
+
+    def _refused(self, error: JournalError) -> None:
+        """What could not be written is kept."""
+        self.figures.failures += 1
+        self._broke(str(error))
+        with self._work:  # in their order: behind those of the batch
+            self._batch += self._epochs
+            self._epochs.clear()
+        if isinstance(error, FullDisk):
+            self._write_epochs()
+        if self._stopping and self._batch:
+            log.error("journal_not_written", writes=len(self._batch), reason=str(error))
+            self._batch.clear()
+
+    def _write_epochs(self) -> None:
+        """Without the rest, into room that was set aside for them."""
+        epochs = [write for write in self._batch if isinstance(write, WriteEpoch)]
+        if not epochs or not self.store.reserve.give():
+            return
+        try:
+            self.store.write(epochs, Moment.now())
+        except JournalError as error:
+            log.warning("epoch_not_written", epoch=epochs[-1].epoch, reason=str(error))
+            return
+        self._batch = [write for write in self._batch if not isinstance(write, WriteEpoch)]
+        self.told([written(epoch) for epoch in epochs])
+
+    def _broke(self, reason: str) -> None:
+        """Told once, and logged; from here on epochs overtake the rest, in their order. Both threads find it out: under
+        the lock, so that it is told in order."""
+        with self._work:
+            if not self._broken:
+                log.error("journal_broke", reason=reason)
+                self._broken = reason
+                self._epochs += [write for write in self._waiting if isinstance(write, WriteEpoch)]
+                self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteEpoch))
+                self.figures.chunks_dropped += len(self._steps)
+                self._steps.clear()
+                self.told([JournalBroke(reason)])
+
+    def _mended(self) -> None:
+        """It can write again; for good, if there is room for what is set aside, too."""
+        if self._broken and self.store.reserve.fill():
+            with self._work:
+                self._broken = ""
+                self.told([JournalMended()])
+
+    def _tidy(self) -> None:
+        now = self.clock.now()
+        if self._broken or now - self._tidied_at < TIDY_S:
+            return
+        self._tidied_at = now
+        try:
+            steps.tidy(self.store, Moment.now())
+            gone = self.store.tidy(Moment.now())
+            self.figures.num_bytes = self.store.num_bytes
+            self.store.reserve.fill()
+        except JournalError as error:  # what is to be written may well go; if not, that is told when it comes
+            self.figures.failures += 1
+            log.warning("journal_not_tidied", reason=str(error), again_in_s=TIDY_S)
+            return
+        if gone:
+            log.info("journal_tidied", requests=gone)
+
+
+def _fact(write: Write, open_still: set[int]) -> Fact:
+    if isinstance(write, WriteEnd) and write.sequence in open_still:
+        return EndNotWritten(write.sequence)
+    return written(write)

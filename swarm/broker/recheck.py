@@ -1,0 +1,258 @@
+"""Now and then, have another worker compute again what one stage computed, and compare.
+
+It is the only means against a worker whose numbers are finite and wrong. Every ``every_s`` seconds one running
+sequence and one stage are taken, each in turn. The stage before it sends what went in (of the first stage: the tokens)
+to workers that have these layers loaded, which compute it anew; their digest is compared with that of what the stage
+under suspicion says it sent. After the last stage, where nothing is sent, the tokens that it drew are compared.
+
+* Only workers are compared that promise the same bits: the same kind of device, dtype and kernels, exact ones.
+* Who is right can't be known from one vote: a disagreement is logged, counted and shown with both names, and nothing
+  else happens. A worker that disagrees with several others is the likely one.
+* Only the first ``positions`` of a sequence are looked at, and at any time only one; a worker that is wrong now and
+  then may go unnoticed for long. What was wrong before stays in the answer.
+* Whatever comes between (the plan changes, the sequence ends, the log has gone, nobody has time) voids it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm.broker.actions import Action, Note, OrderWorker
+from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
+from swarm.wire.messages import (
+    Digested,
+    Edge,
+    LayerRange,
+    Leg,
+    Open,
+    Recheck,
+    Rechecked,
+    TellDigest,
+    Trial,
+    loaded_layers,
+)
+
+PATIENCE_S = 30.0  # a checker computes only when it has nothing else to do
+MAX_LEGS = 16
+DRAWN = 8  # tokens that are drawn again after the last stage
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckSettings:
+    """``every_s``: seconds between two comparisons, 0 for none. ``positions``: of a sequence, at most."""
+
+    every_s: float = 0.0
+    positions: int = 512
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One comparison under way. ``expected``: the digest, or the tokens that were drawn; None until it is known."""
+
+    ticket: int
+    epoch: int
+    sequence: Sequence
+    stage: StagePlan
+    checkers: tuple[str, ...]  # names
+    stop: int
+    give_up_at: float
+    expected: str | tuple[int, ...] | None = None
+    found: str | tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Rechecker:
+    """See the module's text. Appends what is to be done to ``out``."""
+
+    state: State
+    settings: RecheckSettings
+    out: list[Action]
+    under_way: _Trial | None = None
+    _last_at: float = 0.0
+    _num_begun: int = 0
+    _turn: int = 0  # of the stages
+    _last_sequence: int = field(default=0)
+
+    def tick(self, now: float) -> None:
+        """Begin one if it is time; give up on one that takes too long."""
+        trial = self.under_way
+        if trial is not None:
+            if now >= trial.give_up_at:
+                self._void("no answer")
+            elif not self._still_counts(trial):
+                self._void("the plan changed, or the sequence ended")
+            return
+        if self.settings.every_s > 0 and now - self._last_at >= self.settings.every_s:
+            self._begin(now)
+
+    def said(self, worker: Worker, message: Rechecked | Digested) -> None:
+        trial = self.under_way
+        if trial is None or message.ticket != trial.ticket:
+            self.state.count("stale_rechecks")
+            return
+        if isinstance(message, Digested):
+            if worker.incarnation != trial.stage.incarnation:
+                self.state.count("stale_rechecks")
+                return
+            trial.expected = message.digest
+        elif message.problem:
+            self._void(f"{worker.name}: {message.problem}")
+            return
+        elif worker.name != trial.checkers[-1]:
+            self.state.count("stale_rechecks")
+            return
+        else:
+            trial.found = message.digest or message.tokens
+        if not self._still_counts(trial):
+            self._void("the plan changed, or the sequence ended")
+        elif trial.expected == "":
+            self._void(f"the log of {trial.stage.name} has gone")
+        elif trial.expected is not None and trial.found is not None:
+            self._compare(trial)
+
+    # --- beginning ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        book = self.state.book
+        plan = book.current
+        if plan is None or not book.serving:
+            return
+        for _ in plan.stages:
+            index, self._turn = self._turn % len(plan.stages), self._turn + 1
+            sequence = self._next_sequence(is_last=index + 1 == len(plan.stages))
+            legs = self._legs(plan.stages[index]) if sequence is not None else ()
+            if sequence is not None and legs:
+                self._last_at, self._last_sequence = now, sequence.id
+                self._order(plan, index, sequence, legs, now)
+                return
+        self._last_at = now
+        if len(plan.stages) and self.state.running:
+            self.state.count("rechecks_impossible")  # nobody who could be compared has the layers loaded
+
+    def _next_sequence(self, *, is_last: bool) -> Sequence | None:
+        """The one after the one that was taken last, by number, of those that can be looked at."""
+        fit = [
+            s
+            for s in self.state.running
+            if s.kv > 0 and not s.rebuilds and (not is_last or (s.num_generated > 0 and s.sampled > self._stop(s)))
+        ]
+        later = [s for s in fit if s.id > self._last_sequence]
+        return min(later or fit, key=lambda s: s.id, default=None)
+
+    def _stop(self, sequence: Sequence) -> int:
+        return min(sequence.kv, self.settings.positions)
+
+    def _legs(self, suspect: StagePlan) -> tuple[Leg, ...]:
+        """Workers that have the stage's layers loaded, each with as many of them in a row as possible; nothing if some
+        layer is nobody's."""
+        others = [w for w in self.state.workers.values() if self._is_comparable(w, suspect)]
+        loaded = {w.incarnation: loaded_layers(w.layers, w.kept) for w in others}
+        legs: list[Leg] = []
+        at = suspect.layers.first
+        while at < suspect.layers.stop:
+            stops = {i: self._run_end(at, suspect.layers.stop, layers) for i, layers in loaded.items()}
+            best = max(stops, key=lambda i: stops[i], default=None)
+            if best is None or stops[best] == at or len(legs) == MAX_LEGS:
+                return ()
+            worker = self.state.workers[best]
+            legs.append(Leg(Edge(best, worker.hello.endpoint), LayerRange(at, stops[best])))
+            at = stops[best]
+        return tuple(legs)
+
+    @staticmethod
+    def _run_end(at: int, stop: int, layers: frozenset[int]) -> int:
+        while at < stop and at in layers:
+            at += 1
+        return at
+
+    def _is_comparable(self, worker: Worker, suspect: StagePlan) -> bool:
+        """The same bits are promised. A worker outside of the plan has not said what multiplies there; on the same host
+        it is the same."""
+        own = self.state.workers[suspect.incarnation].hello
+        if worker.is_gone or worker.incarnation == suspect.incarnation:
+            return False
+        if (worker.hello.device, worker.hello.dtype) != (own.device, own.dtype):
+            return False
+        capacity = self.state.book.capacity
+        kernels = capacity[suspect.incarnation].kernels if suspect.incarnation in capacity else ""
+        if "inexact" in kernels:
+            return False
+        if worker.incarnation in capacity:
+            return capacity[worker.incarnation].kernels == kernels
+        return worker.hello.host == own.host
+
+    def _order(self, plan: Plan, index: int, sequence: Sequence, legs: tuple[Leg, ...], now: float) -> None:
+        self._num_begun += 1
+        stage, ticket, stop = plan.stages[index], self._num_begun, self._stop(sequence)
+        names = tuple(self.state.workers[leg.to.to].name for leg in legs)
+        trial = _Trial(ticket, plan.epoch, sequence, stage, names, stop, now + PATIENCE_S)
+        drawn = 0
+        if index + 1 == len(plan.stages):
+            drawn = min(DRAWN, stop + 1 - sequence.num_prompt, stop)
+            drawn = max(drawn, 0)
+            trial.expected = tuple(sequence.tokens[stop - drawn + 1 : stop + 1])
+        if index + 1 == len(plan.stages) and not drawn:
+            return  # what it drew lies beyond the positions that are looked at
+        self.under_way = trial
+        self.state.count("rechecks")
+        order = Recheck(
+            epoch=plan.epoch,
+            boundary=stage.layers.first,
+            stop=stop,
+            open=Open(
+                sequence.id,
+                sequence.request.submit.params,
+                sequence.seed,
+                sequence.num_prompt,
+                sequence.limit,
+                tuple(sequence.tokens[: stop + 1]),
+            ),
+            trial=Trial(ticket, legs, drawn),
+        )
+        sender = legs[0].to.to if index == 0 else plan.stages[index - 1].incarnation
+        self._say(sender, order)
+        if not drawn:
+            tell = TellDigest(
+                epoch=plan.epoch, ticket=ticket, sequence=sequence.id, boundary=stage.layers.stop, stop=stop
+            )
+            self._say(stage.incarnation, tell)
+
+    def _say(self, incarnation: str, order: Recheck | TellDigest) -> None:
+        self.out.append(OrderWorker(self.state.workers[incarnation].peer, order))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _still_counts(self, trial: _Trial) -> bool:
+        """The stages still hold what was asked for."""
+        current = self.state.book.current
+        is_held = trial.sequence.state is SequenceState.RUNNING and trial.sequence.kv >= trial.stop
+        return current is not None and current.epoch == trial.epoch and is_held
+
+    def _compare(self, trial: _Trial) -> None:
+        self.under_way = None
+        suspect = self.state.workers[trial.stage.incarnation]
+        fields = {
+            "worker": suspect.name,
+            "checkers": list(trial.checkers),
+            "layers": str(trial.stage.layers),
+            "sequence": trial.sequence.id,
+            "positions": trial.stop,
+        }
+        if trial.found == trial.expected:
+            self.state.count("rechecks_agreed")
+            suspect.num_confirmed += 1
+            self.out.append(Note("recheck_agreed", "debug", fields))
+            return
+        self.state.count("rechecks_disagreed")
+        for name in trial.checkers:
+            suspect.disagreed_with[name] = suspect.disagreed_with.get(name, 0) + 1
+        for worker in self.state.workers.values():
+            if worker.name in trial.checkers and not worker.is_gone:
+                worker.disagreed_with[suspect.name] = worker.disagreed_with.get(suspect.name, 0) + 1
+        self.out.append(Note("recheck_disagreed", "error", fields | {"who_is_right": "not known from one comparison"}))
+
+    def _void(self, why: str) -> None:
+        trial, self.under_way = self.under_way, None
+        assert trial is not None
+        self.state.count("rechecks_void")
+        self.out.append(Note("recheck_void", "info", {"worker": trial.stage.name, "why": why}))

@@ -1,0 +1,167 @@
+"""What each recovery took, step by step, beside what was predicted: for ``swarmctl recoveries``.
+
+A recovery begins when a plan in force is void, because a worker was lost or the data path broke, and ends when every
+sequence that ran before has had a step under the new plan. A loss in its middle belongs to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from swarm.wire.messages import Json, LayerRange
+
+REMEMBERED = 64
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Moments are seconds of the broker's clock; None: it has not come to that."""
+
+    cause: str
+    detected_at: float
+    workers: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    lost: list[LayerRange] = field(default_factory=list)
+    heard_at: float | None = None  # when the lost worker last gave a sign of life
+    epoch: int = 0
+    choice: str = ""
+    predicted_load_s: float | None = None
+    predicted_replay_s: float | None = None
+    planned_at: float | None = None
+    prepared_at: float | None = None
+    activated_at: float | None = None
+    replayed_at: float | None = None
+    resumed_first_at: float | None = None
+    resumed_all_at: float | None = None
+    num_sequences: int = 0
+    layer_positions: int = 0
+    least_layer_positions: int = 0
+
+    def as_json(self) -> Json:
+        predicted: Json = {"load_s": self.predicted_load_s, "replay_s": self.predicted_replay_s, "total_s": None}
+        if self.predicted_load_s is not None and self.predicted_replay_s is not None:
+            predicted["total_s"] = self.predicted_load_s + self.predicted_replay_s
+        return {
+            "epoch": self.epoch,
+            "cause": self.cause,
+            "evidence": "; ".join(self.evidence),
+            "workers": list(self.workers),
+            "lost": [[layers.first, layers.stop] for layers in self.lost],
+            "choice": self.choice,
+            "warm": self.predicted_load_s == 0.0,
+            "sequences": self.num_sequences,
+            "layer_positions": self.layer_positions,
+            "least_layer_positions": self.least_layer_positions,
+            "heard_at": self.heard_at,
+            "detected_at": self.detected_at,
+            "planned_at": self.planned_at,
+            "prepared_at": self.prepared_at,
+            "activated_at": self.activated_at,
+            "replayed_at": self.replayed_at,
+            "resumed_first_at": self.resumed_first_at,
+            "resumed_all_at": self.resumed_all_at,
+            "predicted": predicted,
+            "measured": self.measured(),
+        }
+
+    def measured(self) -> Json:
+        """Seconds for each part. ``detect_s`` counts from the last sign of life, so the loss was later."""
+        return {
+            "detect_s": _between(self.heard_at, self.detected_at),
+            "plan_s": _between(self.detected_at, self.planned_at),
+            "load_s": _between(self.planned_at, self.prepared_at),
+            "activate_s": _between(self.prepared_at, self.activated_at),
+            "replay_s": _between(self.activated_at, self.replayed_at),
+            "resume_s": _between(self.replayed_at, self.resumed_all_at),
+            "total_s": _between(self.detected_at, self.resumed_all_at),
+        }
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+@dataclass(slots=True)
+class Recoveries:
+    """The last ones, and the one under way."""
+
+    current: Recovery | None = None
+    past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def begin(self, cause: str, now: float) -> Recovery:
+        """Something made the plan in force, or the way back to one, void."""
+        if self.current is None:
+            self.current = Recovery(cause, now)
+        else:
+            self.current.cause += f"; then {cause}"
+        return self.current
+
+    def lost(self, worker: str, evidence: str, layers: LayerRange | None, heard_at: float | None, now: float) -> None:
+        found = self.begin(f"{worker} was lost", now)
+        found.workers.append(worker)
+        found.evidence.append(f"{worker}: {evidence}")
+        found.heard_at = found.heard_at if heard_at is None or found.heard_at is not None else heard_at
+        if layers is not None:
+            found.lost.append(layers)
+
+    def planned(self, epoch: int, choice: str, predicted: tuple[float, float] | None, now: float) -> None:
+        if self.current is None:
+            return
+        self.current.epoch, self.current.choice, self.current.planned_at = epoch, choice, now
+        self.current.predicted_load_s, self.current.predicted_replay_s = predicted or (None, None)
+        self.current.prepared_at = self.current.activated_at = self.current.replayed_at = None
+        self.current.resumed_first_at = None
+
+    def prepared(self, now: float) -> None:
+        if self.current is not None:
+            self.current.prepared_at = now
+
+    def activated(self, num_sequences: int, now: float) -> Recovery | None:
+        """The plan serves. If nothing ran, that is the end: the recovery, then."""
+        if self.current is None:
+            return None
+        self.current.activated_at = now
+        self.current.num_sequences = num_sequences
+        return None if num_sequences else self._end(now)
+
+    def replays(self, layer_positions: int, least: int) -> None:
+        """So much is computed again, and so much had to be."""
+        if self.current is not None:
+            self.current.layer_positions += layer_positions
+            self.current.least_layer_positions += least
+
+    def step_done(self, *, rebuilding: bool, now: float) -> Recovery | None:
+        """A step came through under the new plan. The recovery, if that ends it."""
+        found = self.current
+        if found is None or found.activated_at is None:
+            return None
+        if found.resumed_first_at is None:
+            found.resumed_first_at = now
+        return None if rebuilding else self._end(now)
+
+    def replayed(self, now: float) -> None:
+        """All layers are level."""
+        if self.current is not None and self.current.activated_at is not None and self.current.replayed_at is None:
+            self.current.replayed_at = now
+
+    def nothing_runs(self, now: float) -> Recovery | None:
+        """Whoever was waited for has ended meanwhile."""
+        if self.current is None or self.current.activated_at is None:
+            return None
+        return self._end(now)
+
+    def _end(self, now: float) -> Recovery:
+        found = self.current
+        assert found is not None
+        if found.replayed_at is None:
+            found.replayed_at = found.activated_at
+        found.resumed_first_at = now if found.resumed_first_at is None else found.resumed_first_at
+        found.resumed_all_at = now
+        self.past.append(found)
+        self.current = None
+        return found
+
+    def report(self) -> Json:
+        under_way = [] if self.current is None else [self.current]
+        return {"recoveries": [each.as_json() for each in (*self.past, *under_way)]}

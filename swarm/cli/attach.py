@@ -1,0 +1,43 @@
+"""``swarm attach``: the answer to a request that was made before, read on from here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from swarm.cli.generate import TimeoutOption, WholeJsonOption, follow, print_rest
+from swarm.cli.options import UrlOption, open_client
+
+
+def attach(
+    context: typer.Context,
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="The request's id, as `swarm generate --detach` printed it.", show_default=False
+        ),
+    ],
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from",
+            metavar="N",
+            min=0,
+            help="Show it from this token on; the first is number 0. With --json, or of several answers, all.",
+        ),
+    ] = 0,
+    *,
+    url: UrlOption = None,
+    timeout: TimeoutOption = None,
+    as_json: WholeJsonOption = False,
+) -> None:
+    """Read the answer to a request, whoever made it: while it comes, or as long as the broker keeps it.
+
+    The answer goes to stdout, everything else to stderr. Ctrl-C ends the reading; a detached request runs on.
+    """
+    with open_client(context, url) as client:
+        stream = client.attach(request, first, timeout=timeout)  # which is where wrong options are noticed
+        many = client.recall(request).params.n > 1
+        completion = follow(stream, client, silent=as_json or many)
+        print_rest(completion, client, as_json=as_json)

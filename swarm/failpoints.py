@@ -1,0 +1,254 @@
+"""Named places where a test makes this process die, hang, raise, stall or answer wrongly.
+
+Switched on by the environment alone, when a service starts (``arm``); off, a place costs one look at a module's name::
+
+    if failpoints.armed:
+        failpoints.reached("step.sampled")
+
+``SWARM_FAILPOINTS`` holds faults separated by commas, each ``PLACE[CONDITION]=ACTION:ARGUMENT@COUNT``::
+
+    step.sampled=kill@12                   the 12th time, the process ends as by SIGKILL
+    order.replay=hang                      the first time, the thread stands still for ever
+    step.computes[token=7]=kill            the first time that a batch has token id 7 (or: sequence=3)
+    loop.turn=stall:3@20                   the 20th time, the thread sleeps for 3 seconds
+    beat.due=stall:0.2@5+                  from the 5th time on, each time
+    step.computed=nan@4                    the 4th time, the hidden states are not numbers
+    advertise=port:-10000                  the data endpoint is told with another port: somebody stands between
+
+``SWARM_FAILPOINTS_TRACE`` names a file to which each fault that happens is appended: process, place, action, how often
+the place had been reached, and when (monotonic clock).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+VARIABLE = "SWARM_FAILPOINTS"
+TRACE_VARIABLE = "SWARM_FAILPOINTS_TRACE"
+
+PLACES: dict[str, str] = {
+    "step.arrived": "a step came over the data edge",
+    "step.computes": "a step's rows are about to be computed",
+    "step.prefill": "the same, and some of them are a prompt's: a chunk",
+    "step.computed": "computed, neither logged nor sent (values)",
+    "step.sampled": "the last stage drew tokens, which nobody knows yet",
+    "step.sent": "a step's result was handed to the socket",
+    "replay.begins": "a chunk of a replay is about to be computed",
+    "replay.computed": "a chunk of a replay was computed, neither logged nor told (values)",
+    "replay.sent": "a chunk of a replay was handed to the socket",
+    "load.tensor": "a tensor was read",
+    "load.done": "everything is loaded and warm, and nobody knows yet",
+    "loop.turn": "the control loop looks at its lag, every 0.1 s",
+    "beat.due": "a beat is about to be sent",
+    "advertise": "the data endpoint is told (text)",
+    "broker.tick": "the broker's timer",
+    "journal.writes": "the journal's thread is about to write what waits",
+    "journal.written": "it is written, and nobody knows yet",
+    "broker.dispatch": "a step is about to be sent to the first stage",
+    "broker.step_done": "the last stage's answer came, and was not looked at",
+    "broker.order": "an order to a worker is about to be sent",
+    "broker.tokens": "tokens are about to be written to the journal",
+    "broker.advertise": "the endpoints for beats and finished steps are told (text)",
+}
+for _order in ("prepare", "fence", "activate", "replay", "dismiss", "release"):
+    PLACES[f"order.{_order}"] = f"an order to {_order} came to the compute thread"
+    PLACES[f"handled.{_order}"] = f"an order to {_order} was carried out"
+for _news in ("hello", "prepared", "activated", "replaydone", "leaving"):
+    PLACES[f"tell.{_news}"] = f"the broker is about to be told: {_news}"
+    PLACES[f"told.{_news}"] = f"that was handed to the socket: {_news}"
+
+VALUES = frozenset({"step.computed", "replay.computed"})
+TEXTS = frozenset({"advertise", "broker.advertise"})
+_FAULT = re.compile(r"([\w.]+)(?:\[(token|sequence)=(\d+)\])?=(\w+)(?::(-?[\d.]+))?(?:@(\d+)(\+?))?")
+
+
+@dataclass(slots=True)
+class _Fault:
+    """One fault: where, on which condition, what, and at which times."""
+
+    place: str
+    about: str
+    value: int
+    action: str
+    argument: float
+    count: int
+    goes_on: bool
+    times: int = field(default=0)
+
+    def is_due(self, facts: Mapping[str, Collection[int]]) -> bool:
+        """Count this time; whether it is the one."""
+        if self.about and self.value not in facts.get(self.about, ()):
+            return False
+        self.times += 1
+        return self.times == self.count or (self.goes_on and self.times > self.count)
+
+
+armed: dict[str, list[_Fault]] | None = None
+_trace: str = ""
+_lock = threading.Lock()  # places are reached in several threads
+
+
+def arm(environment: Mapping[str, str]) -> None:
+    """Switch on what the environment names. Raises ConfigError if it can't be understood."""
+    global armed, _trace  # noqa: PLW0603  (the point of it: nothing but a name to look at)
+    spec, _trace = environment.get(VARIABLE, "").strip(), environment.get(TRACE_VARIABLE, "")
+    faults: dict[str, list[_Fault]] = {}
+    for text in filter(None, (part.strip() for part in spec.split(","))):
+        fault = _parse(text)
+        faults.setdefault(fault.place, []).append(fault)
+    armed = faults or None
+
+
+def reached(place: str, **facts: Collection[int]) -> None:
+    """Do what is due here; mostly nothing."""
+    for fault in _due(place, facts):
+        _ACTIONS[fault.action](fault)
+
+
+def altered(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same values, or wrong ones if that is due here; other faults happen as well."""
+    for fault in _due(place, {}):
+        if fault.action in _SPOIL:
+            values = _SPOIL[fault.action](values.copy())
+        else:
+            _ACTIONS[fault.action](fault)
+    return values
+
+
+def retold(place: str, endpoint: str) -> str:
+    """The endpoint to be told to others."""
+    for fault in _due(place, {}):
+        host, _, port = endpoint.rpartition(":")
+        endpoint = f"{host}:{int(port) + int(fault.argument)}"
+    return endpoint
+
+
+def _due(place: str, facts: Mapping[str, Collection[int]]) -> list[_Fault]:
+    found = (armed or {}).get(place)
+    if found is None:
+        return []
+    with _lock:
+        due = [fault for fault in found if fault.is_due(facts)]
+    for fault in due:
+        _record(fault)
+    return due
+
+
+def _record(fault: _Fault) -> None:
+    if _trace:
+        line = f"{os.getpid()} {fault.place} {fault.action} {fault.times} {time.monotonic():.6f}\n"
+        with open(_trace, "ab", buffering=0) as file:
+            file.write(line.encode())
+
+
+def _parse(text: str) -> _Fault:
+    found = _FAULT.fullmatch(text)
+    if found is None:
+        raise _wrong(text, "write it as PLACE[token=ID]=ACTION:ARGUMENT@COUNT, for example step.sampled=kill@12")
+    place, about, value, action, argument, count, more = found.groups()
+    if place not in PLACES:
+        raise _wrong(text, f"there is no place {place!r}; the places are {', '.join(sorted(PLACES))}")
+    allowed = {"port"} if place in TEXTS else set(_ACTIONS) | (set(_SPOIL) if place in VALUES else set())
+    if action not in allowed:
+        raise _wrong(text, f"what can happen there is {', '.join(sorted(allowed))}")
+    if (argument is None) == (action in _NEEDS_ARGUMENT):
+        what = "a number, like stall:3" if argument is None else "no number"
+        raise _wrong(text, f"{action} takes {what}")
+    goes_on = bool(more) or action == "port"
+    return _Fault(place, about or "", int(value or 0), action, float(argument or 0), int(count or 1), goes_on)
+
+
+def _wrong(text: str, why: str) -> ConfigError:
+    return ConfigError(f"{VARIABLE}: {text!r} can't be understood: {why}")
+
+
+# --- what can happen -------------------------------------------------------------------------------------------------
+
+
+def _kill(_: _Fault) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(_: _Fault) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _terminate(_: _Fault) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _exit(_: _Fault) -> NoReturn:
+    os._exit(1)
+
+
+def _abort(_: _Fault) -> NoReturn:
+    os.abort()
+
+
+def _segfault(_: _Fault) -> None:
+    sys.stderr.flush()
+    ctypes.string_at(0)
+
+
+def _hang(_: _Fault) -> None:
+    time.sleep(1e9)
+
+
+def _stall(fault: _Fault) -> None:
+    time.sleep(fault.argument)
+
+
+def _raise(fault: _Fault) -> NoReturn:
+    raise RuntimeError(f"a fault was asked for at {fault.place}")
+
+
+def _memory(_: _Fault) -> NoReturn:
+    raise MemoryError("a fault was asked for: no memory")
+
+
+def _devour(fault: _Fault) -> NoReturn:
+    """Takes memory, at most so many MiB, and writes to all of it."""
+    taken = [bytearray(b"x" * (1 << 20)) for _ in range(int(fault.argument))]
+    raise MemoryError(f"a fault was asked for: {len(taken)} MiB")
+
+
+def _nan(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    values[-1, 0] = float("nan")
+    return values
+
+
+def _wrong_value(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    values[-1] = -values[-1]
+    return values
+
+
+_ACTIONS: dict[str, Callable[[_Fault], None]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "terminate": _terminate,
+    "exit": _exit,
+    "abort": _abort,
+    "segfault": _segfault,
+    "hang": _hang,
+    "stall": _stall,
+    "raise": _raise,
+    "memory": _memory,
+    "devour": _devour,
+}
+_SPOIL: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {"nan": _nan, "wrong": _wrong_value}
+_NEEDS_ARGUMENT = frozenset({"stall", "devour", "port"})

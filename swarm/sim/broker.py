@@ -1,0 +1,235 @@
+"""The broker's process: its core with its timer, its journal and its links. It dies and is started again; the disk
+stays. What a shell does with sockets, it does with the simulated network; there is no decision here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm.broker import actions as broker_act
+from swarm.broker import events as broker_event
+from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.sim import guard
+from swarm.sim.journal import Disk, Fact, Journal
+from swarm.sim.network import Link
+from swarm.wire.messages import Rejected, Step
+
+if TYPE_CHECKING:
+    from swarm.sim.cluster import Cluster
+
+TICK_S = 0.05
+NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
+RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
+
+
+@dataclass(slots=True)
+class BrokerTrap:
+    """The broker dies as soon as it comes ``when`` ("before" or "after") the ``left``-th event, action or message of
+    this kind, or moment of its journal."""
+
+    when: str
+    kind: str
+    left: int
+    power: bool  # its machine goes with it
+
+
+def kind_of(what: broker_event.Event | broker_act.Action) -> str:
+    """The message's kind, if it is one."""
+    match what:
+        case broker_event.ClientSaid(_, message) | broker_event.WorkerSaid(_, message):
+            return type(message).__name__
+        case broker_act.SayClient(_, message, _) | broker_act.OrderWorker(_, message):
+            return type(message).__name__
+        case _:
+            return type(what).__name__
+
+
+class BrokerNode:
+    """See the module's text. ``frozen``: stopped like by SIGSTOP. ``life``: the how manyth process it is."""
+
+    core: BrokerCore
+
+    def __init__(self, cluster: Cluster, settings: BrokerSettings) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._settings = settings
+        self.disk = Disk(self._world)
+        self.traps: list[BrokerTrap] = []
+        self.alive = self.frozen = False
+        self.life = 0
+        self._went_on_at = -1.0  # when it last stood still until, or was away
+        self._held_back: list[broker_event.Event] = []
+        self._pipe: Link | None = None
+        self._pipe_to = ""
+        self._start()
+
+    @property
+    def has_journal(self) -> bool:
+        return self._settings.requests.has_journal
+
+    @property
+    def is_away(self) -> bool:
+        """Nobody can expect it to see anything."""
+        return self.frozen or not self.alive
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        past = self.disk.open(self._settings.requests.retain_s) if self.life else None
+        self.life += 1
+        self.alive = True
+        news = self._cluster.network.link("broker", "disk", "client", NEWS_S)
+        self.journal = Journal(self.disk, news, self._take, self.springs)
+        self.core = BrokerCore(self._settings, self._world.now, past)
+        life = self.life
+        self._world.at(0.0, lambda: self._tick(life))
+
+    def crash(self, *, power: bool = False) -> None:
+        """As by SIGKILL, or by a power cut; its supervisor starts it again. Who has no journal is left alone: all would
+        be forgotten, and nobody promised anything else."""
+        if not self.alive or not self.has_journal:
+            return
+        self.alive = self.frozen = False
+        self._held_back.clear()
+        self.journal.kill()
+        self._close_pipe()
+        lost = self.disk.lose_power() if power else 0
+        self._world.tell("world", f"** the broker dies{f', {lost} transactions with it' if power else ''}")
+        self._cluster.broker_gone(power=power)
+        self._world.at(self._world.draw(RESTART_S), self._come_back)
+
+    def _come_back(self) -> None:
+        self._world.tell("world", "** the broker starts again")
+        self._went_on_at = self._world.now
+        self._start()
+        self._cluster.broker_back()
+
+    def springs(self, when: str, kind: str) -> bool:
+        """Whether it dies here."""
+        for trap in self.traps:
+            if trap.when == when and trap.kind == kind and self.alive:
+                trap.left -= 1
+                if trap.left <= 0:
+                    self.traps.remove(trap)
+                    self._world.tell("world", f"** {when} {kind}:")
+                    self._cluster.struck[f"broker_crash {when} {kind}"] += 1
+                    self.crash(power=trap.power)
+                    return True
+        return False
+
+    def freeze(self) -> None:
+        self.frozen = self.alive
+
+    def thaw(self) -> None:
+        """What came meanwhile is there at once, in any order of connections and timer."""
+        if not self.frozen:
+            return
+        self.frozen = False
+        self._went_on_at = self._world.now
+        held, self._held_back = self._held_back, []
+        if self._world.random.random() < 0.5:
+            held.insert(0, broker_event.Tick())
+        for event in held:
+            self.feed(event)
+
+    def stood_still_since(self, moment: float) -> bool:
+        return self._went_on_at >= moment
+
+    # --- events and actions ------------------------------------------------------------------------------------------
+
+    def feed(self, event: broker_event.Event) -> None:
+        """Nobody hears what is said to a dead one."""
+        if not self.alive:
+            return
+        if self.frozen:
+            if not isinstance(event, broker_event.Tick):
+                self._held_back.append(event)
+            return
+        kind = kind_of(event) if self.traps else ""
+        if kind and self.springs("before", kind):
+            return
+        self._world.tell("broker", event)
+        guarded = guard.before(event, self.core.state)
+        actions = self.core.handle(event, self._world.now)
+        for action in actions:
+            if not self._perform_or_die(action):
+                return
+        if actions or not isinstance(event, broker_event.Tick | broker_event.BeatHeard):
+            self._cluster.after_broker(guarded)
+        if kind:
+            self.springs("after", kind)
+
+    def _take(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self.feed(fact)
+
+    def _tick(self, life: int) -> None:
+        if self.alive and life == self.life:
+            self.feed(broker_event.Tick())
+            self._world.at(TICK_S, lambda: self._tick(life))
+
+    def _perform_or_die(self, action: broker_act.Action) -> bool:
+        kind = kind_of(action) if self.traps else ""
+        if kind and self.springs("before", kind):
+            return False
+        self._perform(action)
+        return not (kind and self.springs("after", kind))
+
+    def _perform(self, action: broker_act.Action) -> None:
+        if not isinstance(action, broker_act.Note):
+            self._world.tell("broker ->", action)
+        self._audit(action)
+        match action:
+            case broker_act.SayClient(client, message, _):
+                self._cluster.to_client(client, message)
+            case broker_act.OrderWorker(peer, message):
+                self._cluster.to_worker(peer, message)
+            case broker_act.Dispatch(step):
+                self._dispatch(step)
+            case broker_act.OpenPipe(_, endpoint):
+                self._close_pipe()
+                self._pipe, self._pipe_to = self._cluster.data_link("broker", endpoint), endpoint
+            case broker_act.ClosePipe():
+                self._close_pipe()
+            case broker_act.Note():
+                self._world.tell("broker ##", action)
+            case broker_act.ReadRequest() | broker_act.ReadList():
+                self.journal.read(action, self.feed)
+            case broker_act.CountDescriptors() | broker_act.OpenDoor():
+                pass  # no door ever closes here
+            case _:
+                self.journal.write(action)
+
+    def _audit(self, action: broker_act.Action) -> None:
+        """Requests that the broker says are too large must be so, at this moment."""
+        audit, state = self._cluster.audit, self.core.state
+        self._cluster.promises.performs(action)
+        if isinstance(action, broker_act.WriteEnd):
+            audit.ends(action.sequence)
+        match action:
+            case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
+                audit.refused_for_size(request_id, state)
+            case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
+                audit.refused_for_size(state.sequences[sequence].request.id, state)
+            case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:
+                audit.too_late(state.sequences[sequence].request, state, self._world.now)
+            case broker_act.WriteEnd(sequence, "failed") if "quarantined" in state.sequences[sequence].detail:
+                audit.quarantined(state.sequences[sequence].request)
+            case _:
+                pass
+
+    def _dispatch(self, step: Step) -> None:
+        endpoint = self._pipe_to
+        if self._pipe is not None:
+            self._pipe.carry(lambda: self._cluster.to_stage(endpoint, step, None))
+
+    def drop_pipe(self, for_s: float) -> None:
+        """The connection to the first stage breaks and comes back."""
+        if self._pipe is not None:
+            self._pipe.drop(for_s, keeps=True)
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            self._pipe.cut()
+            self._pipe = None

@@ -1,0 +1,111 @@
+"""A client's session and whoever calls it, wired to the simulated network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.client import events as client_event
+from swarm.client.session import Session
+from swarm.sim.network import Link
+from swarm.wire.messages import ClientMessage, ServerMessage
+
+if TYPE_CHECKING:
+    from swarm.sim.cluster import Cluster
+
+
+KNOCK_S = (0.05, 0.5)  # between two attempts to connect
+
+
+class ClientNode:
+    """A client's session and a caller that takes tokens at its own pace."""
+
+    def __init__(self, cluster: Cluster, name: str, consume_s: tuple[float, float]) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self.name = name
+        self.session = Session(url="sim", reconnect_timeout_s=600.0)
+        self._consume_s = consume_s
+        self._link: Link | None = None
+        self._taken_at: dict[tuple[str, int], float] = {}  # when all that was delivered will have been taken
+        self.stop_at: dict[tuple[str, int], int] = {}
+        self._connect()
+        self._tick()
+
+    @property
+    def peer(self) -> bytes:
+        return self.name.encode()
+
+    def feed(self, event: client_event.Event) -> None:
+        self._world.tell(self.name, event)
+        for action in self.session.handle(event, self._world.now):
+            self._perform(action)
+
+    def hear(self, message: ServerMessage) -> None:
+        if self._link is not None:
+            self.feed(client_event.Received(message))
+
+    def lose_connection(self, for_s: float) -> None:
+        """What was on its way is lost, in both directions; then it comes back."""
+        if self._link is None:
+            return
+        self._link.cut()
+        self._link = None
+        self._cluster.client_gone(self)
+        self.feed(client_event.Disconnected())
+        self._world.at(for_s, self._connect)
+
+    def lose_broker(self) -> None:
+        """It died: nothing on the way arrives. The client looks for it until it is back."""
+        if self._link is not None:
+            self._link.break_off()
+            self._link = None
+            self.feed(client_event.Disconnected())
+            self._world.at(self._world.draw(KNOCK_S), self._connect)
+
+    def _connect(self) -> None:
+        if not self._cluster.broker.alive:
+            self._world.at(self._world.draw(KNOCK_S), self._connect)
+            return
+        self._link = self._cluster.network.link(self.name, "broker", "client", self._world.pace.control)
+        self._cluster.client_back(self)
+        self.feed(client_event.Connected())
+
+    def _tick(self) -> None:
+        for action in self.session.handle(client_event.Tick(), self._world.now):
+            self._perform(action)
+        self._world.at(0.5, self._tick)
+
+    def _perform(self, action: client_event.Action) -> None:
+        self._world.tell(f"{self.name} ->", action)
+        match action:
+            case client_event.Send(message):
+                self._send(message)
+            case client_event.Deliver():
+                self._cluster.audit.delivered(action)
+                self._take_soon(action)
+            case client_event.Ended(request_id, index, finished):
+                self._cluster.audit.ended(request_id, index, finished)
+            case client_event.Failed(request_id, error):
+                self._cluster.audit.failed(request_id, str(error))
+            case _:
+                pass
+
+    def _send(self, message: ClientMessage) -> None:
+        if self._link is not None:
+            life = self._cluster.broker.life
+            self._link.carry(lambda: self._cluster.to_broker_from_client(self, message, life))
+
+    def _take_soon(self, action: client_event.Deliver) -> None:
+        """The caller takes what was delivered after a while, in order, and may find a stop string in it."""
+        key = (action.request_id, action.index)
+        upto = action.start + len(action.ids)
+
+        def take() -> None:
+            self.feed(client_event.Consumed(action.request_id, action.index, upto))
+            stop_at = self.stop_at.get(key)
+            if stop_at is not None and upto >= stop_at:
+                self.feed(client_event.StopFound(action.request_id, action.index, stop_at))
+
+        due = max(self._taken_at.get(key, 0.0), self._world.now + self._world.draw(self._consume_s))
+        self._taken_at[key] = due
+        self._world.at(due - self._world.now, take)

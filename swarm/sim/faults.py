@@ -1,0 +1,251 @@
+"""What goes wrong, one function for each kind. Everything that lasts ends by itself, or when all is healed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swarm.sim.broker import BrokerTrap
+from swarm.sim.cluster import Cluster, Trap
+from swarm.sim.network import ANYBODY
+from swarm.sim.schedule import MIB, Fault, WorkerSpec
+
+if TYPE_CHECKING:
+    from swarm.sim.client import ClientNode
+    from swarm.sim.worker import WorkerNode
+
+NUM_IN_LOOP = 6  # deaths of a crash loop
+NUM_BROKERS = 3
+LOOP_S = (0.2, 2.5)  # between two of them
+CRAWL_S = 4.0
+MOST_GARBLED = 2
+POISONED_S = 60.0  # it may compute nothing for long
+
+
+def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
+    """Let it happen."""
+    cluster.world.tell("world", f"** {fault}")
+    cluster.struck[fault.kind] += 1
+    living = [cluster.workers[incarnation] for incarnation in sorted(cluster.workers)]
+    if fault.kind in _AT_LARGE:
+        _AT_LARGE[fault.kind](cluster, living, fault)
+    elif fault.kind == "client_drop":
+        clients[fault.who % len(clients)].lose_connection(fault.for_s)
+    elif living and fault.kind == "leave":
+        cluster.ask_to_leave(clients[0], _one(living, fault).incarnation)
+    elif living:
+        _STRIKES[fault.kind](cluster, _one(living, fault), fault)
+
+
+def _one(living: list[WorkerNode], fault: Fault) -> WorkerNode:
+    return living[fault.who % len(living)]
+
+
+def _join(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.join(WorkerSpec(f"x{len(cluster.specs)}", 0.0, 1 << 30, 1 << 14))
+
+
+def _crash_at(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.traps.append(Trap(*fault.point))
+
+
+def _blackout(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    for node in living:
+        cluster.crash(node.incarnation)
+
+
+def _all_crash(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.crash(power=bool(fault.whom % 2))
+    _blackout(cluster, [node for node in living if node.alive], fault)
+
+
+def _freeze_broker(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.freeze()
+    cluster.world.at(fault.for_s, cluster.broker.thaw)
+
+
+def _pipe_drop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    cluster.broker.drop_pipe(fault.for_s / 10)
+
+
+def _broker_crash(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.crash()
+
+
+def _broker_power(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.crash(power=True)
+
+
+def _broker_crash_at(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    power = fault.whom % 4 == 0
+    if not cluster.broker.has_journal:
+        return  # it would not come back with what it had
+    cluster.broker.traps.append(BrokerTrap(*fault.broker_point, left=fault.count, power=power))
+
+
+def _broker_loop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """It dies, and again while it takes up what was."""
+
+    def again(left: int) -> None:
+        if left and not cluster.is_healed:
+            cluster.broker.crash()
+            cluster.world.at(cluster.world.draw(LOOP_S), lambda: again(left - 1))
+
+    again(NUM_BROKERS)
+
+
+def _disk_full(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    disk = cluster.broker.disk
+    disk.is_full = True
+    cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "is_full", False))
+
+
+def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.crash(node.incarnation)
+
+
+def _crash_loop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Whoever bears the name then dies, several times."""
+    until = cluster.world.now + fault.for_s * 3
+
+    def again(left: int) -> None:
+        if cluster.is_healed:
+            return
+        living = [w.incarnation for w in cluster.workers.values() if w.name == node.name]
+        if living:
+            cluster.crash(living[0])
+        if left > 1 and cluster.world.now < until:
+            cluster.world.at(cluster.world.draw(LOOP_S), lambda: again(left - 1))
+
+    again(NUM_IN_LOOP)
+
+
+def _shrink(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    spec = cluster.specs[node.name]
+    less = max(66 * MIB, spec.memory_bytes - (1 + fault.whom % 4) * MIB)
+    cluster.crash(node.incarnation, restart=replace(spec, memory_bytes=less, capacity=max(1 << 7, spec.capacity // 2)))
+
+
+def _freeze(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.watch.silenced(node, fault.for_s, lambda: node.frozen)
+    node.freeze(fault.for_s)
+
+
+def _hang(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.watch.disturbed(node.name, 2 * fault.for_s)
+    cluster.audit.num_blows += 1
+    node.hang(2 * fault.for_s)
+
+
+def _crawl(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    node.crawls_s = CRAWL_S if fault.whom % 2 else 0.5
+    cluster.world.at(fault.for_s, lambda: setattr(node, "crawls_s", 0.0))
+
+
+def _terminate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.terminate(node.incarnation)
+
+
+def _double(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.double(node.incarnation)
+
+
+def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    cluster.drop_control(node)
+
+
+def _edge_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    node.drop_edge(fault.for_s / 10)
+
+
+def _cut_off(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [(node.name, "broker"), ("broker", node.name)])
+
+
+def _cut_to_broker(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [(node.name, "broker")])
+
+
+def _cut_from_broker(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [("broker", node.name)])
+
+
+def _isolate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [(node.name, ANYBODY), (ANYBODY, node.name)])
+
+
+def _cut_between(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    names = sorted({w.name for w in cluster.workers.values()} - {node.name})
+    if names:
+        other = names[fault.whom % len(names)]
+        ways = [(node.name, other), (other, node.name)]
+        _block(cluster, node, fault, ways if fault.whom % 2 else ways[:1])
+
+
+def _block(cluster: Cluster, node: WorkerNode, fault: Fault, ways: list[tuple[str, str]]) -> None:
+    """No way for a while. In half of the cases the connection to the broker does not outlive it."""
+    if any(target in ("broker", ANYBODY) for _, target in ways):
+        cluster.watch.silenced(node, fault.for_s, lambda: cluster.network.is_blocked(node.name, "broker"))
+    if any("broker" in way or ANYBODY in way for way in ways):
+        cluster.watch.disturbed(node.name, fault.for_s)
+    cluster.audit.num_blows += 1
+    for way in ways:
+        cluster.network.block(*way)
+
+    def end() -> None:
+        for way in ways:
+            cluster.network.unblock(*way)
+        if fault.who % 2 and node.alive and not cluster.is_healed and any("broker" in way for way in ways):
+            cluster.drop_control(node)
+
+    cluster.world.at(fault.for_s, end)
+
+
+def _garble(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    node.garbles = 1 + fault.whom % MOST_GARBLED
+
+
+def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """The stage behind it refuses what it sends, and the broker does without it for a while."""
+    cluster.watch.disturbed(node.name, POISONED_S)
+    cluster.audit.num_blows += 1
+    node.poisons = 1
+
+
+_STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
+    "crash": _crash,
+    "crash_loop": _crash_loop,
+    "shrink": _shrink,
+    "freeze": _freeze,
+    "hang": _hang,
+    "crawl": _crawl,
+    "terminate": _terminate,
+    "double": _double,
+    "control_drop": _control_drop,
+    "edge_drop": _edge_drop,
+    "cut_off": _cut_off,
+    "cut_to_broker": _cut_to_broker,
+    "cut_from_broker": _cut_from_broker,
+    "cut_between": _cut_between,
+    "isolate": _isolate,
+    "garble": _garble,
+    "poison": _poison,
+}
+_AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
+    "join": _join,
+    "crash_at": _crash_at,
+    "blackout": _blackout,
+    "all_crash": _all_crash,
+    "freeze_broker": _freeze_broker,
+    "pipe_drop": _pipe_drop,
+    "broker_crash": _broker_crash,
+    "broker_power": _broker_power,
+    "broker_crash_at": _broker_crash_at,
+    "broker_loop": _broker_loop,
+    "disk_full": _disk_full,
+}

@@ -1,0 +1,34 @@
+"""What a bit that flips on the way does to a step: it goes through the codec of production, and is refused there."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from swarm.errors import WireError
+from swarm.wire import tensors
+from swarm.wire.codec import DATA
+from swarm.wire.messages import Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def garbled(step: Step, hidden: NDArray[np.float32], chance: Random) -> Step | str:
+    """The step as it is understood at the other end, after a bit of its tensor flipped or its end was lost; in
+    words, why it is refused."""
+    spec, data = tensors.pack(hidden)
+    header, payload = DATA.encode(msgspec.structs.replace(step, tensor=spec), data)
+    spoilt = bytearray(payload)
+    if chance.random() < 0.2:
+        del spoilt[-chance.randint(1, len(spoilt)) :]
+    else:
+        spoilt[chance.randrange(len(spoilt))] ^= 1 << chance.randrange(8)
+    try:
+        message, _ = DATA.decode([header, spoilt])
+    except WireError as error:
+        return str(error)
+    return message if isinstance(message, Step) else "no step"

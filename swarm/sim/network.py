@@ -1,0 +1,188 @@
+"""Connections between the nodes, and what may happen to them.
+
+A connection carries messages in order, with delays, like one of TCP. What can go wrong:
+
+* it is closed: the last of what is on its way is lost;
+* it drops and comes back between living ends: the same, and what is given to it meanwhile waits or is lost, depending
+  on who keeps what he can't send;
+* its way is blocked, in one direction or in both: nothing arrives until the way is free again, then all of it does;
+* the weather is bad: messages are late, come twice, or (between stages, where a proxy may stand) overtake each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.sim.world import World
+
+Kind = Literal["data", "control", "beats", "client"]
+ANYBODY = "*"
+OVERTAKEN = 4  # how many messages a late one may let pass
+COME_AGAIN_S = (0.0, 0.4)  # when a message comes for the second time
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How often (0 to 1) which message suffers. ``jitter_s``: by how much one can be late."""
+
+    late: float = 0.0
+    jitter_s: float = 0.0
+    twice: float = 0.0
+    overtaken: float = 0.0
+
+
+CALM = Weather()
+
+
+class Network:
+    """All connections. Nodes are known by their machines' names."""
+
+    def __init__(self, world: World, weather: Weather = CALM) -> None:
+        self.world = world
+        self.weather = weather
+        self._blocked: list[tuple[str, str]] = []
+        self._waiting: dict[Link, None] = {}  # connections on which messages wait for a free way
+
+    def link(self, source: str, target: str, kind: Kind, delay: tuple[float, float]) -> Link:
+        return Link(self, source, target, kind, delay)
+
+    def block(self, source: str, target: str) -> None:
+        """Nothing gets from one to the other any more; ``ANYBODY`` stands for all."""
+        self._blocked.append((source, target))
+
+    def unblock(self, source: str, target: str) -> None:
+        if (source, target) in self._blocked:
+            self._blocked.remove((source, target))
+        self._flow()
+
+    def heal(self) -> None:
+        """All ways are free, and the weather is calm."""
+        self.weather = CALM
+        self._blocked.clear()
+        self._flow()
+
+    def is_blocked(self, source: str, target: str) -> bool:
+        return any(s in (source, ANYBODY) and t in (target, ANYBODY) for s, t in self._blocked)
+
+    def wait_for(self, link: Link) -> None:
+        self._waiting[link] = None
+
+    def _flow(self) -> None:
+        for link in list(self._waiting):
+            if not self.is_blocked(link.source, link.target):
+                del self._waiting[link]
+                link.flow()
+
+
+class Link:
+    """One direction of one connection, until it is closed."""
+
+    __slots__ = ("_delay", "_is_down", "_kind", "_last", "_network", "_queue", "_stalled", "_world", "connected",
+                 "is_cut", "source", "target")  # fmt: skip
+
+    def __init__(self, network: Network, source: str, target: str, kind: Kind, delay: tuple[float, float]) -> None:
+        self.source, self.target = source, target
+        self.is_cut = False
+        self.connected = not network.is_blocked(source, target)  # once it is, a blocked way is not noticed
+        self._network = network
+        self._world = network.world
+        self._kind = kind
+        self._delay = delay
+        self._last = 0.0
+        self._queue: deque[Callable[[], None]] = deque()
+        self._stalled = 0  # messages that would have arrived by now
+        self._is_down = False
+
+    @property
+    def is_stuck(self) -> bool:
+        """The sender sees that it can't send."""
+        if not self._queue:
+            return False
+        return self._is_down or (not self.connected and self._network.is_blocked(self.source, self.target))
+
+    def carry(self, deliver: Callable[[], None]) -> None:
+        """Bring something to the other end, after all that was given before."""
+        if self.is_cut:
+            return
+        world, weather = self._world, self._network.weather
+        arrival = world.now + world.draw(self._delay)
+        if weather.late and world.random.random() < weather.late:
+            arrival += world.draw((0.0, weather.jitter_s))
+        arrival = max(arrival, self._last)
+        self._last = arrival
+        self._queue.append(deliver)
+        world.at(arrival - world.now, self._arrive)
+
+    def cut(self) -> None:
+        """Close it: a random number of the messages on their way, the last ones, are lost."""
+        self._lose()
+        if self._is_down or self._network.is_blocked(self.source, self.target):
+            self._queue.clear()
+        self.is_cut = True
+
+    def drop(self, for_s: float, *, keeps: bool) -> None:
+        """It breaks between two living ends and comes back. ``keeps``: what is given to it meanwhile is sent later."""
+        self._lose()
+        if not keeps:
+            self.is_cut = True
+        self._is_down = True
+        self._world.at(for_s, self.come_back)
+
+    def break_off(self) -> None:
+        """An end died with all that it had not read, or not sent: nothing more comes of it before ``reconnect``."""
+        self._queue.clear()
+        self._stalled = 0
+        self.is_cut, self._is_down = True, False
+
+    def reconnect(self) -> None:
+        self.is_cut = False
+        self.connected = not self._network.is_blocked(self.source, self.target)
+
+    def go_down(self) -> None:
+        """The other end died; whoever sends keeps what he can't send, until ``come_back``."""
+        self._lose()
+        self._is_down = True
+
+    def flow(self) -> None:
+        """The way is free: what waits arrives one after the other."""
+        self.connected = True
+        num, self._stalled = self._stalled, 0
+        for _ in range(num):
+            self._world.at(self._world.draw(self._delay), self._arrive)
+
+    def come_back(self) -> None:
+        """It stands again: what waited arrives."""
+        self.is_cut = self._is_down = False
+        if not self._network.is_blocked(self.source, self.target):
+            self.flow()
+
+    def _lose(self) -> None:
+        for _ in range(self._world.random.randint(0, len(self._queue))):
+            self._queue.pop()
+
+    def _arrive(self) -> None:
+        queue, network = self._queue, self._network
+        if not queue:
+            return  # it was lost
+        if self._is_down:
+            self._stalled += 1
+        elif network._blocked and network.is_blocked(self.source, self.target):
+            self._stalled += 1
+            network.wait_for(self)
+        elif network.weather is CALM or self._kind in ("client", "beats"):
+            queue.popleft()()
+        else:
+            self._arrive_in_bad_weather(network.weather)
+
+    def _arrive_in_bad_weather(self, weather: Weather) -> None:
+        chance, queue = self._world.random, self._queue
+        if self._kind == "data" and chance.random() < weather.overtaken:
+            queue.rotate(-chance.randrange(min(len(queue), OVERTAKEN)))
+        deliver = queue.popleft()
+        if chance.random() < weather.twice:
+            queue.append(deliver)
+            self._world.at(self._world.draw(COME_AGAIN_S), self._arrive)
+        deliver()

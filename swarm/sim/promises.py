@@ -1,0 +1,158 @@
+"""What the broker tells others must be in its journal first, and hold for every broker after it.
+
+* an epoch is announced once it is synced, and no broker announces one that is not above all that came before it;
+* a client is told of an acceptance once that is synced, of a token or an end once it is written;
+* what all stages hold of a sequence counts when a broker starts again: nothing of it is computed anew (I8);
+* deadlines are those of the acceptance, however often the broker started (I1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from swarm.broker import actions as broker_act
+from swarm.broker.blocks import num_blocks
+from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.sim.audit import Violation
+from swarm.wire.messages import Accepted, Activate, Fence, Finished, Order, Prepare, Rejected, ServerMessage, Tokens
+
+if TYPE_CHECKING:
+    from swarm.sim.cluster import Cluster
+    from swarm.sim.journal import Disk
+
+DRIFT_S = 3.0  # by which a deadline may move at a restart: the time that writing the acceptance took
+
+
+class Promises:
+    """Looks at every action of the broker, and at its state once it serves again."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._announced = 0  # the highest epoch
+        self._of_before = 0  # … when this broker started
+        self._looks_for_waste = False
+        self._doubled: set[str] = set()  # names under which several processes run
+        self._deadlines: dict[str, float] = {}  # request -> when it was to be done, as its first broker saw it
+        self.num_kept = 0  # positions that stages held over the broker's death, and that counted
+
+    def restarted(self, state: State) -> None:
+        self._of_before = self._announced
+        self._looks_for_waste = True
+        names = Counter(node.name for node in self._cluster.workers.values())
+        self._doubled = {name for name, count in names.items() if count > 1}
+        if state.book.epoch < self._announced:
+            raise Violation(f"I5: a new broker begins with epoch {state.book.epoch}, {self._announced} was announced")
+        for request in state.requests.values():
+            self._check_deadline(request)
+
+    def performs(self, action: broker_act.Action) -> None:
+        """The broker is about to do this."""
+        match action:
+            case broker_act.OrderWorker(_, message):
+                self._orders(message)
+            case broker_act.SayClient(_, message, _):
+                self._says(message)
+            case broker_act.WriteAcceptance(submit, _, _) if submit.deadline_s is not None:
+                self._deadlines[submit.request_id] = self._cluster.world.now + submit.deadline_s
+            case _:
+                pass
+
+    def _orders(self, order: Order) -> None:
+        if not isinstance(order, Prepare | Fence | Activate):
+            return
+        # A worker that was out and lives is fenced with the epoch that everybody has heard of.
+        if order.epoch < self._of_before or (order.epoch == self._of_before and not isinstance(order, Fence)):
+            raise Violation(f"I5: epoch {order.epoch} is announced, which another broker used")
+        if self._cluster.broker.has_journal and order.epoch > max(self._announced, self._disk.safe.epoch):
+            raise Violation(f"I5: epoch {order.epoch} is announced, and a power cut would lose it")
+        self._announced = max(self._announced, order.epoch)
+
+    def _says(self, message: ServerMessage) -> None:
+        match message:
+            case Rejected():
+                self._cluster.audit.refused(message)
+            case Accepted(request_id=request_id):
+                self._cluster.audit.promised.add(request_id)
+                if self._cluster.broker.has_journal and request_id not in self._disk.safe.requests:
+                    raise Violation(f"I1: {request_id} is accepted, and a power cut would lose it")
+            case Tokens() | Finished() if self._is_strict and self._is_kept(message.request_id):
+                self._shows(message)
+            case _:
+                pass
+
+    def _shows(self, message: Tokens | Finished) -> None:
+        kept = self._disk.ledger.requests.get(message.request_id)
+        if kept is None:
+            raise Violation(f"I3: {message.request_id} is answered, and the journal does not know it")
+        continuation = kept.continuations[message.index]
+        if isinstance(message, Tokens) and message.start + len(message.ids) > continuation.length:
+            raise Violation(f"I3: {message.request_id} shows what the journal has not: it has {continuation.length}")
+        whole = continuation.whole
+        if isinstance(message, Finished) and (whole is None or whole.reason != message.reason):
+            raise Violation(f"I3: {message.request_id} is told an end that the journal has not")
+
+    @property
+    def _is_strict(self) -> bool:
+        """With a disk that refuses, what runs is shown all the same."""
+        return self._cluster.broker.has_journal and not self._cluster.broker.journal.ever_broke
+
+    def _is_kept(self, request_id: str) -> bool:
+        """Not so if its client cancelled it: the broker confirms that and forgets it; nobody will come for the rest."""
+        return request_id in self._cluster.broker.core.state.requests
+
+    @property
+    def _disk(self) -> Disk:
+        return self._cluster.broker.disk
+
+    # --- after a restart ---------------------------------------------------------------------------------------------
+
+    def look(self, state: State) -> None:
+        """The first plan after a restart serves: what all of its stages held counts."""
+        if not self._looks_for_waste or state.book.current is None or state.book.phase.value != "serving":
+            return
+        self._looks_for_waste = False
+        for sequence in state.sequences.values():
+            held = self._held_everywhere(sequence, state)
+            if held > 0 and sequence.state is not SequenceState.ENDED:
+                self._check_waste(sequence, held, state)
+
+    def _held_everywhere(self, sequence: Sequence, state: State) -> int:
+        """Up to where all stages of the plan said that they hold it, in the layers that are still theirs."""
+        least = sequence.sampled - 1
+        assert state.book.current is not None
+        for stage in state.book.current.stages:
+            hello = state.workers[stage.incarnation].hello
+            if hello.held_layers != stage.layers or stage.name in self._doubled:
+                return 0  # of two processes under one name, the wrong one may have been the first to come back
+            held = next((each for each in hello.held if each.sequence == sequence.id), None)
+            least = min(least, min((part.position for part in held.kv), default=0) if held is not None else 0)
+        return least
+
+    def _check_waste(self, sequence: Sequence, held: int, state: State) -> None:
+        if sequence.num_preempted:
+            return  # it gave its room to others with more claim
+        if sequence.state is SequenceState.WAITING:
+            if self._would_fit(sequence, state):
+                raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {held}, and waits")
+            return
+        counts = min([sequence.kv, *(run.start for run in sequence.rebuilds)])
+        if counts < held:
+            raise Violation(f"I8: of sequence {sequence.id} {held} positions are held, {counts} count")
+        self.num_kept += held
+
+    def _would_fit(self, sequence: Sequence, state: State) -> bool:
+        """Beside those that run: at their start they are given room for all that is known of them."""
+        book = state.book
+        needed = sum(num_blocks(each.sampled) for each in (*state.running, sequence))
+        fits = needed <= book.kv_blocks and len(state.running) < book.max_sequences
+        return fits and num_blocks(sequence.limit) <= book.kv_blocks
+
+    def _check_deadline(self, request: Request) -> None:
+        due = self._deadlines.get(request.id)
+        if (
+            due is not None
+            and request.deadline_at is not None
+            and not due - 0.01 <= request.deadline_at <= due + DRIFT_S
+        ):
+            raise Violation(f"I1: {request.id} was due at {due:.2f}, and after a restart at {request.deadline_at:.2f}")

@@ -1,0 +1,199 @@
+"""Computing again what another worker computed, so that the broker can compare.
+
+The holder of the log before some layers sends what went into them (``Recheck``) as a step with a *trial* in it: workers
+that have these layers loaded, each with its part of them, to be computed one after the other. What they compute is kept
+from everything that is held: it has keys and values of its own, is no part of any epoch's order, and never goes into
+a log. The last one tells the digest of what came out, or, after the model's last layer, the tokens that it draws.
+
+It is done when there is time: one chunk whenever nothing else has come, so a step waits for no more than that. One
+trial at a time; who sends more than another one is told that there is no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import xxhash
+
+from swarm.stage.actions import Action, ComputeAside, SendAside, Tell
+from swarm.stage.checkpoints import ActivationLog
+from swarm.stage.executor import Batch, SampleJob
+from swarm.stage.finite import not_finite
+from swarm.wire.messages import Digested, LayerRange, Recheck, Rechecked, Row, Step, TellDigest, Trial
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swarm.stage.executor import Forwarded
+
+CHUNK = 32  # positions: one cell of the arena, and a step waits for no more
+MAX_WAITING = 2
+
+
+def digest_of(hidden: NDArray[np.float32]) -> str:
+    """What stands for hidden states, all their bits."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(hidden).data)
+
+
+@dataclass(slots=True)
+class _Job:
+    step: Step
+    trial: Trial
+    hidden: NDArray[np.float32] | None
+    done: int = 0
+    under_way: bool = False
+    outputs: list[NDArray[np.float32]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        return len(self.step.tokens)
+
+    @property
+    def layers(self) -> LayerRange:
+        return self.trial.legs[0].layers
+
+
+@dataclass(slots=True)
+class Rechecks:
+    """See the module's text."""
+
+    incarnation: str
+    num_layers: int
+    log: ActivationLog
+    count: Callable[[str, float], None]
+    waiting: deque[_Job] = field(default_factory=deque)
+
+    @property
+    def wants_time(self) -> bool:
+        """There is something to compute, and nothing of it is under way."""
+        return bool(self.waiting) and not self.waiting[0].under_way
+
+    def clear(self) -> None:
+        """The epoch ended: the broker has forgotten what it asked for. A chunk on the device comes to its end first."""
+        self.waiting.clear()
+
+    # --- what others want --------------------------------------------------------------------------------------------
+
+    def tell_digest(self, order: TellDigest) -> Tell:
+        hidden = self.log.read(order.sequence, order.boundary, 0, order.stop)
+        digest = "" if hidden is None else digest_of(hidden)
+        return Tell(Digested(epoch=order.epoch, incarnation=self.incarnation, ticket=order.ticket, digest=digest))
+
+    def take_order(self, order: Recheck) -> list[Action]:
+        """Send what the log has to those who compute it again; at boundary 0, begin with it."""
+        step = Step(
+            epoch=order.epoch,
+            step=0,
+            rows=(Row(order.open.sequence, 0, order.stop, False),),
+            tokens=order.open.tokens[: order.stop],
+            open=(order.open,),
+            trial=order.trial,
+            cause=order.cause,
+        )
+        if not order.trial.legs or not 0 < order.stop <= len(order.open.tokens):
+            return [self._tell(step, order.trial, problem="the order lacks workers or tokens")]
+        if order.boundary == 0:
+            return self.arrived(step, None)
+        hidden = self.log.read(order.open.sequence, order.boundary, 0, order.stop)
+        if hidden is None:
+            return [self._tell(step, order.trial, problem="the log of what goes into these layers has gone")]
+        self.count("rechecks_sent", 1)
+        return [SendAside(order.trial.legs[0].to, step, hidden)]
+
+    def arrived(self, step: Step, hidden: NDArray[np.float32] | None) -> list[Action]:
+        trial = step.trial
+        assert trial is not None
+        problem = None
+        if len(self.waiting) >= MAX_WAITING:
+            problem = "there is no time"
+        elif not trial.legs or len(step.rows) != 1 or len(step.open) != 1 or not step.tokens:
+            problem = "it is not one row of one sequence"
+        elif (hidden is None) != (trial.legs[0].layers.first == 0):
+            problem = f"layers {trial.legs[0].layers} can't begin with that"
+        elif not_finite(step, hidden):
+            problem = "what goes into these layers is not finite"
+        if problem is not None:
+            return [self._tell(step, trial, problem=problem)]
+        self.waiting.append(_Job(step, trial, hidden))
+        return []
+
+    # --- computing ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> list[Action]:
+        """The next chunk, if there is one to compute."""
+        if not self.wants_time:
+            return []
+        job = self.waiting[0]
+        job.under_way = True
+        first, stop = job.done, self._chunk_end(job)
+        is_drawn = stop - first == 1 and stop > self._drawn_from(job)
+        row = Row(job.step.rows[0].sequence, first, stop - first, is_drawn)
+        hidden = None if job.hidden is None else job.hidden[first:stop]
+        samples: tuple[SampleJob, ...] = ()
+        if is_drawn:
+            told = job.step.open[0]
+            samples = (SampleJob(0, told.params, told.seed, list(job.step.tokens[:stop]), told.num_prompt),)
+        tokens = np.asarray(job.step.tokens[first:stop], dtype=np.int64)
+        batch = Batch((row,), tokens, hidden, samples, alone=False, through=job.layers)
+        return [ComputeAside(job.step.epoch, job.trial.ticket, batch, job.stop)]
+
+    def _drawn_from(self, job: _Job) -> int:
+        """From this position on, each is followed by a token to be drawn; there are such after the last layer only."""
+        return job.stop - job.trial.drawn if job.layers.stop == self.num_layers else job.stop
+
+    def _chunk_end(self, job: _Job) -> int:
+        """Positions that draw go one by one, as they did."""
+        drawn_from = self._drawn_from(job)
+        return job.done + 1 if job.done >= drawn_from else min(job.done + CHUNK, drawn_from)
+
+    def computed(self, ticket: int, forwarded: Forwarded) -> list[Action]:
+        """A chunk is through: go on with the next, pass all of it on, or tell the broker."""
+        job = self._under_way(ticket)
+        if job is None:
+            return []
+        job.done, job.under_way = self._chunk_end(job), False
+        if forwarded.hidden is not None:
+            job.outputs.append(forwarded.hidden)
+        job.tokens.extend(sampled.token for sampled in forwarded.sampled)
+        if job.done < job.stop:
+            return []
+        self.waiting.popleft()
+        self.count("rechecked_positions", job.stop)
+        if not job.outputs:
+            return [self._tell(job.step, job.trial, tokens=tuple(job.tokens))]
+        hidden = np.concatenate(job.outputs)
+        rest = job.trial.legs[1:]
+        if not rest:
+            return [self._tell(job.step, job.trial, digest=digest_of(hidden))]
+        trial = Trial(job.trial.ticket, rest, job.trial.drawn)
+        return [SendAside(rest[0].to, msgspec.structs.replace(job.step, trial=trial, tensor=None), hidden)]
+
+    def failed(self, ticket: int, reason: str) -> list[Action]:
+        job = self._under_way(ticket)
+        if job is None:
+            return []
+        self.waiting.popleft()
+        return [self._tell(job.step, job.trial, problem=reason[:4000])]
+
+    def _under_way(self, ticket: int) -> _Job | None:
+        job = self.waiting[0] if self.waiting else None
+        return job if job is not None and job.under_way and job.trial.ticket == ticket else None
+
+    def _tell(
+        self, step: Step, trial: Trial, *, digest: str = "", tokens: tuple[int, ...] = (), problem: str = ""
+    ) -> Tell:
+        rechecked = Rechecked(
+            epoch=step.epoch,
+            incarnation=self.incarnation,
+            ticket=trial.ticket,
+            digest=digest,
+            tokens=tokens,
+            problem=problem,
+        )
+        return Tell(rechecked)

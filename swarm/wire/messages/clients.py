@@ -1,0 +1,238 @@
+"""The client door: what clients, ``swarmctl`` and hosts say, and what the broker answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarm.params import SamplingParams
+from swarm.wire.messages.common import (
+    Json,
+    Message,
+    Name,
+    Names,
+    Position,
+    Record,
+    RequestId,
+    Seconds,
+    Text,
+    TokenIds,
+    Whole,
+)
+from swarm.wire.messages.manifest import AssetPart, Manifest
+from swarm.wire.messages.records import Hop, TokenLogprob
+
+
+class Suppose(Record, frozen=True):
+    """What would the plan be without these workers, with this objective, with ``more`` workers like this one?"""
+
+    without: Names = ()
+    objective: Literal["", "auto", "throughput", "latency"] = ""
+    more: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    like: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
+class Submit(Message, frozen=True):
+    """A request. The same id with the same body is the same request; with another body it is a conflict. ``tenant``: on
+    whose account it is computed; tenants get equal shares. Empty: that of the connection. ``detached``: it runs on when
+    its client vanishes."""
+
+    request_id: RequestId
+    prompt: TokenIds
+    params: SamplingParams
+    seed: Whole
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    tenant: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    hops: bool = False
+    detached: bool = False
+
+
+class Recall(Message, frozen=True):
+    """What request is that? Whoever reads on from another process must know what was asked for. The answer is
+    ``Recalled``, or a ``Report`` ("recall") that says why there is none."""
+
+    request_id: RequestId
+
+
+class Attach(Message, frozen=True):
+    """Send what comes from ``next_index[i]`` on of continuation ``i`` to me from now on; the latest attachment wins."""
+
+    request_id: RequestId
+    next_index: Annotated[tuple[Position, ...], msgspec.Meta(max_length=64)]
+
+
+class Ack(Message, frozen=True):
+    """Everything before ``next_index`` of continuation ``index`` has arrived."""
+
+    request_id: RequestId
+    index: Position
+    next_index: Position
+
+
+class Stop(Message, frozen=True):
+    """A stop string was found in the text: tokens before ``at_index`` count, the reason is "stop"."""
+
+    request_id: RequestId
+    index: Position
+    at_index: Position
+
+
+class Cancel(Message, frozen=True):
+    request_id: RequestId
+
+
+class Detach(Message, frozen=True):
+    """I read no further. A detached request runs on, another one for as long as a client may be away."""
+
+    request_id: RequestId
+
+
+class Describe(Message, frozen=True):
+    """Ask for the model and the limits."""
+
+
+class GetAsset(Message, frozen=True):
+    """Ask for a part of a tokenizer file."""
+
+    name: Name
+    offset: Whole
+
+
+class Query(Message, frozen=True):
+    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins.
+    ``suppose``: with ``plan``, the plan that would be made if things were so; nothing is changed. ``all``: with
+    ``requests``, as many of those that have ended as the journal still has and one answer holds."""
+
+    what: Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "trace"]
+    request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    suppose: Suppose | None = None
+    all: bool = False
+
+
+class Join(Message, frozen=True):
+    """``swarmctl`` asks a host (a running ``swarm up``) to start workers."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    memory_limit: Whole | None = None
+
+
+class StopWorker(Message, frozen=True):
+    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if nobody else can take them."""
+
+    worker: Name
+    force: bool = False
+
+
+class HostHello(Message, frozen=True):
+    """A running ``swarm up`` says that it can start workers."""
+
+    host: Name
+    pid: Whole
+
+
+class HostDone(Message, frozen=True):
+    """The host started (or could not start) what a ``StartWorkers`` asked for."""
+
+    ticket: Whole
+    started: Names
+    error: Text = ""
+
+
+RequestMessage = Submit | Recall | Attach | Ack | Stop | Cancel | Detach
+ClientMessage = RequestMessage | Describe | GetAsset | Query | Join | StopWorker | HostHello | HostDone
+
+
+class Accepted(Message, frozen=True):
+    """The request is in the journal; it will reach exactly one end."""
+
+    request_id: RequestId
+
+
+class Recalled(Message, frozen=True):
+    """The answer to ``Recall``: what was asked for."""
+
+    submit: Submit
+
+
+class Rejected(Message, frozen=True):
+    """The request was not taken. ``code`` is a stable name; ``retry_after_s`` says when it may be."""
+
+    request_id: RequestId
+    code: Name
+    reason: Text
+    retry_after_s: Seconds | None = None
+
+
+class Tokens(Message, frozen=True):
+    """Tokens ``start`` … of continuation ``index``. ``hops``: one entry per token if the request asked for them."""
+
+    request_id: RequestId
+    index: Position
+    start: Position
+    ids: TokenIds
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    hops: tuple[tuple[Hop, ...], ...] = ()
+
+
+class Timing(Record, frozen=True):
+    """Seconds from the request's arrival: to its start, its first token, its end; and how often it was recomputed."""
+
+    queued_s: Seconds
+    first_token_s: Seconds
+    total_s: Seconds
+    num_recomputed: Whole
+
+
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+
+
+class Finished(Message, frozen=True):
+    """Continuation ``index`` ended: ``num_tokens`` were generated. ``detail`` says why when the reason is "failed"."""
+
+    request_id: RequestId
+    index: Position
+    reason: FinishReason
+    num_prompt: Position
+    num_tokens: Position
+    timing: Timing
+    detail: Text = ""
+
+
+class Description(Message, frozen=True):
+    """The model and the limits. ``manifest`` is None until a worker has brought one."""
+
+    manifest: Manifest | None
+    state: Name
+    waits_for: Text
+    max_context: Position
+    max_queue: Whole
+    swarm_version: Name
+
+
+class Report(Message, frozen=True):
+    """The answer to ``Query``, ``Join`` and ``StopWorker``. ``body`` is what ``--json`` prints."""
+
+    what: Name
+    ok: bool
+    body: Json
+
+
+class StartWorkers(Message, frozen=True):
+    """Broker → host: start workers."""
+
+    ticket: Whole
+    count: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    memory_limit: Whole | None = None
+
+
+class Malformed(Message, frozen=True):
+    """The answer to a message that can't be understood. ``field`` names what is wrong."""
+
+    reason: Text
+
+
+ServerMessage = (
+    Accepted | Recalled | Rejected | Tokens | Finished | Description | AssetPart | Report | StartWorkers | Malformed
+)

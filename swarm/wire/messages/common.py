@@ -1,0 +1,62 @@
+"""What all messages share: the protocol's version, the bounds, the types of fields, and the two roots.
+
+Types and limits stand in the annotations; the codec refuses whatever does not fit them and names the field. Small
+records that repeat (rows, hops, positions) are arrays on the wire, everything else is a map with names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+
+# Bounds. They are generous for any real use; what matters is that there are some, checked before anything is allocated.
+MAX_HEADER_BYTES = 8 << 20  # a prompt of a million token ids is about 5 MB
+MAX_TENSOR_BYTES = 1 << 30
+MAX_TOKENS = 1 << 20
+MAX_ROWS = 4096
+MAX_SEQUENCES = 1 << 16
+MAX_LAYERS = 1 << 12
+MAX_STAGES = 1 << 10
+ASSET_PART_BYTES = 1 << 20
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Epoch = Whole
+StepNumber = Whole
+SequenceId = Whole
+Position = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenIds = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_TOKENS)]
+LayerIndex = Annotated[int, msgspec.Meta(ge=0, le=MAX_LAYERS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+RequestId = Name
+Incarnation = Name
+Endpoint = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Digest = Annotated[str, msgspec.Meta(max_length=64)]
+Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]
+Json = dict[str, object]
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A small value inside messages; an array on the wire."""
+
+
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag=lambda name: "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_"),
+):
+    """The root of all messages. ``epoch`` is 0 where none applies (everything on the client door). ``cause``: the id of
+    the event at the broker that this message follows from, so that log lines of several machines can be told together;
+    empty where nobody would look for it."""
+
+    v: Literal[1] = 1
+    epoch: Epoch = 0
+    cause: Annotated[str, msgspec.Meta(max_length=32)] = ""

@@ -1,0 +1,88 @@
+"""The model, as everybody must know it: sizes, tokens that end an answer, its files by their digests, and how those
+that clients need are sent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from swarm.wire.messages.common import MAX_LAYERS, MAX_TOKENS, Digest, Message, Name, Record, TokenId, Whole
+from swarm.wire.messages.records import LayerRange, PayloadSpec
+
+
+class Asset(Record, frozen=True):
+    """A file that clients need (tokenizer, chat template), by name, size and xxh3-128."""
+
+    name: Name
+    num_bytes: Whole
+    digest: Digest
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What everybody must agree on about the model; the broker has no other knowledge of it."""
+
+    name: Name
+    architecture: Name
+    num_layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
+    hidden_size: Annotated[int, msgspec.Meta(ge=1, lt=2**24)]
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    context: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    eos_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=64)]
+    dtype: Name
+    layer_bytes: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)]
+    embed_bytes: Whole
+    head_bytes: Whole
+    kv_bytes_per_token: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)]
+    files: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=4096)]
+    assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]
+
+    def weight_bytes(self, layers: LayerRange) -> int:
+        """What a stage with these layers loads, embedding on the first and head on the last counted."""
+        total = sum(self.layer_bytes[layers.first : layers.stop])
+        if layers.first == 0:
+            total += self.embed_bytes
+        if layers.stop == self.num_layers:
+            total += self.head_bytes
+        return total
+
+    def difference(self, other: Manifest) -> str | None:
+        """Name the first field that differs, with both values; None if the two are the same.
+
+        The name doesn't count: a model's folder may be called as one likes.
+        """
+        for name in self.__struct_fields__[1:]:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine == theirs:
+                continue
+            if name in ("files", "assets"):
+                return f"{name}: {_unlike(mine, theirs)}"
+            return f"{name}: {mine} here, {theirs} there"
+        return None
+
+
+def _unlike(mine: tuple[Asset, ...], theirs: tuple[Asset, ...]) -> str:
+    """Which files are not the same; or can't be compared, because large ones are known by digests of two kinds."""
+    mine_by, theirs_by = ({asset.name: asset for asset in side} for side in (mine, theirs))
+    names = sorted(name for name in mine_by.keys() | theirs_by.keys() if mine_by.get(name) != theirs_by.get(name))
+    if all(_are_of_two_kinds(mine_by.get(name), theirs_by.get(name)) for name in names):
+        return (
+            f"{', '.join(names)} can't be compared: one side has them from a hub, the other as a plain copy; name the "
+            "model in the same way for all workers"
+        )
+    return f"{', '.join(names)} differ in size or content"
+
+
+def _are_of_two_kinds(mine: Asset | None, theirs: Asset | None) -> bool:
+    if mine is None or theirs is None:
+        return False
+    return mine.num_bytes == theirs.num_bytes and len(mine.digest) != len(theirs.digest)
+
+
+class AssetPart(Message, frozen=True):
+    """Bytes of an asset from ``offset`` on (also worker → broker, when the broker asks for its assets)."""
+
+    name: Name
+    offset: Whole
+    total: Whole
+    payload: PayloadSpec

@@ -1,0 +1,270 @@
+"""What workers tell the broker: answers and news at the control door, the pulse at the beat door."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarm.wire.messages.common import (
+    MAX_LAYERS,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    Digest,
+    Endpoint,
+    Incarnation,
+    LayerIndex,
+    Message,
+    Name,
+    Position,
+    Record,
+    Seconds,
+    SequenceId,
+    Text,
+    TokenId,
+    Whole,
+)
+from swarm.wire.messages.manifest import AssetPart, Manifest
+from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, SequencePosition
+
+
+class RangePosition(Record, frozen=True):
+    """How many positions of a sequence have keys and values in these layers."""
+
+    layers: LayerRange
+    position: Position
+
+
+class HeldSequence(Record, frozen=True):
+    """What a stage holds of one sequence: KV per range of layers, and the boundary inputs it has logged."""
+
+    sequence: SequenceId
+    kv: Annotated[tuple[RangePosition, ...], msgspec.Meta(max_length=MAX_LAYERS)]
+
+
+class LogRange(Record, frozen=True):
+    """A sender's log holds the inputs of layer ``boundary`` at positions ``start`` up to, not including, ``stop``."""
+
+    sequence: SequenceId
+    boundary: LayerIndex
+    start: Position
+    stop: Position
+
+
+class NotFinite(Record, frozen=True):
+    """Hidden states that are infinite or no numbers: who sent them, out of which layers, and in which sequences, with
+    the first such position of each."""
+
+    worker: Name
+    layers: LayerRange
+    rows: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class LayerCost(Record, frozen=True):
+    """Measured at join. ``prefill``: seconds for one layer to take ``rows`` positions of one sequence with ``context``
+    positions before them. ``decode``: for one layer to take one more position of ``rows`` sequences of that length.
+    ``stage``: what a step of so many rows takes beside its layers. ``head``, ``embed``: for so many rows. ``alone``:
+    with all cores of the host, as in a step that is the only one."""
+
+    kind: Literal["prefill", "decode", "stage", "head", "embed"]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)]
+    context: Position
+    seconds: Seconds
+    alone: bool
+
+
+class LinkCost(Record, frozen=True):
+    """Measured at join between a worker and the broker, over the worker's own connection: there and back, and bytes."""
+
+    round_trip_s: Seconds
+    bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Hello(Message, frozen=True):
+    """A worker introduces itself, at its first contact and after every reconnection, with all it holds.
+
+    ``epoch`` is the last one it heard of, so that a broker that has forgotten its own can go above it.
+    """
+
+    name: Name
+    incarnation: Incarnation
+    pid: Whole
+    host: Name
+    wire_versions: Annotated[tuple[int, ...], msgspec.Meta(max_length=16)]
+    schema: Annotated[str, msgspec.Meta(max_length=64)]
+    device: Name
+    dtype: Name
+    cores: Whole
+    endpoint: Endpoint
+    memory_bytes: Whole
+    kv_budget_bytes: Whole
+    costs: Annotated[tuple[LayerCost, ...], msgspec.Meta(max_length=64)]
+    manifest: Manifest
+    held_layers: LayerRange | None
+    held: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    logs: Annotated[tuple[LogRange, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    kept: LayerRanges = ()
+    link: LinkCost | None = None
+
+
+class Probe(Message, frozen=True):
+    """A worker measures its way to the broker: this is answered at once, before it is a member."""
+
+    ticket: Whole
+    payload: PayloadSpec | None = None
+
+
+class Prepared(Message, frozen=True):
+    """The layers of ``epoch`` are loaded and warm. ``kv_capacity``: positions that fit, all sequences together.
+    ``kernels``: what multiplies here, in which dtype, exact or not."""
+
+    incarnation: Incarnation
+    kv_capacity: Whole
+    max_sequences: Whole
+    load_s: Seconds
+    warm_up_s: Seconds
+    resident_bytes: Whole
+    kernels: Text = ""
+
+
+class Refused(Message, frozen=True):
+    """The plan of ``epoch`` can't be carried out here."""
+
+    incarnation: Incarnation
+    reason: Text
+
+
+class Activated(Message, frozen=True):
+    """The plan of ``epoch`` is in force here; this is what survived the truncation. ``kept``: layers that are warm here
+    beside those of the plan."""
+
+    incarnation: Incarnation
+    held: Annotated[tuple[HeldSequence, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    logs: Annotated[tuple[LogRange, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    kept: LayerRanges = ()
+
+
+class Kept(Message, frozen=True):
+    """These layers are warm here beside those of the plan, and nothing else is. ``wanted`` and not among them could not
+    be loaded."""
+
+    incarnation: Incarnation
+    layers: LayerRanges
+    wanted: LayerRanges
+    load_s: Seconds
+
+
+class ReplayDone(Message, frozen=True):
+    """These layers now hold the sequence's keys and values up to ``kv``."""
+
+    incarnation: Incarnation
+    sequence: SequenceId
+    layers: LayerRange
+    kv: Position
+
+
+class ReplayMissing(Message, frozen=True):
+    """A replay can't be made here: the log starts only at ``has_from`` (or there is none: ``has_from`` is the stop)."""
+
+    incarnation: Incarnation
+    sequence: SequenceId
+    boundary: LayerIndex
+    has_from: Position
+
+
+class CopyDone(Message, frozen=True):
+    """KV of a sequence has been copied to another stage."""
+
+    incarnation: Incarnation
+    sequence: SequenceId
+    layers: LayerRange
+    to: Incarnation
+    kv: Position
+
+
+class Leaving(Message, frozen=True):
+    """The worker wants to leave in good order."""
+
+    incarnation: Incarnation
+    reason: Text
+
+
+class Rechecked(Message, frozen=True):
+    """What came out of layers that were computed again: ``digest`` of the hidden states, or after the model's last
+    layer the ``tokens`` drawn. If it could not be done, ``problem`` says why and all else is empty."""
+
+    incarnation: Incarnation
+    ticket: Whole
+    digest: Digest = ""
+    tokens: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=64)] = ()
+    problem: Text = ""
+
+
+class Digested(Message, frozen=True):
+    """The digest of what the log holds; empty if it doesn't hold all of it."""
+
+    incarnation: Incarnation
+    ticket: Whole
+    digest: Digest
+
+
+class LoadProgress(Message, frozen=True):
+    """Loading goes on: bytes read of bytes to read."""
+
+    incarnation: Incarnation
+    loaded_bytes: Whole
+    total_bytes: Whole
+
+
+class Stats(Message, frozen=True):
+    """Counters of a stage, for ``swarmctl stats``. They only grow within an incarnation, gauges aside."""
+
+    incarnation: Incarnation
+    values: Annotated[dict[Name, float], msgspec.Meta(max_length=256)]
+
+
+class Trouble(Message, frozen=True):
+    """Something that can't be repaired in place happened on the data path: the broker shall make a new epoch.
+
+    ``damaged``: a message came that is not what was sent; that is nobody's work, and no request's fault.
+    ``not_finite``: what came was sent like that; its sender computed wrongly."""
+
+    incarnation: Incarnation
+    reason: Text
+    damaged: bool = False
+    not_finite: NotFinite | None = None
+
+
+WorkerMessage = (
+    Hello
+    | Probe
+    | Prepared
+    | Refused
+    | Activated
+    | Kept
+    | Rechecked
+    | Digested
+    | ReplayDone
+    | ReplayMissing
+    | CopyDone
+    | Leaving
+    | LoadProgress
+    | Stats
+    | Trouble
+    | AssetPart
+)
+
+
+class Beat(Message, frozen=True):
+    """A worker's pulse, from a thread of its own. ``progress`` grows with every piece of work that the compute thread
+    finishes (a layer, a loaded tensor); ``since_s``: how long the state has lasted."""
+
+    incarnation: Incarnation
+    progress: Whole
+    state: Literal["idle", "loading", "computing", "blocked", "parked"]
+    blocked_on: Annotated[str, msgspec.Meta(max_length=128)]
+    since_s: Seconds
+    loop_lag_s: Seconds
+    memory_bytes: Whole
+    kv_used: Whole
+    kv_capacity: Whole

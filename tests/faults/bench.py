@@ -1,0 +1,268 @@
+"""A swarm under load, and the means to harm it: what every test of a fault does in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm import AsyncClient, Completion
+from swarm.failpoints import TRACE_VARIABLE, VARIABLE
+from tests.faults.zygote import Zygote
+from tests.integration.processes import Processes
+
+TOKENS = 120
+WAIT_S = 60.0  # for an answer, whatever happens meanwhile
+PREFIX = [3 + (11 * j) % 450 for j in range(100)]  # three blocks that two requests have in common
+
+
+@dataclass(frozen=True)
+class Case:
+    prompt: tuple[int, ...]
+    options: dict[str, Any]
+
+
+def _prompt(length: int, start: int) -> tuple[int, ...]:
+    return tuple(3 + (7 * start + j * (start + 1)) % 400 for j in range(length))
+
+
+# Greedy, drawn, with penalties, two continuations, logprobs (compared bit by bit), a bias; prompts of one row, of
+# several chunks, and with a beginning in common.
+CASES = (
+    Case(_prompt(5, 0), {"temperature": 0.0, "logprobs": 3}),
+    Case(_prompt(40, 1), {"temperature": 0.9, "seed": 11}),
+    Case(_prompt(90, 2), {"temperature": 0.7, "top_p": 0.9, "seed": 12, "repetition_penalty": 1.2, "logprobs": 0}),
+    Case(_prompt(150, 3), {"temperature": 1.1, "top_k": 40, "seed": 13, "n": 2, "logprobs": 2}),
+    Case((*PREFIX, 7, 9), {"temperature": 1.0, "seed": 14, "presence_penalty": 0.6, "frequency_penalty": 0.3}),
+    Case((*PREFIX, 8), {"temperature": 0.8, "min_p": 0.02, "seed": 15, "logit_bias": {17: 2.5, 30: -4.0}}),
+)
+
+IS_THOROUGH = os.environ.get("FAULTS") == "all"
+
+
+def rare(*cases: Any) -> tuple[Any, ...]:
+    """Cases that only ``FAULTS=all pytest tests/faults`` runs: much like others, and each takes seconds."""
+    return cases if IS_THOROUGH else ()
+
+
+Answer = list[tuple[tuple[int, ...], str, tuple[Any, ...]]]
+Answers = dict[int, Answer]
+
+
+def answer_of(done: Completion) -> Answer:
+    """All that must be the same: tokens, why it ended, logprobs to the last bit."""
+    return [(choice.tokens, choice.finish_reason, choice.logprobs) for choice in done.choices]
+
+
+async def ask(client: AsyncClient, index: int, tokens: int = TOKENS, **more: Any) -> Answer:
+    case = CASES[index]
+    done = await client.generate(
+        list(case.prompt), max_tokens=tokens, ignore_eos=True, timeout=WAIT_S, **case.options, **more
+    )
+    return answer_of(done)
+
+
+async def undisturbed(swarm: Swarm) -> Answers:
+    async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
+        await swarm.until_serving(client, 3)
+        return dict(enumerate(await asyncio.gather(*(ask(client, index) for index in range(len(CASES))))))
+
+
+# oneDNN keeps up to 1,024 kernels by default, a quarter of a MiB and more each, one for every number of rows that came:
+# it takes hundreds of deaths until a worker's memory is level. With few it is at once.
+FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "64"}
+
+
+class Swarm(Processes):
+    """Processes forked from the zygote. ``options``: the environment of all. ``state``: where the broker keeps its
+    journal; without it, it has none."""
+
+    def __init__(
+        self,
+        model: Path,
+        logs: Path,
+        zygote: Zygote,
+        options: dict[str, str] | None = None,
+        state: Path | None = None,
+    ) -> None:
+        super().__init__(model, logs, options=FEW_KERNELS | (options or {}), launch=zygote)
+        self.state = state
+        self.trace = logs / "faults.trace"
+        self.faults = ""  # of those that are started again, while a test wants that
+        self.harmed: set[str] = set()  # workers that were started with failpoints, or that hang
+
+    def start_broker(self, min_workers: int = 1, **environment: str) -> None:
+        kept = {} if self.state is None else {"SWARM_STATE_DIR": str(self.state)}
+        super().start_broker(min_workers, **kept, **environment)
+
+    def kill_broker(self) -> None:
+        self.broker.kill()
+        self.broker.wait()
+
+    def start_worker(self, name: str, *more: str, faults: str = "", **environment: str) -> None:
+        """``faults``: failpoints of this process."""
+        armed = {VARIABLE: faults, TRACE_VARIABLE: str(self.trace)} if faults else {}
+        super().start_worker(name, *more, **armed, **environment)
+        (self.harmed.add if faults else self.harmed.discard)(name)
+
+    def start_again(self, name: str, faults: str = "") -> None:
+        """A fresh process under this name."""
+        if name in self.workers:
+            self.kill(name)
+        self.start_worker(name, faults=faults)
+
+    def happened(self) -> list[Fault]:
+        """The failpoints that struck so far."""
+        lines = self.trace.read_text().splitlines() if self.trace.exists() else []
+        return [Fault(int(pid), place, action, float(at)) for pid, place, action, _, at in map(str.split, lines)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    pid: int
+    place: str
+    action: str
+    at: float
+
+
+@dataclass
+class Bench:
+    """One test's view of a swarm."""
+
+    swarm: Swarm
+    client: AsyncClient
+    expected: Answers
+    asleep: list[Any] = field(default_factory=list)
+
+    # --- the load ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def under_load(self, *, cases: Sequence[int] = range(len(CASES)), warm: float = 30) -> AsyncIterator[None]:
+        """Inside, all requests run, at least ``warm`` tokens are drawn; at the end, each answer is as undisturbed."""
+        before = (await self.figures()).get("tokens", 0.0)
+        answers = [asyncio.create_task(ask(self.client, index)) for index in cases]
+        try:
+            if warm:
+                await self.until(lambda s: s.get("tokens", 0.0) >= before + warm)
+            yield
+            found = await asyncio.gather(*answers)
+        finally:
+            for answer in answers:
+                answer.cancel()
+        assert found == [self.expected[index] for index in cases]
+
+    async def right(self, cases: Sequence[int] = range(len(CASES))) -> None:
+        """All requests, now, answer as undisturbed."""
+        async with self.under_load(cases=cases, warm=0):
+            pass
+
+    # --- what the broker says ----------------------------------------------------------------------------------------
+
+    async def figures(self) -> dict[str, float]:
+        pipeline = (await self.client.query("stats"))["pipeline"]
+        assert isinstance(pipeline, dict)
+        return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
+
+    async def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = WAIT_S) -> dict[str, Any]:
+        """Until the pipeline's counters are as wished."""
+        report = await self.swarm.until(self.client, "stats", lambda report: holds(report["pipeline"]), within_s)
+        pipeline: dict[str, Any] = report["pipeline"]
+        return pipeline
+
+    async def order(self) -> list[str]:
+        """The workers' names in the order of the pipeline."""
+        stages = (await self.client.query("plan"))["stages"]
+        assert isinstance(stages, list)
+        return [str(stage["worker"]) for stage in stages]
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        nodes: Any = (await self.client.query("nodes"))["workers"]
+        return list(nodes)
+
+    async def node(self, name: str, pid: int | None = None) -> dict[str, Any]:
+        """What is said of the latest process of that name (or of the one with this number)."""
+        found = [n for n in await self.nodes() if n["name"] == name and pid in (None, n["pid"])]
+        return found[-1] if found else {}
+
+    async def until_out(self, name: str, within_s: float = 15.0) -> dict[str, Any]:
+        """Until this worker is out (or forgotten); what is said of it."""
+        pid = self.swarm.workers[name].pid
+
+        def is_out(report: dict[str, Any]) -> bool:
+            nodes = [n for n in report["workers"] if n["pid"] == pid]
+            return not nodes or nodes[-1]["state"] == "out"
+
+        await self.swarm.until(self.client, "nodes", is_out, within_s)
+        return await self.node(name, pid)
+
+    # --- harm --------------------------------------------------------------------------------------------------------
+
+    async def replace(self, name: str, faults: str) -> None:
+        """A fresh process under this name, with failpoints, before anything runs; three serve again."""
+        self.swarm.start_again(name, faults)
+        await self.serving()
+
+    async def arm(self, place: int, faults: str) -> str:
+        """Failpoints for the worker at this place of the pipe (-1: the last); returns its name. Newcomers come to the
+        middle as a rule: if its place is at an end, who is there is started again until it has moved."""
+        name = (await self.order())[1]
+        await self.replace(name, faults)
+        for _ in range(6):
+            there = (await self.order())[place]
+            if there == name:
+                return name
+            self.swarm.start_again(there)
+            await self.serving()
+        raise AssertionError(f"{name} does not come to place {place}: {await self.order()}")
+
+    def struck_so_far(self) -> list[Fault]:
+        """The failpoints that struck in this swarm's life."""
+        return self.swarm.happened()
+
+    async def struck(self, times: int, within_s: float = WAIT_S) -> Fault:
+        """Until failpoints have struck so many times in this swarm's life; the last of them."""
+        give_up_at = time.monotonic() + within_s
+        while len(found := self.swarm.happened()) < times:
+            if time.monotonic() > give_up_at:
+                raise AssertionError(f"the fault never happened; before: {found}")
+            await asyncio.sleep(0.01)
+        return found[times - 1]
+
+    def stop(self, process: Any) -> None:
+        """SIGSTOP; it will be woken at the end of the test if nobody does so before."""
+        process.send_signal(signal.SIGSTOP)
+        self.asleep.append(process)
+
+    def wake(self) -> None:
+        for process in self.asleep:
+            process.send_signal(signal.SIGCONT)
+        self.asleep.clear()
+
+    # --- and back ----------------------------------------------------------------------------------------------------
+
+    async def serving(self, num_stages: int = 3) -> None:
+        """So many stages serve, and they are the processes that were started last."""
+        await self.swarm.until_serving(self.client, num_stages)
+        pids = {process.pid for process in self.swarm.workers.values()}
+
+        def are_these(report: dict[str, Any]) -> bool:
+            return {n["pid"] for n in report["workers"] if n["layers"] is not None} <= pids
+
+        await self.swarm.until(self.client, "nodes", are_these)
+        await self.swarm.until_serving(self.client, num_stages)
+
+    async def make_well(self) -> None:
+        """Three workers without faults serve, and nothing runs."""
+        self.wake()
+        for name in ("w0", "w1", "w2"):
+            process = self.swarm.workers.get(name)
+            if process is None or process.poll() is not None or name in self.swarm.harmed:
+                self.swarm.start_again(name)
+        await self.serving()
+        await self.until(lambda s: s["running"] == s["queued"] == s["in_flight"] == 0)

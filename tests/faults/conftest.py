@@ -1,0 +1,56 @@
+"""What tests of real faults share: a model, a process that forks others, the answers of an undisturbed swarm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from swarm import AsyncClient
+from tests.faults.bench import Answers, Bench, Swarm, undisturbed
+from tests.faults.zygote import Zygote
+from tests.model.models import llama_config, random_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers with weights of high entropy: what goes wrong shows at once."""
+    folder = tmp_path_factory.mktemp("model")
+    random_model(llama_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def zygote(model: Path) -> Iterator[Zygote]:
+    with Zygote(model) as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="session")
+def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What three workers answer when nothing happens to them."""
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as swarm:
+        swarm.start(3)
+        return asyncio.run(undisturbed(swarm))
+
+
+@pytest.fixture(scope="module")
+def swarm(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """A broker and three workers, for all tests of a module: each finds them well."""
+    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote) as swarm:
+        swarm.start(3)
+        yield swarm
+
+
+@pytest_asyncio.fixture
+async def bench(swarm: Swarm, expected: Answers) -> AsyncIterator[Bench]:
+    """A client of the module's swarm, with three fresh or well workers; and at the end it is as before: requests have
+    ended, nothing is left behind, three workers serve again."""
+    async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
+        bench = Bench(swarm, client, expected)
+        await bench.make_well()
+        yield bench
+        await bench.make_well()

@@ -1,0 +1,111 @@
+"""Processes that end in the middle: killed, aborted, by a segmentation fault; one, two, all; while they take over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.bench import Bench, rare
+
+
+@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
+async def test_a_stage_is_killed_in_decode(bench: Bench, place: int) -> None:
+    """Whichever stage dies: the same answers to the last bit of their logprobs; and no more work than what was lost,
+    but for the first stage, for which nobody has a log of what went into it."""
+    before = await bench.figures()
+    async with bench.under_load(warm=120):
+        bench.swarm.kill((await bench.order())[place])
+    after = await bench.figures()
+    assert after["workers_lost"] == before.get("workers_lost", 0) + 1
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        (-1, "step.sampled=kill@20"),
+        (1, "step.arrived=kill@15"),
+        (1, "step.computes=abort@15"),
+        (1, "step.computed=segfault@15"),
+        (0, "step.sent=kill@15"),
+        (1, "step.prefill=kill@2"),
+        (0, "step.prefill=exit@3"),
+    ],
+)
+async def test_an_end_at_a_place_of_a_step(bench: Bench, place: int, fault: str) -> None:
+    """The last stage after drawing a token that nobody has heard of, before it computes, after it has sent, between
+    two chunks of a prompt, by a signal of its own doing: what was drawn is drawn again, and is the same."""
+    times = len(bench.struck_so_far())
+    await bench.arm(place, fault)
+    async with bench.under_load(warm=0):
+        await bench.struck(times + 1)
+
+
+@pytest.mark.parametrize("places", [(0, 1), (1, 2), (0, 2)], ids=["first two", "last two", "both ends"])
+async def test_two_stages_are_killed(bench: Bench, places: tuple[int, int]) -> None:
+    """Neighbours or not: the one that is left goes on alone."""
+    async with bench.under_load(warm=60):
+        names = await bench.order()
+        for place in places:
+            bench.swarm.kill(names[place])
+
+
+async def test_all_stages_are_killed(bench: Bench) -> None:
+    """Nothing is left of the answers but what the broker knows. When workers come, they go on; accepted requests waited
+    for them."""
+    async with bench.under_load(warm=60):
+        for name in await bench.order():
+            bench.swarm.kill(name)
+        await bench.swarm.until(bench.client, "status", lambda status: status["state"] == "waiting")
+        for name in ("w0", "w1", "w2"):
+            bench.swarm.start_worker(name)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "tell.hello=kill",
+        "order.prepare=kill",
+        *rare("handled.prepare=kill", "load.tensor=kill"),
+        "load.tensor=kill@5",
+        *rare("load.done=kill", "tell.prepared=kill"),
+        "told.prepared=kill",
+        "order.activate=kill",
+        *rare("handled.activate=kill", "tell.activated=kill"),
+        "told.activated=kill",
+        "replay.begins=kill",
+        *rare("replay.computed=kill", "replay.begins=kill@3", "tell.replaydone=kill"),
+        "told.replaydone=kill@2",
+        *rare("replay.computed=hang", "load.tensor=memory@5"),
+    ],
+)
+async def test_a_replacement_dies_too(bench: Bench, fault: str) -> None:
+    """The process that comes in the place of a dead one dies before, at or after each thing that it says or is told,
+    while it loads, while it replays."""
+    times = len(bench.struck_so_far())
+    async with bench.under_load(warm=30):
+        name = (await bench.order())[1]
+        bench.swarm.kill(name)
+        bench.swarm.start_worker(name, faults=fault)
+        await bench.struck(times + 1)
+
+
+@pytest.mark.parametrize(
+    ("killed", "place", "fault"),
+    [
+        (2, 1, "order.fence=kill@3"),
+        *rare((2, 1, "handled.fence=kill@3"), (2, 1, "order.prepare=kill@2"), (2, 1, "load.done=kill@2")),
+        *rare((2, 1, "told.prepared=kill@2")),
+        (2, 1, "handled.activate=kill@2"),
+        (2, 1, "order.replay=kill"),
+        *rare((2, 1, "handled.replay=kill"), (2, 1, "replay.begins=kill@2"), (2, 1, "replay.computed=kill")),
+        (2, 1, "replay.begins=kill"),
+        *rare((1, 0, "replay.sent=kill"), (1, 0, "order.replay=kill")),
+    ],
+)
+async def test_a_survivor_dies_in_the_recovery(bench: Bench, killed: int, place: int, fault: str) -> None:
+    """A stage is killed, and the one before it, which sends or computes the replay, dies in the middle of that: the one
+    that is left does it all alone."""
+    times = len(bench.struck_so_far())
+    await bench.arm(place, fault)
+    async with bench.under_load(warm=60):
+        bench.swarm.kill((await bench.order())[killed])
+        await bench.struck(times + 1)

@@ -1,0 +1,60 @@
+"""A connection for one message: it leaves as soon as somebody is there, and is given up if nobody comes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from swarm.stage.aside import LINGER_MS, PATIENCE_S, RETRY_S, AsideEdge
+from swarm.wire.channel import PullChannel
+from swarm.wire.messages import Edge
+
+SOON_S = 10.0
+LIMIT = 1 << 26
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+def test_a_large_message_arrives_though_the_connection_is_closed_at_once(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """Sixteen megabytes are on their way when the socket is closed, and all of them come."""
+    taker, edge = PullChannel(context, "127.0.0.1", LIMIT), AsideEdge(context)
+    message = [b"header", bytes(1 << 24)]
+    edge.send(Edge("w1.1", taker.endpoint), message, 0.0)
+    give_up_at = time.monotonic() + SOON_S
+    while edge.is_full:
+        assert time.monotonic() < give_up_at
+        taker.wait(RETRY_S)
+        edge.flush(0.0)
+    assert taker.wait(LINGER_MS / 1000 + SOON_S)
+    frames = taker.receive()
+    assert frames is not None
+    assert [len(frame) for frame in frames] == [6, 1 << 24]
+    taker.close()
+    edge.close()
+
+
+def test_nobody_there_is_given_up(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """After a while, by the clock that it is told; the next message gets a connection of its own."""
+    with socket.socket() as deaf:  # it has the port, so nobody else can, and it does not listen
+        deaf.bind(("127.0.0.1", 0))
+        gone = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        edge = AsideEdge(context)
+        edge.send(Edge("w1.1", gone), [b"x"], 100.0)
+        edge.flush(100.0 + PATIENCE_S - 0.1)
+        assert edge.is_full
+        edge.flush(100.0 + PATIENCE_S)
+        assert not edge.is_full
+        edge.send(Edge("w1.1", gone), [b"x"], 200.0)
+        assert edge.is_full
+        edge.close()
+        assert not edge.is_full

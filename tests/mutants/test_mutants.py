@@ -1,0 +1,137 @@
+"""Tests are worth what they catch. Each patch here breaks one rule, as a slip would; the simulation or a unit test must
+notice it, and must not notice anything without it.
+
+A patch begins with what is broken and who must catch it::
+
+    # What is broken.
+    # caught by: sim crash,freeze            schedules with faults of these kinds only, from seed 0 on
+    # caught by: sim crash from 40           the same from a later seed on
+    # caught by: sim                         all kinds
+    # caught by: tests/unit/stage/test_core.py
+
+A patch that does not apply any more must be made anew against the code as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PATCHES = sorted(HERE.glob("*.patch"))
+NUM_SCHEDULES = 120
+LIMIT_S = 200.0  # for one; it takes a tenth of that on a machine that does nothing else
+NOTICED = (1, 3)  # exit codes: a test failed; a schedule noticed
+HEADER = re.compile(r"# caught by: (?:sim(?: ([a-z_,]+))??(?: from (\d+))?|(tests/\S+))$")
+LEFT_OUT = shutil.ignore_patterns("village", "*.so", "*.c", "*.h")
+
+
+def _load(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"mutants_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+applier = _load("applier")
+
+
+@dataclass(frozen=True)
+class Catcher:
+    """Who must notice: schedules, or a file of unit tests."""
+
+    kinds: str = ""
+    first: int = 0
+    tests: str = ""
+
+    @classmethod
+    def of(cls, patch: str) -> Catcher:
+        found = next((match for line in patch.splitlines() if (match := HEADER.match(line))), None)
+        assert found is not None, "the patch does not say who must catch it"
+        return cls(found[1] or "", int(found[2] or 0), found[3] or "")
+
+    def command(self, root: Path) -> list[str]:
+        if self.tests:
+            return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", self.tests]
+        play = str(HERE / "play.py")
+        return [sys.executable, play, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
+
+
+def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.CompletedProcess[str]:
+    """Let the catcher look at a copy of the package, broken or not."""
+    shutil.copytree(ROOT / "swarm", root / "swarm", ignore=LEFT_OUT)
+    (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
+    if catcher.tests:
+        shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("__pycache__", "mutants"))
+        shutil.copy(ROOT / "pyproject.toml", root)
+    if patch is not None:
+        applier.apply(patch, root)
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
+    return subprocess.run(
+        catcher.command(root), cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def test_there_are_enough() -> None:
+    """Of every part that decides about recovery something is broken."""
+    assert len(PATCHES) >= 45
+
+
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
+def test_a_mutant_is_caught(path: Path, tmp_path: Path) -> None:
+    """It is noticed, as a broken rule or a failed test, not as a crash of whoever looks."""
+    patch = path.read_text()
+    catcher = Catcher.of(patch)
+    done = try_out(patch, catcher, tmp_path)
+    assert done.returncode in NOTICED, f"nobody noticed that: {patch}\n{done.stdout}{done.stderr}"
+    if catcher.tests:
+        assert "FAILED " in done.stdout, done.stdout + done.stderr
+        return
+    noticed = re.match(r"seed (\d+): ", done.stdout)
+    assert noticed is not None, done.stdout + done.stderr
+    # The same schedule without the patch: it is the patch that was noticed.
+    same = [sys.executable, str(HERE / "play.py"), str(ROOT), noticed[1], "1", catcher.kinds]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
+    held = subprocess.run(same, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert held.returncode == 0, held.stdout + held.stderr
+
+
+@pytest.mark.parametrize("tests", sorted({Catcher.of(path.read_text()).tests for path in PATCHES} - {""}))
+def test_without_a_patch_unit_tests_pass(tests: str, tmp_path: Path) -> None:
+    """The same copy, unbroken, passes: it is the patch that they notice."""
+    done = try_out(None, Catcher(tests=tests), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_a_patch_schedules_hold(tmp_path: Path) -> None:
+    """The same copy, unbroken, notices nothing."""
+    done = try_out(None, Catcher(), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_patch_finds_its_lines_where_they_have_moved(tmp_path: Path) -> None:
+    """Offsets don't matter, lines do."""
+    (tmp_path / "a.py").write_text("new\n\nx = 1\ny = 2\nz = 3\n")
+    applier.apply("# x\n--- a/a.py\n+++ b/a.py\n@@ -1,3 +1,3 @@\n x = 1\n-y = 2\n+y = 4\n z = 3\n", tmp_path)
+    assert (tmp_path / "a.py").read_text() == "new\n\nx = 1\ny = 4\nz = 3\n"
+
+
+def test_a_patch_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    """With what to do about it, and without having changed anything."""
+    (tmp_path / "a.py").write_text("x = 1\ny = 3\n")
+    with pytest.raises(applier.DoesNotApply, match="regenerate"):
+        applier.apply("--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n x = 1\n-y = 2\n+y = 4\n", tmp_path)
+    assert (tmp_path / "a.py").read_text() == "x = 1\ny = 3\n"

@@ -1,0 +1,76 @@
+"""A journal's thread for tests, on a disk that does as the test says."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+from swarm.broker.events import JournalFigures
+from swarm.broker.journal import Write, reserve
+from swarm.broker.journal.database import FullDisk
+from swarm.broker.journal.store import Moment, Store
+from swarm.broker.journal.writer import JournalWriter
+from swarm.clock import SystemClock
+from swarm.errors import JournalError
+
+WAIT_S = 10.0
+
+
+class Disk(Store):
+    """A real journal on a disk that does as the test says. ``gate``: writes wait for it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.full = False
+        self.room: int | None = None  # bytes that are free beside what is set aside; None: no lack
+        self.untidy = threading.Semaphore(0)  # how often tidying has failed
+        self.transactions: list[list[Write]] = []
+
+    def write(self, writes: Any, now: Moment) -> set[int]:
+        assert self.gate.wait(WAIT_S)
+        if self.full:
+            raise JournalError("the disk is full")
+        if self.room is not None:
+            self._take_room()
+        open_still = super().write(writes, now)
+        self.transactions.append(list(writes))
+        return open_still
+
+    def _take_room(self) -> None:
+        """A transaction finds what is no longer set aside, or nothing."""
+        given = reserve.SIZE - (self.path.parent / reserve.FILE).stat().st_size
+        if self.room is None or self.room + given < reserve.PIECE:
+            raise FullDisk("the disk is full")
+        self.room -= reserve.PIECE
+
+    def tidy(self, now: Moment) -> int:
+        if not self.full:
+            return super().tidy(now)
+        self.untidy.release()
+        raise JournalError("the disk is full")
+
+
+class Thread:
+    """A journal's thread with what it tells."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self._told: queue.Queue[Any] = queue.Queue()
+        self.failures: queue.Queue[BaseException] = queue.Queue()
+        self.start(disk)
+
+    def start(self, store: Store) -> None:
+        self.writer = JournalWriter(store, SystemClock(), self._tell, self.failures.put)
+        self.writer.start()
+
+    def _tell(self, facts: list[Any]) -> None:
+        for fact in facts:
+            if not isinstance(fact, JournalFigures):
+                self._told.put(fact)
+
+    def told(self, num: int) -> list[Any]:
+        return [self._told.get(timeout=WAIT_S) for _ in range(num)]

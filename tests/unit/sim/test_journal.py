@@ -1,0 +1,182 @@
+"""The simulation's journal tells a broker what the real one would, and loses what a real one can lose, no more."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.events import AcceptanceWritten, EpochWritten, JournalBroke, JournalMended, TokensWritten
+from swarm.broker.journal import Write
+from swarm.broker.journal.store import Moment, Store
+from swarm.sim.journal import MAX_TOGETHER, RETRY_S, Disk, Fact, Journal
+from swarm.sim.ledger import Ledger
+from swarm.sim.network import Network
+from swarm.sim.world import Pace, World
+from swarm.testing import fake_manifest
+from swarm.wire.messages import TokenLogprob
+from tests.unit.broker.bench import submit
+
+EPOCH = WriteEpoch(3, ("w0",), fake_manifest(2))
+
+
+def accept(request_id: str, *sequences: int) -> WriteAcceptance:
+    return WriteAcceptance(submit(request_id, n=len(sequences)), sequences, "tenant")
+
+
+def tokens(sequence: int, first: int, *ids: int) -> WriteTokens:
+    return WriteTokens((NewTokens(sequence, 3 + first, first, ids, tuple((TokenLogprob(i, -1.0),) for i in ids)),))
+
+
+# --- the ledger ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Write]]:
+    """Transactions: ids are used again, tokens come with gaps and twice, ends for what is not there or has ended."""
+    next_sequence = 1
+    transactions: list[list[Write]] = []
+    for _ in range(draw(st.integers(1, 6))):
+        writes: list[Write] = []
+        for _ in range(draw(st.integers(1, 6))):
+            known = st.integers(1, next_sequence)
+            what = draw(st.sampled_from(["accept", "tokens", "tokens", "tokens", "end", "epoch"]))
+            if what == "accept":
+                num = draw(st.integers(1, 3))
+                writes.append(accept(draw(st.sampled_from("abc")), *range(next_sequence, next_sequence + num)))
+                next_sequence += num
+            elif what == "tokens":
+                ids = draw(st.lists(st.integers(0, 96), min_size=1, max_size=3))
+                writes.append(tokens(draw(known), draw(st.integers(0, 5)), *ids))
+            elif what == "end":
+                reason = draw(st.sampled_from(["stop", "length", "cancelled", "failed"]))
+                writes.append(WriteEnd(draw(known), reason, draw(st.integers(0, 4)), draw(st.sampled_from(["", "x"]))))
+            else:
+                writes.append(
+                    WriteEpoch(draw(st.integers(1, 9)), ("w0", "w1"), draw(st.sampled_from([None, EPOCH.manifest])))
+                )
+        transactions.append(writes)
+    return transactions
+
+
+@settings(max_examples=60, deadline=None)
+@given(history=histories(), retained_s=st.sampled_from([0.0, 2.5, 100.0]))
+def test_the_ledger_tells_what_the_file_tells(history: list[list[Write]], retained_s: float) -> None:
+    """Whatever was written in whatever order: the same past, the same requests, the same list of ended ones."""
+    with tempfile.TemporaryDirectory() as directory:
+        store, ledger = Store(Path(directory)), Ledger()
+        for second, writes in enumerate(history):
+            store.write(writes, Moment(float(second), float(second), "boot"))
+            ledger.write(writes, float(second))
+        now = float(len(history))
+        moment = Moment(now, now, "boot")
+        assert ledger.past(now, retained_s) == store.past(moment, retained_s=retained_s)
+        for request_id in "abc":
+            assert ledger.request(request_id, now) == store.request(request_id, moment)
+        ended = list(ledger.ended(now, 10))
+        assert sorted(ended, key=_name) == sorted(store.ended(moment, 10), key=_name)
+        store.close()
+
+
+def _name(record: object) -> str:
+    return record.submit.request_id  # type: ignore[attr-defined, no-any-return]
+
+
+# --- the disk and the thread -----------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A journal alone, and what it told."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.world = World(seed, Pace())
+        self.disk = Disk(self.world)
+        self.facts: list[Fact] = []
+        news = Network(self.world).link("broker", "disk", "client", (0.0, 0.001))
+        self.journal = Journal(self.disk, news, self.facts.extend, lambda when, kind: False)
+
+    def run(self, until: float = 1e9) -> None:
+        while self.world.now < until and self.world.step():
+            pass
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_power_cut_loses_the_last_of_what_was_not_synced(seed: int) -> None:
+    """A beginning of the tokens is left, and what was acknowledged durably is all there."""
+    bench = Bench(seed)
+    bench.journal.write(accept("a", 1))
+    bench.run()
+    for number in range(8):
+        bench.journal.write(tokens(1, number, number))
+        bench.run()
+    bench.journal.kill()
+    bench.disk.lose_power()
+    record = bench.disk.open(60.0).requests[0]
+    assert record.sequences[0].tokens == list(range(len(record.sequences[0].tokens)))
+
+
+def test_a_power_cut_may_lose_all_or_nothing_of_it() -> None:
+    """Both ends of what can happen do."""
+    lost = set()
+    for seed in range(200):
+        bench = Bench(seed)
+        bench.disk.commit([accept("a", 1)])
+        bench.disk.sync()
+        bench.disk.commit([tokens(1, 0, 5)])
+        bench.disk.commit([tokens(1, 1, 6)])
+        lost.add(bench.disk.lose_power())
+    assert lost == {0, 1, 2}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_killed_process_loses_what_waited(seed: int) -> None:
+    """What it was told of is there; of the rest, a beginning."""
+    bench = Bench(seed)
+    bench.journal.write(accept("a", 1))
+    for number in range(200):
+        bench.journal.write(tokens(1, number, number))
+    bench.run(until=0.02 * seed / 40)
+    told = max((fact.committed[0][1] - 3 for fact in bench.facts if isinstance(fact, TokensWritten)), default=0)
+    bench.journal.kill()
+    num_facts = len(bench.facts)
+    bench.run()
+    assert len(bench.facts) == num_facts
+    requests = bench.disk.open(60.0).requests
+    kept = requests[0].sequences[0].tokens if requests else []
+    assert kept == list(range(len(kept)))
+    assert len(kept) >= told
+    if AcceptanceWritten("a", (1,)) in bench.facts:
+        assert requests
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["before-it-is-known", "afterwards"])
+def test_epochs_overtake_what_a_full_disk_refuses(is_known: bool) -> None:
+    """In their order, however many writes wait."""
+    bench = Bench()
+    bench.disk.is_full = True
+    for number in range(3 * MAX_TOGETHER):
+        bench.journal.write(tokens(1, number, number))
+    if is_known:
+        bench.run(until=RETRY_S / 2)
+    bench.journal.write(WriteEpoch(5))
+    bench.journal.write(WriteEpoch(6))
+    bench.run(until=3 * RETRY_S)
+    assert [type(fact) for fact in bench.facts] == [JournalBroke, EpochWritten, EpochWritten]
+    assert bench.disk.open(60.0).epoch == 6
+
+
+def test_a_full_disk_keeps_everything_for_later() -> None:
+    """Told once that it broke; when there is room again, that it is mended, and then what was written, in order."""
+    bench = Bench()
+    bench.disk.is_full = True
+    bench.journal.write(accept("a", 1))
+    bench.journal.write(tokens(1, 0, 5))
+    bench.run(until=3 * RETRY_S)
+    assert [type(fact) for fact in bench.facts] == [JournalBroke]
+    bench.disk.is_full = False
+    bench.run()
+    assert [type(fact) for fact in bench.facts[1:]] == [JournalMended, AcceptanceWritten, TokensWritten]

@@ -1,0 +1,102 @@
+"""Layers that are kept for others, and the plans that go before them."""
+
+from __future__ import annotations
+
+from swarm.stage import actions as act
+from swarm.stage.executor import Capacity
+from swarm.stage.preparation import Preparation
+from swarm.wire.messages import Edge, Keep, Kept, LayerRange, Prepare
+
+CAPACITY = Capacity(1024, 4, 0.1, 0.0, 0)
+OWN, NEXT = LayerRange(0, 3), LayerRange(3, 5)
+
+
+def prepare(epoch: int, layers: LayerRange = OWN, *standby: LayerRange) -> Prepare:
+    return Prepare(epoch=epoch, layers=layers, standby=standby, edge=Edge("w1", "w1"), max_sequences=4)
+
+
+def kept(actions: list[act.Action]) -> Kept:
+    """What is told about layers kept."""
+    (message,) = [a.message for a in actions if isinstance(a, act.Tell) and isinstance(a.message, Kept)]
+    return message
+
+
+def serving(*standby: LayerRange) -> Preparation:
+    found = Preparation("w0.1")
+    found.want(prepare(1, OWN, *standby))
+    found.loaded(1, CAPACITY)
+    assert found.take(1, None) is not None
+    return found
+
+
+def test_what_is_warm_is_told_when_it_is() -> None:
+    """Nothing is said to be kept before it is loaded; what could not be loaded is missing from the answer."""
+    preparation = serving(NEXT)
+    assert preparation.keep(Keep(epoch=1, layers=(NEXT,))) == [act.LoadStandby((NEXT,))]
+    assert preparation.kept == ()
+    told = kept(preparation.standby_loaded((LayerRange(3, 4),), 0.5, ""))
+    assert (told.layers, told.wanted, told.load_s) == ((LayerRange(3, 4),), (NEXT,), 0.5)
+    assert preparation.kept == (LayerRange(3, 4),)
+
+
+def test_a_plan_goes_before() -> None:
+    """A load for others is cut short when a plan comes, and the plan is loaded at its end, once."""
+    preparation = serving(NEXT)
+    preparation.keep(Keep(epoch=1, layers=(NEXT,)))
+    assert preparation.want(prepare(2, LayerRange(0, 5))) == [act.StopStandby()]
+    actions = preparation.standby_loaded((LayerRange(3, 4),), 0.1, "")
+    assert actions[-1] == act.Load(2, LayerRange(0, 5), (), 4)
+    assert kept(actions).layers == (LayerRange(3, 4),)
+
+
+def test_nothing_is_loaded_for_others_beside_a_plan() -> None:
+    """From the order to prepare to the activation: the broker asks again when the plan serves."""
+    preparation = serving(NEXT)
+    preparation.want(prepare(2))
+    assert preparation.keep(Keep(epoch=1, layers=(NEXT,))) == []
+    preparation.loaded(2, CAPACITY)
+    assert preparation.keep(Keep(epoch=1, layers=(NEXT,))) == []
+    assert preparation.take(2, OWN) is not None
+    assert preparation.keep(Keep(epoch=2, layers=(NEXT,))) == [act.LoadStandby((NEXT,))]
+
+
+def test_the_newest_wish_counts() -> None:
+    """Another order while one is carried out ends that one, and is carried out next."""
+    preparation = serving()
+    preparation.keep(Keep(epoch=1, layers=(NEXT,)))
+    assert preparation.keep(Keep(epoch=1, layers=(LayerRange(4, 6),))) == [act.StopStandby()]
+    assert preparation.standby_loaded((), 0.0, "")[-1] == act.LoadStandby((LayerRange(4, 6),))
+    assert not any(isinstance(a, act.LoadStandby) for a in preparation.standby_loaded((LayerRange(4, 6),), 0.0, ""))
+
+
+def test_what_stays_over_a_change_of_plan() -> None:
+    """Of what is loaded, kept or in use, exactly that which the new plan leaves room for and does not use itself."""
+    preparation = serving(NEXT)
+    preparation.keep(Keep(epoch=1, layers=(NEXT,)))
+    preparation.standby_loaded((NEXT,), 0.1, "")
+    preparation.want(prepare(2, LayerRange(2, 4), LayerRange(0, 2), LayerRange(4, 6)))
+    preparation.loaded(2, CAPACITY)
+    preparation.take(2, OWN)
+    assert preparation.kept == (LayerRange(0, 2), LayerRange(4, 5))
+
+
+def test_why_not_is_said() -> None:
+    """A disk that fails is logged, and the answer says what there is."""
+    preparation = serving(NEXT)
+    preparation.keep(Keep(epoch=1, layers=(NEXT,)))
+    actions = preparation.standby_loaded((), 0.1, "disk on fire")
+    assert any(isinstance(a, act.Note) and a.fields["reason"] == "disk on fire" for a in actions)
+    assert kept(actions).layers == ()
+
+
+def test_a_plan_that_came_to_nothing() -> None:
+    """The broker gave it up: an order to keep layers that is no older is carried out, and does not wait for ever."""
+    preparation = serving(NEXT)
+    preparation.want(prepare(2))
+    preparation.loaded(2, CAPACITY)
+    assert preparation.keep(Keep(epoch=2, layers=(NEXT,))) == [act.LoadStandby((NEXT,))]
+    assert preparation.take(2, OWN) is None
+    busy = serving(NEXT)
+    busy.want(prepare(2))
+    assert busy.keep(Keep(epoch=2, layers=(NEXT,))) == []
+    assert busy.loaded(2, CAPACITY) == [act.LoadStandby((NEXT,))]

@@ -1,0 +1,186 @@
+"""What a killed worker costs running answers, by where its layers come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bench_lib import BenchError, note, random_prompt, vocabulary_of
+from recovery_swarm import STAGES, Parts, percentile, pins
+
+from swarm import AsyncClient
+
+BEFORE = 12  # tokens of each answer before the kill
+AFTER = 24  # and after it
+WAIT_S = 900.0
+PARTS = ("detect", "plan", "load", "activate", "replay", "resume")
+
+
+@dataclass(frozen=True)
+class Case:
+    sequences: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.sequences} × {self.context}"
+
+    def prompts(self, vocabulary: int) -> list[list[int]]:
+        return [random_prompt(max(1, self.context - BEFORE), vocabulary) for _ in range(self.sequences)]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way back. ``cold``: who takes over is started anew before each kill, so that it has loaded nothing.
+    ``restarts``: nobody else can take the layers, and the worker is started again as soon as it has ended."""
+
+    name: str
+    standby: str = "none"
+    pinned: bool = False
+    spare: bool = False
+    restarts: bool = False
+    source: str = "logs"
+
+
+WAYS = {
+    way.name: way
+    for way in (
+        Way("standby", standby="neighbours"),
+        Way("spare", pinned=True, spare=True),
+        Way("restart", pinned=True, restarts=True),
+        Way("tokens", standby="neighbours", source="tokens"),
+    )
+}
+
+
+@dataclass
+class Stream:
+    """One answer: its tokens, and when each came."""
+
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def gaps(self) -> list[float]:
+        return [later - sooner for sooner, later in zip(self.times, self.times[1:], strict=False)]
+
+
+@dataclass
+class Outcome:
+    """Of one kill, in seconds. ``split``: what the broker recorded; ``detect`` counts from the signal."""
+
+    way: str
+    case: str
+    stall_s: float
+    usual_s: float
+    split: dict[str, float | None]
+    predicted_s: float | None
+    ratio: float | None
+    choice: str
+
+
+async def answers(
+    client: AsyncClient, prompts: list[list[int]], disturb: Callable[[], Awaitable[None]] | None = None
+) -> list[Stream]:
+    """All prompts' answers at once. ``disturb`` happens when each has ``BEFORE`` tokens."""
+    events = [asyncio.Event() for _ in prompts]
+
+    async def read(prompt: list[int], reached: asyncio.Event) -> Stream:
+        found = Stream()
+        async for piece in client.stream(prompt, max_tokens=BEFORE + AFTER, ignore_eos=True, timeout=WAIT_S):
+            found.tokens.append(int(piece.token or 0))
+            found.times.append(perf_counter())
+            if len(found.tokens) >= BEFORE:
+                reached.set()
+        return found
+
+    tasks = [asyncio.create_task(read(p, event)) for p, event in zip(prompts, events, strict=True)]
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), WAIT_S)
+    if disturb is not None:
+        await disturb()
+    return list(await asyncio.gather(*tasks))
+
+
+@asynccontextmanager
+async def swarm_for(way: Way, model: Path) -> AsyncIterator[Parts]:
+    num_layers = int(json.loads((model / "config.json").read_text())["num_hidden_layers"])
+    settings = {
+        "SWARM_RECOVERY__SOURCE": way.source,
+        "SWARM_PLAN__STANDBY": way.standby,
+        "SWARM_BROKER__PREFIX_CACHE": "false",
+        "SWARM_BROKER__SETTLE_S": "0.2",
+    }
+    spares = ("spare",) if way.spare else ()
+    async with Parts(model, pins(num_layers) if way.pinned else "", settings, spares) as parts:
+        yield parts
+
+
+async def one_kill(parts: Parts, way: Way, prompts: list[list[int]], expected: list[Stream]) -> dict[str, Any]:
+    """Kill the middle stage's process while these answers run, and bring the swarm back to what it was."""
+    victim = await parts.stage(1)
+    sent_at = 0.0
+
+    async def kill() -> None:
+        nonlocal sent_at
+        sent_at = parts.signal(victim, signal.SIGKILL)
+        await parts.ended(victim)
+        if way.restarts:
+            parts.start(victim)
+
+    streams = await answers(parts.client, prompts, kill)
+    if [s.tokens for s in streams] != [s.tokens for s in expected]:
+        raise BenchError(f"{way.name}: the tokens differ from those of the undisturbed run")
+    entry = await parts.recovery(sent_at)
+    if not way.restarts:
+        parts.start(victim)
+    if way.spare:  # a new process, which has loaded nothing
+        await parts.until("status", lambda status: status["num_workers"] == STAGES + 1)
+        await parts.kill("spare")
+        parts.start("spare")
+    await parts.whole()
+    split = {part: entry["measured"][f"{part}_s"] for part in PARTS}
+    split["detect"] = entry["detected_at"] - sent_at
+    # The record ends with the broker's step, the stall with the client's token.
+    return {"streams": streams, "split": split, "entry": entry}
+
+
+async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: int) -> list[Outcome]:
+    """Every case by every way. One swarm for each way; the undisturbed runs are those of the first."""
+    vocabulary = vocabulary_of(model)
+    prompts = {case: case.prompts(vocabulary) for case in cases}
+    calm: dict[Case, list[Stream]] = {}
+    found: list[Outcome] = []
+    for way in (WAYS[name] for name in ways):
+        note(f"{way.name}: a swarm starts …")
+        async with swarm_for(way, model) as parts:
+            for case in cases:
+                if case not in calm:
+                    calm[case] = await answers(parts.client, prompts[case])
+                usual_s = percentile([gap for stream in calm[case] for gap in stream.gaps()[1:]], 99)
+                for _ in range(repetitions):
+                    killed = await one_kill(parts, way, prompts[case], calm[case])
+                    found.append(_outcome(way, case, usual_s, killed))
+                    note(f"{way.name}, {case.name}: {found[-1].stall_s * 1e3:.0f} ms")
+    return found
+
+
+def _outcome(way: Way, case: Case, usual_s: float, killed: dict[str, Any]) -> Outcome:
+    longest_s = max(gap for stream in killed["streams"] for gap in stream.gaps()[BEFORE // 2 :])
+    entry = killed["entry"]
+    least = entry["least_layer_positions"]
+    return Outcome(
+        way=way.name,
+        case=case.name,
+        stall_s=longest_s - usual_s,
+        usual_s=usual_s,
+        split=killed["split"],
+        predicted_s=entry["predicted"]["total_s"],
+        ratio=entry["layer_positions"] / least if least else None,
+        choice=str(entry["choice"]),
+    )
