@@ -97,9 +97,9 @@ class Gates:
             if not any([_turn_away(listener) for listener in crowded]):  # noqa: C419 - each of them
                 break
             was_of_use = True
-        hung_up = [_hang_up(number, listener) for number in self._given for listener in self._listeners]
-        if crowded or any(hung_up):
-            self._again_s = AGAIN_S if was_of_use else min(MOST_AGAIN_S, 2 * self._again_s)
+        hung_up = any([_hang_up(number, listener) for number in self._given for listener in self._listeners])  # noqa: C419
+        if crowded or hung_up:
+            self._again_s = AGAIN_S if was_of_use or hung_up else min(MOST_AGAIN_S, 2 * self._again_s)
             self._later()
 
     def _later(self) -> None:

@@ -152,6 +152,31 @@ async def test_without_descriptors_it_is_tried_less_and_less_often(
     peer.close()
 
 
+async def test_it_is_tried_soon_again_while_those_let_in_are_hung_up_on(
+    doors: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libzmq may be quicker and let somebody in with each descriptor that was spare. Hanging up on them is progress: a
+    long pause would leave it accepting in vain, with a processor to itself, for as long as others wait."""
+    monkeypatch.setattr(gate, "_turn_away", lambda listener: False)
+    door = doors[0]
+    gates = Gates()
+    gates.add(door.fileno())
+    crowd = [knock(door) for _ in range(CROWD)]
+    await until(lambda: waiting(doors) == len(crowd))
+    let_in, _ = door.accept()  # in libzmq's stead
+    gates._spare.append(let_in.detach())
+    monkeypatch.setattr(gates, "_give_spare", lambda: None)
+    assert gates.shut()
+    for _ in range(10):
+        assert gates._again_s == gate.AGAIN_S
+        gates._rest()
+        gates._send_away()
+    monkeypatch.undo()
+    gates.remove(door.fileno())
+    for peer in crowd:
+        peer.close()
+
+
 def test_nobody_waits_for_one_who_was_sent_away(doors: list[socket.socket]) -> None:
     """libzmq is told that somebody knocks, and lets them in a moment later, when they may be gone: its thread serves
     all connections, so it must not wait there for the next one."""
