@@ -31,7 +31,9 @@ class Continuation:
     length: int = 0  # tokens without a gap
 
     def add(self, new: NewTokens) -> None:
-        self.parts[new.first] = new
+        known = self.parts.get(new.first)
+        if known is None or len(known.ids) <= len(new.ids):
+            self.parts[new.first] = new
         if new.first == self.length:
             self.length += len(new.ids)
 
@@ -58,11 +60,12 @@ class Continuation:
         found = SequenceRecord(self.id, self.index)
         for first in sorted(self.parts):
             part = self.parts[first]
-            if first != len(found.tokens):
+            known = len(found.tokens) - first
+            if known < 0:
                 break
-            found.tokens += part.ids
-            found.logprobs += part.logprobs
-            found.hops += part.hops
+            found.tokens += part.ids[known:]
+            found.logprobs += part.logprobs[known:]
+            found.hops += part.hops[known:]
         return found
 
 

@@ -11,7 +11,7 @@ from swarm.broker.journal.reserve import Reserve
 from swarm.errors import JournalError
 
 FILE = "journal.db"
-VERSION = 2
+VERSION = 3
 BUSY_S = 1.0  # nobody else writes; a reader at the wrong moment is waited for so long
 # Of 4 KiB: how much the write-ahead log holds before it is folded into the file. Folding takes syncs: with 512 a small
 # transaction costs up to half as much again as with 2,048. But a small disk must not be filled by the log alone.
@@ -65,9 +65,15 @@ CREATE TABLE steps (                -- see ``journal.steps``
 CREATE INDEX steps_in_time ON steps (boot, last_tick);
 CREATE INDEX steps_by_age ON steps (written_at, num_bytes);
 """
+_RECENT = """
+CREATE TABLE recent (               -- tokens of the last steps; see ``journal.recent``
+    number INTEGER PRIMARY KEY,
+    tokens BLOB NOT NULL
+);
+"""
 
 _REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
-_STEPS = (_TABLES, _TIMES)  # from version n to n + 1
+_STEPS = (_TABLES, _TIMES, _RECENT)  # from version n to n + 1
 
 
 def opened(path: Path, kept: Reserve) -> sqlite3.Connection:

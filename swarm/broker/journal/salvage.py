@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from swarm.broker.journal import recent
 from swarm.broker.journal.database import FILE, DamagedJournal, in_words, is_refusal
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.values import Damaged, Part, sealed, unsealed
@@ -25,7 +26,14 @@ ASIDE = "journal.damaged"
 BESIDE = "journal.salvaged"  # a directory with the new one, until that is whole
 _AHEAD = 1_000_000
 _MOST = 1 << 53  # a number beyond was never given out: it is what damage made of one
-_TABLES = ("facts", "requests", "sequences", "tokens", "steps")
+_KEYS = {  # of each table that is copied, in this order
+    "facts": "name",
+    "requests": "number",
+    "sequences": "id",
+    "tokens": "sequence, first",
+    "recent": "number",
+    "steps": "number",
+}
 _WIDTH = {"requests": 9}  # columns that were added to a table: what is older has none
 
 
@@ -103,7 +111,7 @@ def _copy(aside: Path, store: Store) -> tuple[int, int]:
     with store.raw() as new, _reader(aside) as old:
         has_epoch = False
         numbers = _Numbers()
-        for table in _TABLES:
+        for table in _KEYS:
             for row in _rows(old, table):
                 numbers.see(table, row)
                 if row is None or not _insert(new, table, row):
@@ -132,6 +140,9 @@ class _Numbers:
         number = row[0]
         if table in ("sequences", "tokens") and isinstance(number, int) and number < _MOST:
             self._highest = max(self._highest, number)
+        elif table == "recent":
+            with suppress(Damaged):
+                self._highest = max(self._highest, recent.highest(row[1]))
         elif table == "facts" and number == "next_sequence":
             with suppress(Damaged):
                 self._known = unsealed(row[1], int)
@@ -171,11 +182,8 @@ def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, .
     if not _has(db, table):
         return
     seen: set[tuple[object, ...]] = set()
-    key = {"facts": "name", "requests": "number", "sequences": "id", "tokens": "sequence, first", "steps": "number"}[
-        table
-    ]
     for order in ("ASC", "DESC"):
-        ordered = ", ".join(f"{part} {order}" for part in key.split(", "))
+        ordered = ", ".join(f"{part} {order}" for part in _KEYS[table].split(", "))
         try:
             for row in db.execute(f"SELECT * FROM {table} ORDER BY {ordered}"):
                 if row not in seen:
@@ -199,6 +207,7 @@ _SEALED: dict[str, tuple[int, type]] = {
     "requests": (2, Submit),
     "sequences": (5, Part),
     "tokens": (2, Part),
+    "recent": (1, recent.Row),
     "steps": (8, bytes),
 }
 

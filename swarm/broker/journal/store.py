@@ -16,10 +16,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
-from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.journal import recent
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
@@ -44,6 +46,7 @@ MAX_LISTED = 1000
 log = get_logger(__name__)
 
 Row = tuple[int, bytes, str, float, float, str, float | None]
+SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
 Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd
 
 
@@ -131,8 +134,7 @@ class Store:
         """False: it is an end that was not taken."""
         match write:
             case WriteTokens(tokens):
-                rows = ((t.sequence, t.first, sealed(_part_of(t)), t.sequence) for t in tokens)
-                self._db.executemany(_INSERT_TOKENS, rows)
+                recent.add(self._db, tokens)
             case WriteEnd():
                 return self._end(write, now)
             case WriteAcceptance():
@@ -158,8 +160,9 @@ class Store:
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
         """Its tokens become one value, without those that a client's stop string took back."""
+        recent.fold(self._db)
         try:
-            whole = joined(self._parts(write.sequence), write.num_tokens)
+            whole = joined(self._folded(write.sequence), write.num_tokens)
         except Damaged:  # whoever reads it later shall not fail by it
             self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
             return False
@@ -254,13 +257,14 @@ class Store:
             rows = self._db.execute(
                 f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR ended_at > ? ORDER BY number", (now.wall - retained_s,)
             ).fetchall()
+            gathered = recent.read(self._db)
             return Past(
                 epoch=_fact(facts, "epoch", int, 0),
                 workers=_fact(facts, "workers", tuple[str, ...], ()),
                 next_sequence=_fact(facts, "next_sequence", int, 1),
                 manifest=_fact(facts, "manifest", Manifest, None),
                 blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
-                requests=tuple(self._record(row, now) for row in rows),
+                requests=tuple(self._record(row, now, gathered) for row in rows),
             )
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
@@ -270,8 +274,9 @@ class Store:
     def request(self, request_id: str, now: Moment) -> RequestRecord | None:
         """One of them, however long ago it ended."""
         try:
+            gathered = recent.read(self._db)  # first: what is put to the rest meanwhile is there twice, and not missing
             row = self._db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
-            return None if row is None else self._record(row, now)
+            return None if row is None else self._record(row, now, gathered)
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
         except Damaged as error:
@@ -296,7 +301,7 @@ class Store:
         """A list is none the worse for one of them that is damaged."""
         for row in rows:
             try:
-                yield self._record(row, now)
+                yield self._record(row, now, {})  # what has ended is whole
             except Damaged as error:
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
             except sqlite3.Error as error:
@@ -304,7 +309,7 @@ class Store:
                     raise
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
 
-    def _record(self, row: Row, now: Moment) -> RequestRecord:
+    def _record(self, row: Row, now: Moment, gathered: recent.Parts) -> RequestRecord:
         number, submit, tenant, wall, tick, boot, ended_at = row
         age_s = now.tick - tick if boot and boot == now.boot else now.wall - wall
         found = self._db.execute(
@@ -314,33 +319,26 @@ class Store:
             submit=unsealed(submit, Submit),
             tenant=tenant,
             age_s=max(0.0, age_s),
-            sequences=[self._sequence(*each) for each in found],
+            sequences=[self._sequence(each, gathered) for each in found],
             ended_age_s=None if ended_at is None else max(0.0, now.wall - ended_at),
         )
 
-    def _sequence(
-        self, number: int, place: int, reason: FinishReason | None, detail: str, tokens: bytes | None
-    ) -> SequenceRecord:
-        part = unsealed(tokens, Part) if tokens is not None else joined(self._parts(number), None)
+    def _sequence(self, row: SequenceRow, gathered: recent.Parts) -> SequenceRecord:
+        number, place, reason, detail, tokens = row
+        if tokens is not None:
+            part = unsealed(tokens, Part)
+        else:
+            part = joined(sorted([*self._folded(number), *gathered.get(number, [])], key=itemgetter(0)))
         return SequenceRecord(number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail)
 
-    def _parts(self, sequence: int) -> Iterable[tuple[int, Part]]:
+    def _folded(self, sequence: int) -> Iterable[tuple[int, Part]]:
         rows = self._db.execute("SELECT first, part FROM tokens WHERE sequence = ? ORDER BY first", (sequence,))
         return ((first, unsealed(part, Part)) for first, part in rows.fetchall())
-
-
-def _part_of(tokens: NewTokens) -> Part:
-    return Part(tokens.ids, tokens.logprobs, tokens.hops)
 
 
 def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:
     return unsealed(facts[name], kind) if name in facts else default
 
 
-# Of a sequence that is not (any more) known here nothing is kept: one such write must not spoil those beside it.
-_INSERT_TOKENS = (
-    "INSERT OR REPLACE INTO tokens (sequence, first, part) SELECT ?, ?, ? WHERE EXISTS "
-    "(SELECT 1 FROM sequences WHERE id = ?)"
-)
 _INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
 _SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at FROM requests"

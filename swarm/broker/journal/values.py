@@ -44,15 +44,17 @@ def unsealed(data: object, kind: type[T]) -> T:
         raise Damaged(str(error)) from None
 
 
-def joined(parts: Iterable[tuple[int, Part]], num: int | None) -> Part:
-    """One after the other up to the first gap (after a power cut the last ones may be missing), at most ``num``."""
+def joined(parts: Iterable[tuple[int, Part]], num: int | None = None) -> Part:
+    """One after the other up to the first gap (after a power cut the last ones may be missing), at most ``num``. What
+    is there twice is the same twice."""
     ids: list[int] = []
     logprobs: list[tuple[TokenLogprob, ...]] = []
     hops: list[tuple[Hop, ...]] = []
     for first, part in parts:
-        if first != len(ids):
+        known = len(ids) - first
+        if known < 0:
             break
-        ids += part.ids
-        logprobs += part.logprobs
-        hops += part.hops
+        ids += part.ids[known:]
+        logprobs += part.logprobs[known:]
+        hops += part.hops[known:]
     return Part(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]))

@@ -313,7 +313,7 @@ def test_a_journal_of_version_1(tmp_path: Path) -> None:
         assert all(r.sequences[0].tokens == list(range(200)) for r in found.requests)
         assert [r.ended for r in found.requests] == [False, True] * 20
         with store.reading() as db:
-            assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION == 2
+            assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION == 3
         assert "times" not in traced(store, "r2")
         steps.write(store, (step(51.0, (1, 5)),), NOW)
         store.close()

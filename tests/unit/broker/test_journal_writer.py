@@ -394,7 +394,7 @@ def test_spoiled_tokens_end_no_thread(thread: Thread) -> None:
     thread.writer.write(tokens(1, 0, 5))
     thread.told(2)
     with sqlite3.connect(thread.disk.path) as db:
-        db.execute("UPDATE tokens SET part = X'0011'")
+        db.execute("UPDATE recent SET tokens = X'0011'")
     db.close()
     thread.writer.write(WriteEnd(1, "length", 1))
     assert thread.told(1) == [EndNotWritten(1)]

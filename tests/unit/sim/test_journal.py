@@ -21,6 +21,7 @@ from swarm.testing import fake_manifest
 from swarm.wire.messages import TokenLogprob
 from tests.unit.broker.bench import submit
 
+UNKNOWN = 99
 EPOCH = WriteEpoch(3, ("w0",), fake_manifest(2))
 
 
@@ -37,21 +38,23 @@ def tokens(sequence: int, first: int, *ids: int) -> WriteTokens:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[Write]]:
-    """Transactions: ids are used again, tokens come with gaps and twice, ends for what is not there or has ended."""
+    """Transactions: ids are used again, tokens come with gaps and twice, ends for what is not there or has ended. What
+    is drawn twice is the same token, and no sequence has a number that was heard of before."""
     next_sequence = 1
     transactions: list[list[Write]] = []
     for _ in range(draw(st.integers(1, 6))):
         writes: list[Write] = []
         for _ in range(draw(st.integers(1, 6))):
-            known = st.integers(1, next_sequence)
+            known = st.sampled_from([*range(1, next_sequence), UNKNOWN])
             what = draw(st.sampled_from(["accept", "tokens", "tokens", "tokens", "end", "epoch"]))
             if what == "accept":
                 num = draw(st.integers(1, 3))
                 writes.append(accept(draw(st.sampled_from("abc")), *range(next_sequence, next_sequence + num)))
                 next_sequence += num
             elif what == "tokens":
-                ids = draw(st.lists(st.integers(0, 96), min_size=1, max_size=3))
-                writes.append(tokens(draw(known), draw(st.integers(0, 5)), *ids))
+                sequence, first = draw(known), draw(st.integers(0, 5))
+                ids = [7 * sequence + index for index in range(first, first + draw(st.integers(1, 3)))]
+                writes.append(tokens(sequence, first, *ids))
             elif what == "end":
                 reason = draw(st.sampled_from(["stop", "length", "cancelled", "failed"]))
                 writes.append(WriteEnd(draw(known), reason, draw(st.integers(0, 4)), draw(st.sampled_from(["", "x"]))))

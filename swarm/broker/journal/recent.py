@@ -1,0 +1,81 @@
+"""Tokens as steps bring them: one row for each step, however many sequences had a part in it.
+
+With a row for each sequence, every step would change as many pages of the file as there are sequences. So its tokens go
+together to the end of a table of their own, and every ``FOLD`` steps, or when a sequence ends, what has gathered there
+is put where the other tokens of each sequence are.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+from swarm.broker.actions import NewTokens
+from swarm.broker.journal.values import Damaged, Part, joined, sealed, unsealed
+from swarm.log import get_logger
+
+FOLD = 64  # steps
+
+log = get_logger(__name__)
+
+Parts = dict[int, list[tuple[int, Part]]]  # of a sequence: the index of the first token, and tokens
+Row = tuple[tuple[int, int, Part], ...]  # sequence, first, part
+
+
+def add(db: sqlite3.Connection, tokens: Sequence[NewTokens]) -> None:
+    """Of one step; within a transaction."""
+    row = tuple((new.sequence, new.first, Part(new.ids, new.logprobs, new.hops)) for new in tokens)
+    if (db.execute(_INSERT, (sealed(row),)).lastrowid or 0) >= FOLD:
+        fold(db)
+
+
+def fold(db: sqlite3.Connection) -> None:
+    """Put each sequence's tokens to those that it has already; within a transaction."""
+    gathered = read(db)
+    runs = (
+        (sequence, first, sealed(run), sequence) for sequence in gathered for first, run in _runs(gathered[sequence])
+    )
+    db.executemany(_FOLD, runs)
+    db.execute("DELETE FROM recent")
+
+
+def read(db: sqlite3.Connection) -> Parts:
+    """What has gathered, as it came. What is damaged is missing: it will be computed again, or written again when the
+    end of its sequence is not taken without it."""
+    gathered: Parts = {}
+    for number, blob in db.execute("SELECT number, tokens FROM recent ORDER BY number"):
+        try:
+            row = unsealed(blob, Row)
+        except Damaged as error:
+            log.warning("journal_row_skipped", table="recent", number=number, reason=str(error))
+            continue
+        for sequence, first, part in row:
+            gathered.setdefault(sequence, []).append((first, part))
+    return gathered
+
+
+def highest(blob: object) -> int:
+    """The highest number of a sequence in a row. Raises Damaged."""
+    return max((sequence for sequence, _, _ in unsealed(blob, Row)), default=0)
+
+
+def _runs(parts: list[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
+    """Those that follow one another without a gap become one."""
+    start = end = parts[0][0]
+    run: list[tuple[int, Part]] = []
+    for first, part in parts:
+        if first != end:
+            yield start, joined(run)
+            start, run = first, []
+        run.append((first - start, part))
+        end = first + len(part.ids)
+    yield start, joined(run)
+
+
+_INSERT = "INSERT INTO recent (tokens) VALUES (?)"
+# Of a sequence that is not (any more) open here nothing is kept. Two parts that begin alike hold the same tokens.
+_FOLD = (
+    "INSERT INTO tokens (sequence, first, part) SELECT ?, ?, ? WHERE EXISTS "
+    "(SELECT 1 FROM sequences WHERE id = ? AND reason IS NULL) "
+    "ON CONFLICT (sequence, first) DO UPDATE SET part = excluded.part WHERE length(excluded.part) >= length(part)"
+)

@@ -1,0 +1,139 @@
+"""Tokens of the last steps in the journal: gathered, put to the rest, read in between."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.journal import recent
+from swarm.broker.journal.database import FILE
+from swarm.broker.journal.salvage import open_or_salvage
+from swarm.broker.journal.store import Bounds, Moment, Store
+from swarm.broker.journal.values import Part, sealed
+from tests.unit.broker.bench import submit
+
+NOW = Moment(wall=1_000_000.0, tick=50.0, boot="this one")
+SEQUENCES = (4, 5, 9)
+
+
+def step(index: int) -> WriteTokens:
+    """One token for each sequence."""
+    return WriteTokens(tuple(NewTokens(each, 3 + index, index, (100 * each + index,)) for each in SEQUENCES))
+
+
+def drawn(sequence: int, num: int) -> list[int]:
+    return [100 * sequence + index for index in range(num)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path)
+    store.write([WriteEpoch(7, ()), WriteAcceptance(submit("r", n=3), SEQUENCES, "")], NOW)
+    return store
+
+
+def counts(store: Store) -> tuple[int, int]:
+    """Rows of steps, rows of sequences."""
+    with store.reading() as db:
+        names = ("recent", "tokens")
+        gathered, folded = (db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in names)
+    return gathered, folded
+
+
+def known(store: Store) -> list[list[int]]:
+    record = store.request("r", NOW)
+    assert record is not None
+    return [sequence.tokens for sequence in record.sequences]
+
+
+def test_a_row_for_each_step_and_in_the_end_one_for_each_sequence(store: Store) -> None:
+    """At any moment all is read that was written."""
+    for index in range(2 * recent.FOLD + 10):
+        store.write([step(index)], NOW)
+        folded, gathered = divmod(index + 1, recent.FOLD)
+        assert counts(store) == (gathered, folded * len(SEQUENCES))
+        assert known(store) == [drawn(each, index + 1) for each in SEQUENCES]
+
+
+def test_an_end_puts_all_where_it_belongs(store: Store) -> None:
+    """Its own tokens are one value then, those of the others stay open, and what comes too late for it is dropped."""
+    for index in range(5):
+        store.write([step(index)], NOW)
+    assert store.write([WriteEnd(5, "stop", 3)], NOW) == set()
+    assert counts(store) == (0, 2)
+    store.write([step(5)], NOW)
+    store.write([WriteEnd(4, "length", 6)], NOW)
+    assert counts(store) == (0, 2)  # both of the one that is left
+    assert known(store) == [drawn(4, 6), drawn(5, 3), drawn(9, 6)]
+
+
+def test_all_or_nothing_of_a_step_that_was_the_last_before_folding(store: Store) -> None:
+    """A transaction that fails takes its folding back, too."""
+    for index in range(recent.FOLD - 1):
+        store.write([step(index)], NOW)
+    before = counts(store)
+    with pytest.raises(Exception, match="UNIQUE"):
+        store.write([step(recent.FOLD - 1), WriteAcceptance(submit("s"), (4,), "")], NOW)
+    assert counts(store) == before
+    assert known(store) == [drawn(each, recent.FOLD - 1) for each in SEQUENCES]
+
+
+def test_another_connection_reads_it_as_well(store: Store) -> None:
+    """One that may not write."""
+    for index in range(recent.FOLD + 3):
+        store.write([step(index)], NOW)
+    reader = store.for_reading()
+    assert known(reader) == [drawn(each, recent.FOLD + 3) for each in SEQUENCES]
+    reader.close()
+
+
+def test_missing_tokens_that_are_written_again(store: Store) -> None:
+    """All of them, over what there is of them: before a gap, behind it, in a row that is as long or shorter."""
+    for index in (0, 1, 4, 5):
+        store.write([step(index)], NOW)
+    assert store.write([WriteEnd(4, "length", 6)], NOW) == {4}
+    store.write([WriteTokens((NewTokens(4, 3, 0, tuple(drawn(4, 6))),))], NOW)
+    assert known(store)[0] == drawn(4, 6)
+    assert store.write([WriteEnd(4, "length", 6)], NOW) == set()
+    assert known(store) == [drawn(4, 6), drawn(5, 2), drawn(9, 2)]
+
+
+def test_a_longer_row_is_not_lost_to_a_shorter_one(store: Store) -> None:
+    """That begins at the same token."""
+    store.write([WriteTokens((NewTokens(4, 3, 0, tuple(drawn(4, 6))),)), WriteEnd(9, "cancelled", 0)], NOW)
+    store.write([step(0), WriteEnd(5, "cancelled", 0)], NOW)
+    assert known(store)[0] == drawn(4, 6)
+
+
+def test_a_damaged_row_costs_its_own_step(tmp_path: Path, store: Store) -> None:
+    """What follows is not read over the gap: it will be computed again, and everything before it is there."""
+    for index in range(8):
+        store.write([step(index)], NOW)
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("UPDATE recent SET tokens = X'0011' WHERE number = 6")
+    db.close()
+    opened, notes = open_or_salvage(tmp_path, Bounds())
+    assert notes == ()
+    assert known(opened) == [drawn(each, 5) for each in SEQUENCES]
+    assert opened.write([WriteEnd(4, "length", 8)], NOW) == {4}
+    assert opened.write([WriteEnd(4, "length", 5)], NOW) == set()
+
+
+def test_saved_from_a_damaged_journal(tmp_path: Path, store: Store) -> None:
+    """With the rest; and a number that only they tell of is not given out again."""
+    for index in range(8):
+        store.write([step(index)], NOW)
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("UPDATE facts SET value = X'0011' WHERE name = 'epoch'")
+        beyond = sealed(((1234, 0, Part((7,))),))
+        db.execute("INSERT INTO recent (tokens) VALUES (?)", (beyond,))
+    db.close()
+    saved, (note,) = open_or_salvage(tmp_path, Bounds())
+    assert "1 parts could not be read" in note
+    assert known(saved) == [drawn(each, 8) for each in SEQUENCES]
+    assert saved.past(NOW, retained_s=60.0).next_sequence == 1235
