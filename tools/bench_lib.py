@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from rich.console import Console  # noqa: E402 (the checkout's own swarm must be found first)
+import psutil  # noqa: E402 (the checkout's own swarm must be found first)
+from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from swarm import AsyncClient  # noqa: E402
@@ -125,6 +126,10 @@ class Processes(ABC):
         await self.until(
             "status", lambda s: s["state"] == "serving" and s["num_stages"] == num_stages, START_S, with_all=True
         )
+
+    def computed_s(self) -> float:
+        """Processor time of all processes so far: hardly moved by whatever else the machine does."""
+        return sum(computed_s(process.pid) for process in self.processes.values())
 
     def _has_lost(self) -> bool:
         return any(process.poll() is not None for process in self.processes.values())
@@ -230,6 +235,12 @@ class Row:
     def _ratio(self, mine: str, theirs: str) -> float:
         pairs = zip(self.samples[mine], self.samples[theirs], strict=True)
         return median(their / my if self.unit in LESS_IS_BETTER else my / their for my, their in pairs)
+
+
+def computed_s(pid: int) -> float:
+    """Processor time of a process so far, its threads together."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 async def in_turns(contestants: Mapping[str, Turn], rounds: int) -> dict[str, list[float]]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from bench_lib import BenchError, add_model_options, machine, model_of
 from recovery_detection import CLASSES, detection
-from recovery_overhead import Overhead, overhead
+from recovery_overhead import Paired, halves, overhead
 from recovery_stall import PARTS, WAYS, Case, Outcome, stall
 from recovery_swarm import STAGES, percentile
 from rich.console import Console
@@ -83,11 +83,17 @@ def middle(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def overhead_table(found: Overhead) -> Table:
+def overhead_table(found: Paired) -> Table:
     drawn = table("logs and beats, on against off", ("", "on", "off", "cost", "half of the pairs between"))
-    low, high = found.spread
-    figures = (f"{median(values):,.1f}" for values in (found.on, found.off))
-    drawn.add_row("tokens/s", *figures, f"{found.cost:.1%}", f"{low:.1%} and {high:.1%}")
+    sides = (found.on, found.off)
+    rates = [f"{median(side.rates):,.1f}" for side in sides]
+    computed = [f"{median(side.computed) * 1e6:,.0f}" for side in sides]
+    for name, figures, costs in (
+        ("tokens/s", rates, found.costs),
+        ("processor time of a token, µs", computed, found.computed),
+    ):
+        low, high = halves(costs)
+        drawn.add_row(name, *figures, f"{median(costs):.1%}", f"{low:.1%} and {high:.1%}")
     return drawn
 
 
@@ -108,8 +114,8 @@ async def measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Tab
         results["stall"] = [asdict(outcome) for outcome in outcomes]
     if "overhead" in arguments.what:
         found = await overhead(model, arguments.pairs, arguments.decodes, arguments.tokens)
-        tables.append(overhead_table(found))
-        results["overhead"] = asdict(found) | {"cost": found.cost, "spread": found.spread}
+        tables.append(overhead_table(found.pairs))
+        results["overhead"] = asdict(found.pairs) | {"costs": found.pairs.costs, "computed": found.pairs.computed}
         results["log_bytes_per_token"] = found.log_bytes_per_token
     return tables, results
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, cast
 
 import zmq
@@ -27,7 +27,6 @@ from bench_lib import (
     BenchError,
     Row,
     add_model_options,
-    in_turns,
     model_of,
     note,
     random_prompt,
@@ -35,7 +34,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
-from recovery_overhead import throughput
+from recovery_overhead import halves, paired
 from recovery_swarm import Parts, percentile
 
 from swarm import AsyncClient
@@ -194,30 +193,28 @@ def _size(file: Path) -> int:
 
 
 async def overhead(model: Path, pairs: int, sequences: int, tokens: int) -> tuple[list[Row], dict[str, object]]:
-    vocabulary = vocabulary_of(model)
-    facts: dict[str, object] = {}
     async with AsyncExitStack() as stack:
-        clients = {}
-        for name, journal in (("with journal", True), ("without", False)):
-            parts = await stack.enter_async_context(
-                Parts(model, journal=journal, settings={"SWARM_BROKER__PREFIX_CACHE": "false"})
-            )
-            clients[name] = parts.client
+        swarms = []
+        for journal in (True, False):
+            parts = Parts(model, journal=journal, settings={"SWARM_BROKER__PREFIX_CACHE": "false"})
+            swarms.append(await stack.enter_async_context(parts))
+        on, off = swarms
+        found = await paired(on, off, pairs, sequences, tokens)
+        journal = cast(dict[str, Any], (await on.client.query("stats"))["journal"])
+    facts: dict[str, object] = {"journal": journal}
+    for name, values in (("throughput lost", found.costs), ("more to compute", found.computed)):
+        low, high = halves(values)
+        facts[name] = f"{median(values):.1%}, half of the pairs between {low:.1%} and {high:.1%}"
+    rates = {"with journal": found.on.rates, "without": found.off.rates}
+    computed = {"with journal": _us(found.on.computed), "without": _us(found.off.computed)}
+    return [
+        Row(f"{sequences} sequences", "tok/s", rates, baseline="without"),
+        Row("processor time of a token", "µs", computed, baseline="without"),
+    ], facts
 
-        async def with_journal() -> float:
-            return await throughput(clients["with journal"], vocabulary, sequences, tokens)
 
-        async def without() -> float:
-            return await throughput(clients["without"], vocabulary, sequences, tokens)
-
-        samples = await in_turns({"with journal": with_journal, "without": without}, pairs)
-        facts["journal"] = cast(dict[str, Any], (await clients["with journal"].query("stats"))["journal"])
-    costs = [1 - mine / theirs for mine, theirs in zip(samples["with journal"], samples["without"], strict=True)]
-    facts["throughput lost"] = f"{median(costs) * 100:.1f} %"
-    if len(costs) > 1:
-        low, _, high = quantiles(costs, n=4, method="inclusive")
-        facts["half of the pairs lie between"] = f"{low * 100:.1f} % and {high * 100:.1f} %"
-    return [Row(f"{sequences} sequences", "tok/s", samples, baseline="without")], facts
+def _us(seconds: list[float]) -> list[float]:
+    return [each * 1e6 for each in seconds]
 
 
 def main() -> None:

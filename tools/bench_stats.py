@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import psutil  # noqa: E402
+from bench_lib import computed_s  # noqa: E402
 
 from swarm import AsyncClient  # noqa: E402 (the tree that this file is in, whatever is installed)
 from swarm.broker.statistics import PipelineStatistics  # noqa: E402
@@ -105,8 +105,7 @@ class Swarm:
 
     def cpu_s(self) -> float:
         """Processor time of all its processes so far: hardly moved by whatever else the machine does."""
-        times = [psutil.Process(process.pid).cpu_times() for process in self.processes]
-        return sum(float(t.user + t.system) for t in times)
+        return sum(computed_s(process.pid) for process in self.processes)
 
     def stop(self) -> None:
         for process in self.processes:

@@ -1,4 +1,4 @@
-"""What logs and beats cost while nothing happens: the same decoding with them and without, in turns."""
+"""What something costs while nothing happens: the same decoding with it and without, in turns. Of logs and beats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from time import perf_counter
 from typing import Any, cast
 
@@ -25,50 +25,73 @@ OFF = {
 
 
 @dataclass(frozen=True)
-class Overhead:
-    """Tokens per second with logs and beats and without, pair by pair. ``log_bytes_per_token``: in all logs together,
-    for each position of a sequence."""
+class Side:
+    """Of each turn: tokens per second, and seconds of processor time of all processes for each token."""
 
-    on: list[float]
-    off: list[float]
-    log_bytes_per_token: float
+    rates: list[float]
+    computed: list[float]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """With something and without, pair by pair."""
+
+    on: Side
+    off: Side
 
     @property
     def costs(self) -> list[float]:
-        """The part of the throughput that is lost, of each pair."""
-        return [1 - mine / theirs for mine, theirs in zip(self.on, self.off, strict=True)]
+        """The part of the throughput that is lost."""
+        return [1 - mine / theirs for mine, theirs in zip(self.on.rates, self.off.rates, strict=True)]
 
     @property
-    def cost(self) -> float:
-        return median(self.costs)
+    def computed(self) -> list[float]:
+        """How much more there is to compute, as a part: where processors are busy all the time, this is lost, and
+        whatever else the machine does hardly moves it."""
+        return [mine / theirs - 1 for mine, theirs in zip(self.on.computed, self.off.computed, strict=True)]
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Between which half of all pairs lie."""
-        if len(self.costs) < 2:
-            return self.cost, self.cost
-        low, _, high = quantiles(self.costs, n=4, method="inclusive")
-        return low, high
+
+def halves(values: list[float]) -> tuple[float, float]:
+    """Between which half of them lie."""
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """``log_bytes_per_token``: in all logs together, for each position of a sequence."""
+
+    pairs: Paired
+    log_bytes_per_token: float
 
 
 async def overhead(model: Path, pairs: int, sequences: int, tokens: int) -> Overhead:
-    vocabulary = vocabulary_of(model)
     async with AsyncExitStack() as stack:
-        swarms = {}
+        swarms = []
         for name, settings in (("on", {}), ("off", OFF)):
             note(f"a swarm with logs and beats {name} starts …")
-            swarms[name] = await stack.enter_async_context(
-                Parts(model, settings={"SWARM_BROKER__PREFIX_CACHE": "false", **settings})
-            )
+            parts = Parts(model, settings={"SWARM_BROKER__PREFIX_CACHE": "false", **settings})
+            swarms.append(await stack.enter_async_context(parts))
+        on, off = swarms
+        found = await paired(on, off, pairs, sequences, tokens)
+        return Overhead(found, await log_bytes(on.client, vocabulary_of(model)))
 
-        async def on() -> float:
-            return await throughput(swarms["on"].client, vocabulary, sequences, tokens)
 
-        async def off() -> float:
-            return await throughput(swarms["off"].client, vocabulary, sequences, tokens)
+async def paired(on: Parts, off: Parts, pairs: int, sequences: int, tokens: int) -> Paired:
+    """Sequences that decode together in one swarm, then as many in the other."""
+    vocabulary = vocabulary_of(on.model)
+    computed: dict[str, list[float]] = {"on": [], "off": []}
 
-        samples = await in_turns({"on": on, "off": off}, pairs)
-        return Overhead(samples["on"], samples["off"], await log_bytes(swarms["on"].client, vocabulary))
+    async def turn(name: str, parts: Parts) -> float:
+        before = parts.computed_s()
+        rate = await throughput(parts.client, vocabulary, sequences, tokens)
+        computed[name].append((parts.computed_s() - before) / (sequences * tokens))
+        return rate
+
+    rates = await in_turns({"on": lambda: turn("on", on), "off": lambda: turn("off", off)}, pairs)
+    return Paired(*(Side(rates[name], computed[name][-pairs:]) for name in ("on", "off")))
 
 
 async def throughput(client: AsyncClient, vocabulary: int, sequences: int, tokens: int) -> float:
