@@ -8,8 +8,9 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import monotonic
 from typing import Any
 
 from bench_lib import BenchError, note, random_prompt, vocabulary_of
@@ -67,8 +68,15 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
-    def gaps(self) -> list[float]:
-        return [later - sooner for sooner, later in zip(self.times, self.times[1:], strict=False)]
+    def gaps(self, since: float) -> list[float]:
+        """Those that ended later than that."""
+        return [later - sooner for sooner, later in pairwise(self.times) if later > since]
+
+
+def usual_gap(calm: list[Stream]) -> float:
+    """Of the undisturbed run, once all of its answers go on together: before, some prompts were still computed."""
+    since = max(stream.times[0] for stream in calm)
+    return percentile([gap for stream in calm for gap in stream.gaps(since)[1:]], 99)
 
 
 @dataclass
@@ -95,7 +103,7 @@ async def answers(
         found = Stream()
         async for piece in client.stream(prompt, max_tokens=BEFORE + AFTER, ignore_eos=True, timeout=WAIT_S):
             found.tokens.append(int(piece.token or 0))
-            found.times.append(perf_counter())
+            found.times.append(monotonic())
             if len(found.tokens) >= BEFORE:
                 reached.set()
         return found
@@ -147,7 +155,7 @@ async def one_kill(parts: Parts, way: Way, prompts: list[list[int]], expected: l
     split = {part: entry["measured"][f"{part}_s"] for part in PARTS}
     split["detect"] = entry["detected_at"] - sent_at
     # The record ends with the broker's step, the stall with the client's token.
-    return {"streams": streams, "split": split, "entry": entry}
+    return {"streams": streams, "split": split, "entry": entry, "sent_at": sent_at}
 
 
 async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: int) -> list[Outcome]:
@@ -162,7 +170,7 @@ async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: in
             for case in cases:
                 if case not in calm:
                     calm[case] = await answers(parts.client, prompts[case])
-                usual_s = percentile([gap for stream in calm[case] for gap in stream.gaps()[1:]], 99)
+                usual_s = usual_gap(calm[case])
                 for _ in range(repetitions):
                     killed = await one_kill(parts, way, prompts[case], calm[case])
                     found.append(_outcome(way, case, usual_s, killed))
@@ -171,7 +179,7 @@ async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: in
 
 
 def _outcome(way: Way, case: Case, usual_s: float, killed: dict[str, Any]) -> Outcome:
-    longest_s = max(gap for stream in killed["streams"] for gap in stream.gaps()[BEFORE // 2 :])
+    longest_s = max(gap for stream in killed["streams"] for gap in stream.gaps(killed["sent_at"]))
     entry = killed["entry"]
     least = entry["least_layer_positions"]
     return Outcome(
