@@ -31,6 +31,8 @@ class Continuation:
     length: int = 0  # tokens without a gap
 
     def add(self, new: NewTokens) -> None:
+        if self.whole is not None:
+            return
         known = self.parts.get(new.first)
         if known is None or len(known.ids) <= len(new.ids):
             self.parts[new.first] = new

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from swarm.broker.journal import reserve
@@ -221,6 +223,16 @@ class transaction:
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+
+
+@contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """``with snapshot(db):`` all that is read in it is of one moment."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("ROLLBACK")
 
 
 def is_damage(error: sqlite3.Error) -> bool:

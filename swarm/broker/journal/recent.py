@@ -10,42 +10,44 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from swarm.broker.actions import NewTokens
-from swarm.broker.journal.values import Damaged, Part, joined, sealed, unsealed
+from swarm.broker.journal.values import AnyPart, Damaged, Part, RawPart, joined, sealed, unsealed
 from swarm.log import get_logger
 
 FOLD = 64  # steps
 
 log = get_logger(__name__)
 
-Parts = dict[int, list[tuple[int, Part]]]  # of a sequence: the index of the first token, and tokens
-Row = tuple[tuple[int, int, Part], ...]  # sequence, first, part
+Row = tuple[tuple[int, int, AnyPart], ...]  # of one step: sequence, index of the first token, tokens
+Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence
 
 
 def add(db: sqlite3.Connection, tokens: Sequence[NewTokens]) -> None:
     """Of one step; within a transaction."""
     row = tuple((new.sequence, new.first, Part(new.ids, new.logprobs, new.hops)) for new in tokens)
-    if (db.execute(_INSERT, (sealed(row),)).lastrowid or 0) >= FOLD:
+    if (db.execute("INSERT INTO recent (tokens) VALUES (?)", (sealed(row),)).lastrowid or 0) >= FOLD:
         fold(db)
 
 
 def fold(db: sqlite3.Connection) -> None:
     """Put each sequence's tokens to those that it has already; within a transaction."""
-    gathered = read(db)
-    runs = (
-        (sequence, first, sealed(run), sequence) for sequence in gathered for first, run in _runs(gathered[sequence])
-    )
-    db.executemany(_FOLD, runs)
+    for sequence, parts in read(db, RawPart).items():
+        for first, run in _runs(parts):
+            if not _is_shorter(db, sequence, first, run):
+                placed = replace(run, place=(sequence, first))
+                db.execute(_INSERT, (sequence, first, sealed(placed), sequence))
     db.execute("DELETE FROM recent")
 
 
-def read(db: sqlite3.Connection) -> Parts:
+def read(db: sqlite3.Connection, kind: type[AnyPart]) -> Parts[AnyPart]:
     """What has gathered, as it came. What is damaged is missing: it will be computed again, or written again when the
     end of its sequence is not taken without it."""
-    gathered: Parts = {}
+    gathered: Parts[AnyPart] = {}
     for number, blob in db.execute("SELECT number, tokens FROM recent ORDER BY number"):
         try:
-            row = unsealed(blob, Row)
+            row = unsealed(blob, Row[kind])  # type: ignore[valid-type]
         except Damaged as error:
             log.warning("journal_row_skipped", table="recent", number=number, reason=str(error))
             continue
@@ -56,26 +58,33 @@ def read(db: sqlite3.Connection) -> Parts:
 
 def highest(blob: object) -> int:
     """The highest number of a sequence in a row. Raises Damaged."""
-    return max((sequence for sequence, _, _ in unsealed(blob, Row)), default=0)
+    return max((sequence for sequence, _, _ in unsealed(blob, Row[RawPart])), default=0)
 
 
-def _runs(parts: list[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
+def _runs(parts: list[tuple[int, RawPart]]) -> Iterator[tuple[int, RawPart]]:
     """Those that follow one another without a gap become one."""
     start = end = parts[0][0]
-    run: list[tuple[int, Part]] = []
+    run: list[tuple[int, RawPart]] = []
     for first, part in parts:
         if first != end:
-            yield start, joined(run)
+            yield start, joined(run, RawPart)
             start, run = first, []
         run.append((first - start, part))
         end = first + len(part.ids)
-    yield start, joined(run)
+    yield start, joined(run, RawPart)
 
 
-_INSERT = "INSERT INTO recent (tokens) VALUES (?)"
-# Of a sequence that is not (any more) open here nothing is kept. Two parts that begin alike hold the same tokens.
-_FOLD = (
-    "INSERT INTO tokens (sequence, first, part) SELECT ?, ?, ? WHERE EXISTS "
-    "(SELECT 1 FROM sequences WHERE id = ? AND reason IS NULL) "
-    "ON CONFLICT (sequence, first) DO UPDATE SET part = excluded.part WHERE length(excluded.part) >= length(part)"
+def _is_shorter(db: sqlite3.Connection, sequence: int, first: int, run: RawPart) -> bool:
+    """Than what begins with the same token already."""
+    row = db.execute("SELECT part FROM tokens WHERE sequence = ? AND first = ?", (sequence, first)).fetchone()
+    try:
+        return row is not None and len(unsealed(row[0], RawPart).ids) > len(run.ids)
+    except Damaged:
+        return False
+
+
+# Of a sequence that is not (any more) open here nothing is kept.
+_INSERT = (
+    "INSERT OR REPLACE INTO tokens (sequence, first, part) SELECT ?, ?, ? WHERE EXISTS "
+    "(SELECT 1 FROM sequences WHERE id = ? AND reason IS NULL)"
 )

@@ -138,11 +138,11 @@ class _Numbers:
         if row is None:
             return
         number = row[0]
-        if table in ("sequences", "tokens") and isinstance(number, int) and number < _MOST:
-            self._highest = max(self._highest, number)
-        elif table == "recent":
+        if table == "recent":
             with suppress(Damaged):
-                self._highest = max(self._highest, recent.highest(row[1]))
+                number = recent.highest(row[1])
+        if table in ("sequences", "tokens", "recent") and isinstance(number, int) and number < _MOST:
+            self._highest = max(self._highest, number)
         elif table == "facts" and number == "next_sequence":
             with suppress(Damaged):
                 self._known = unsealed(row[1], int)
@@ -207,7 +207,7 @@ _SEALED: dict[str, tuple[int, type]] = {
     "requests": (2, Submit),
     "sequences": (5, Part),
     "tokens": (2, Part),
-    "recent": (1, recent.Row),
+    "recent": (1, recent.Row[Part]),
     "steps": (8, bytes),
 }
 

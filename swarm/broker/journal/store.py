@@ -30,11 +30,12 @@ from swarm.broker.journal.database import (
     log_of,
     opened,
     opened_for_reading,
+    snapshot,
     transaction,
 )
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.journal.reserve import Reserve
-from swarm.broker.journal.values import Damaged, Part, joined, sealed, unsealed
+from swarm.broker.journal.values import AnyPart, Damaged, Part, RawPart, joined, sealed, unsealed
 from swarm.log import get_logger
 from swarm.wire.messages import FinishReason, Manifest, Submit
 
@@ -162,7 +163,7 @@ class Store:
         """Its tokens become one value, without those that a client's stop string took back."""
         recent.fold(self._db)
         try:
-            whole = joined(self._folded(write.sequence), write.num_tokens)
+            whole = joined(self._folded(write.sequence, RawPart), RawPart, write.num_tokens)
         except Damaged:  # whoever reads it later shall not fail by it
             self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
             return False
@@ -257,7 +258,7 @@ class Store:
             rows = self._db.execute(
                 f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR ended_at > ? ORDER BY number", (now.wall - retained_s,)
             ).fetchall()
-            gathered = recent.read(self._db)
+            gathered = recent.read(self._db, Part)
             return Past(
                 epoch=_fact(facts, "epoch", int, 0),
                 workers=_fact(facts, "workers", tuple[str, ...], ()),
@@ -274,9 +275,9 @@ class Store:
     def request(self, request_id: str, now: Moment) -> RequestRecord | None:
         """One of them, however long ago it ended."""
         try:
-            gathered = recent.read(self._db)  # first: what is put to the rest meanwhile is there twice, and not missing
-            row = self._db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
-            return None if row is None else self._record(row, now, gathered)
+            with snapshot(self._db):  # else its end might come between two looks at it
+                row = self._db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
+                return None if row is None else self._record(row, now)
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
         except Damaged as error:
@@ -301,7 +302,7 @@ class Store:
         """A list is none the worse for one of them that is damaged."""
         for row in rows:
             try:
-                yield self._record(row, now, {})  # what has ended is whole
+                yield self._record(row, now)
             except Damaged as error:
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
             except sqlite3.Error as error:
@@ -309,12 +310,16 @@ class Store:
                     raise
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
 
-    def _record(self, row: Row, now: Moment, gathered: recent.Parts) -> RequestRecord:
+    def _record(self, row: Row, now: Moment, gathered: recent.Parts[Part] | None = None) -> RequestRecord:
+        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them."""
         number, submit, tenant, wall, tick, boot, ended_at = row
         age_s = now.tick - tick if boot and boot == now.boot else now.wall - wall
         found = self._db.execute(
             "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
         ).fetchall()
+        if gathered is None:
+            is_open = any(tokens is None for *_, tokens in found)
+            gathered = recent.read(self._db, Part) if is_open else {}
         return RequestRecord(
             submit=unsealed(submit, Submit),
             tenant=tenant,
@@ -323,17 +328,21 @@ class Store:
             ended_age_s=None if ended_at is None else max(0.0, now.wall - ended_at),
         )
 
-    def _sequence(self, row: SequenceRow, gathered: recent.Parts) -> SequenceRecord:
+    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part]) -> SequenceRecord:
         number, place, reason, detail, tokens = row
         if tokens is not None:
             part = unsealed(tokens, Part)
         else:
-            part = joined(sorted([*self._folded(number), *gathered.get(number, [])], key=itemgetter(0)))
+            parts = [*self._folded(number, Part), *gathered.get(number, [])]
+            part = joined(sorted(parts, key=itemgetter(0)), Part)
         return SequenceRecord(number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail)
 
-    def _folded(self, sequence: int) -> Iterable[tuple[int, Part]]:
+    def _folded(self, sequence: int, kind: type[AnyPart]) -> Iterator[tuple[int, AnyPart]]:
         rows = self._db.execute("SELECT first, part FROM tokens WHERE sequence = ? ORDER BY first", (sequence,))
-        return ((first, unsealed(part, Part)) for first, part in rows.fetchall())
+        for first, blob in rows.fetchall():
+            part = unsealed(blob, kind)
+            if part.place in (None, (sequence, first)):  # else its columns are damaged: it is as if it were missing
+                yield first, part
 
 
 def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:

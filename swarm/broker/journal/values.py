@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import TypeVar
+from operator import ne
+from typing import Any, TypeVar, cast
 
 import msgspec
 import xxhash
@@ -14,12 +16,25 @@ T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Some tokens of a sequence, one after the other, with what was asked for beside them."""
+    """Some tokens of a sequence, one after the other, with what was asked for beside them. ``place``: of which sequence
+    and the index of the first, for a row whose own columns say so too, without a checksum; None: it is not told."""
 
     ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     hops: tuple[tuple[Hop, ...], ...] = ()
+    place: tuple[int, int] | None = None
 
+
+class RawPart(msgspec.Struct, frozen=True, array_like=True):
+    """The same for whoever only passes it on: what stands beside the tokens is not looked at."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[msgspec.Raw, ...] = ()
+    hops: tuple[msgspec.Raw, ...] = ()
+    place: tuple[int, int] | None = None
+
+
+AnyPart = TypeVar("AnyPart", Part, RawPart)
 
 _encode = msgspec.msgpack.Encoder().encode
 _DIGEST = 8  # bytes of xxh3-64 before each value
@@ -39,22 +54,31 @@ def unsealed(data: object, kind: type[T]) -> T:
     if not isinstance(data, bytes) or xxhash.xxh3_64_digest(data[_DIGEST:]) != data[:_DIGEST]:
         raise Damaged("a value's checksum differs")
     try:
-        return msgspec.msgpack.decode(data[_DIGEST:], type=kind)
+        value: T = _decoder(cast(Any, kind)).decode(data[_DIGEST:])
     except msgspec.DecodeError as error:
         raise Damaged(str(error)) from None
+    return value
 
 
-def joined(parts: Iterable[tuple[int, Part]], num: int | None = None) -> Part:
-    """One after the other up to the first gap (after a power cut the last ones may be missing), at most ``num``. What
-    is there twice is the same twice."""
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made once: what a type looks like takes longer to find out than a small value to read."""
+    return msgspec.msgpack.Decoder(kind)
+
+
+def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int | None = None) -> AnyPart:
+    """One after the other up to the first gap (after a power cut the last ones may be missing), at most ``num``. Tokens
+    may be there twice; what says otherwise than what is before it has no true index, and is passed over."""
     ids: list[int] = []
-    logprobs: list[tuple[TokenLogprob, ...]] = []
-    hops: list[tuple[Hop, ...]] = []
+    logprobs: list[Any] = []
+    hops: list[Any] = []
     for first, part in parts:
         known = len(ids) - first
         if known < 0:
             break
+        if first < 0 or any(map(ne, ids[first:], part.ids)):
+            continue
         ids += part.ids[known:]
         logprobs += part.logprobs[known:]
         hops += part.hops[known:]
-    return Part(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]))
+    return kind(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]))

@@ -6,13 +6,15 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.journal import recent
 from swarm.broker.journal.database import FILE
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.broker.journal.values import Part, sealed
+from swarm.broker.journal.values import Part, sealed, unsealed
+from swarm.wire.messages import Hop, LayerRange, TokenLogprob
 from tests.unit.broker.bench import submit
 
 NOW = Moment(wall=1_000_000.0, tick=50.0, boot="this one")
@@ -108,6 +110,75 @@ def test_a_longer_row_is_not_lost_to_a_shorter_one(store: Store) -> None:
     assert known(store)[0] == drawn(4, 6)
 
 
+def test_more_tokens_count_and_not_more_bytes(store: Store) -> None:
+    """Small numbers take less room than large ones."""
+    short = NewTokens(4, 3, 0, (30_000, 30_001))
+    longer = NewTokens(4, 3, 0, (1, 2, 3))
+    for new in (short, longer, short):
+        store.write([WriteTokens((new,)), WriteEnd(9, "cancelled", 0)], NOW)
+    with store.reading() as db:
+        (blob,) = db.execute("SELECT part FROM tokens").fetchone()
+    assert unsealed(blob, Part).ids == longer.ids
+
+
+def test_what_stands_beside_tokens_is_kept(store: Store) -> None:
+    """Through folding and ends, bit for bit; a row of steps with much of it is not read token by token."""
+    length = recent.FOLD + 7
+    beside = [tuple(TokenLogprob(token, -0.1 * index) for token in range(20)) for index in range(length)]
+    hops = [(Hop("w0", LayerRange(0, 2), index / 7, 0.25, 0.0, 0.125, 17),) for index in range(length)]
+    for index in range(length):
+        new = NewTokens(4, 3 + index, index, (index,), (beside[index],), (hops[index],))
+        store.write([WriteTokens((new,))], NOW)
+    for write in (None, WriteEnd(4, "length", length - 2)):
+        if write is not None:
+            store.write([write], NOW)
+        record = store.request("r", NOW)
+        assert record is not None
+        num = len(record.sequences[0].tokens)
+        assert num == length - (0 if write is None else 2)
+        assert record.sequences[0].logprobs == beside[:num]
+        assert record.sequences[0].hops == hops[:num]
+
+
+@pytest.mark.parametrize("claimed", [recent.FOLD // 2, -3])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_tokens_that_claim_another_place(tmp_path: Path, store: Store, claimed: int, is_old: bool) -> None:
+    """A row's index has no checksum: it is as if the row were missing. Those of older versions don't say their place
+    themselves: there what begins where others are, and says otherwise, is passed over."""
+    for index in range(2 * recent.FOLD):
+        store.write([step(index)], NOW)
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        if is_old:
+            (blob,) = db.execute("SELECT part FROM tokens WHERE sequence = 4 AND first > 0").fetchone()
+            old = sealed(replace(unsealed(blob, Part), place=None))
+            db.execute("UPDATE tokens SET part = ? WHERE sequence = 4 AND first > 0", (old,))
+        db.execute("UPDATE tokens SET first = ? WHERE sequence = 4 AND first = ?", (claimed, recent.FOLD))
+    db.close()
+    opened, _ = open_or_salvage(tmp_path, Bounds())
+    assert known(opened) == [drawn(4, recent.FOLD), *(drawn(each, 2 * recent.FOLD) for each in SEQUENCES[1:])]
+    assert opened.write([WriteEnd(4, "length", 2 * recent.FOLD)], NOW) == {4}
+    again = NewTokens(4, 3, 0, tuple(drawn(4, 2 * recent.FOLD)))
+    assert opened.write([WriteTokens((again,)), WriteEnd(4, "length", 2 * recent.FOLD)], NOW) == set()
+    assert known(opened)[0] == drawn(4, 2 * recent.FOLD)
+
+
+def test_tokens_that_claim_to_be_another_sequences(tmp_path: Path, store: Store) -> None:
+    """Neither gets them."""
+    for index in range(2 * recent.FOLD):
+        store.write([step(index)], NOW)
+    store.write([WriteAcceptance(submit("other"), (12,), "")], NOW)
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("UPDATE tokens SET sequence = 12 WHERE sequence = 4 AND first = 0")
+    db.close()
+    opened, _ = open_or_salvage(tmp_path, Bounds())
+    assert known(opened)[0] == []
+    other = opened.request("other", NOW)
+    assert other is not None
+    assert other.sequences[0].tokens == []
+
+
 def test_a_damaged_row_costs_its_own_step(tmp_path: Path, store: Store) -> None:
     """What follows is not read over the gap: it will be computed again, and everything before it is there."""
     for index in range(8):
@@ -130,8 +201,8 @@ def test_saved_from_a_damaged_journal(tmp_path: Path, store: Store) -> None:
     store.close()
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("UPDATE facts SET value = X'0011' WHERE name = 'epoch'")
-        beyond = sealed(((1234, 0, Part((7,))),))
-        db.execute("INSERT INTO recent (tokens) VALUES (?)", (beyond,))
+        for number in (1234, 1 << 60):  # the second can't be one
+            db.execute("INSERT INTO recent (tokens) VALUES (?)", (sealed(((number, 0, Part((7,))),)),))
     db.close()
     saved, (note,) = open_or_salvage(tmp_path, Bounds())
     assert "1 parts could not be read" in note
