@@ -110,6 +110,7 @@ class Ends:
             request = self._state.requests.get(request_id)
             if request is not None:
                 self._look_at(request, now)
+        self._timers.tidy(self._state.requests)
         self._end_the_too_large(now)
 
     def _look_at(self, request: Request, now: float) -> None:

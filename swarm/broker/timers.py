@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
+FEW = 1024  # timers that are not worth a look at whose they are
 MAX_TURNED_AWAY = 256  # clients of whom it is known when they shall come back
 
 
 class Timers:
     """Moments at which something may be due for a request. A timer is no promise: whoever looks finds out whether it
-    still is. So nothing is ever removed, and a look costs only what is due. They know ids: none keeps a request alive.
+    still is. So none is removed when its request goes, and a look costs only what is due; but those of requests that
+    are gone, which may be due in a year, go together once they may be half of all. They know ids: none keeps a request
+    alive.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
+        self._tidied_from = FEW
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, at: float, request_id: str) -> None:
         heappush(self._heap, (at, request_id))
@@ -23,6 +30,14 @@ class Timers:
     def forgive(self, pause_s: float) -> None:
         """All of them come so much later; their order stays."""
         self._heap = [(at + pause_s, request_id) for at, request_id in self._heap]
+
+    def tidy(self, alive: Container[str]) -> None:
+        """Those of other requests go, if there are twice as many as there were after the last time: so each timer pays
+        for a look or two."""
+        if len(self._heap) > self._tidied_from:
+            self._heap = [timer for timer in self._heap if timer[1] in alive]
+            heapify(self._heap)
+            self._tidied_from = max(FEW, 2 * len(self._heap))
 
     def due(self, now: float) -> Iterator[str]:
         while self._heap and self._heap[0][0] <= now:
