@@ -116,9 +116,13 @@ class Replays:
 
     def start(self, layers: LayerRange) -> Compute | str | None:
         """Put the next chunk on the device; in words, why it can't be; None if there is none."""
-        if self.current is not None or not self.waiting:
-            return None
-        chunk = self.waiting.popleft()
+        found: Compute | str | None = None
+        while found is None and self.current is None and self.waiting:
+            found = self._start_one(self.waiting.popleft(), layers)
+        return found
+
+    def _start_one(self, chunk: _Chunk, layers: LayerRange) -> Compute | str | None:
+        """None: nobody needs it any more."""
         step, (row,) = chunk.step, chunk.step.rows
         own = self._own(step, layers)
         if own is None:
@@ -129,7 +133,7 @@ class Replays:
         held = self.holdings.sequences.get(row.sequence)
         if held is None:
             self.count("late_replays", 1)  # it was released while the chunk was on its way
-            return self.start(layers)
+            return None
         if row.start + row.count > held.open.limit:
             return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
         if held.least(own) < row.start:

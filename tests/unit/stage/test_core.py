@@ -13,6 +13,7 @@ from swarm.stage.core import EX_CONFIG
 from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, ComputeFenced, Loaded, LoadFailed, Tick
 from swarm.stage.executor import Forwarded
 from swarm.stage.ordering import GAP_PATIENCE_S, MAX_EARLY
+from swarm.stage.replay import MAX_WAITING
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
@@ -589,6 +590,21 @@ def test_a_release_overtakes_a_replay(stage: StageBench) -> None:
     assert stage.core.counters["stale_replays"] == 1
     stage.activate(epoch=2)
     assert act.OpenSequence(1, 64) in stage.step(msgspec.structs.replace(replay, epoch=2))
+
+
+def test_many_late_replays_are_let_go_at_once(stage: StageBench) -> None:
+    """As many as may wait at most, of sequences that are gone, and behind them one that is wanted."""
+    layers = LayerRange(0, 3)
+    late = step_of(REPLAY_STEP, Row(1, 3, 3, False), replay=True, through=layers)
+    wanted = step_of(REPLAY_STEP, Row(2, 0, 3, False), open=(opened(2),), replay=True, through=layers)
+    stage.step(step_of(1, Row(3, 0, 3, True), open=(opened(3),)))
+    for _ in range(MAX_WAITING - 1):
+        assert stage.step(late) == []
+    assert stage.step(wanted) == []
+    stage.compute()
+    assert stage.computing is not None
+    assert stage.computing.batch.rows == wanted.rows
+    assert stage.core.counters["late_replays"] == MAX_WAITING - 1
 
 
 def test_the_log_is_bounded(make_stage: MakeStage) -> None:
