@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from swarm.log import get_logger
 from swarm.stage import native
@@ -45,6 +45,7 @@ def _start() -> int | None:
 
 
 def _end(pid: int) -> None:
-    with suppress(ProcessLookupError, ChildProcessError):  # somebody may have waited for all children
-        os.kill(pid, signal.SIGKILL)  # it is our child, so the number is still its own
-        os.waitpid(pid, _WALL)
+    """The number is still its own, dead or alive: a child that sends no signal at its end is not given away by a wait
+    for any child, nor by ignoring SIGCHLD, but only by a wait with __WALL or __WCLONE, and this is the only one."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, _WALL)

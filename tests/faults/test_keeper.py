@@ -102,6 +102,29 @@ def test_a_keeper_that_was_killed_is_not_missed() -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_its_number_stays_its_own(handler: signal.Handlers) -> None:
+    """Whoever waits for all children, or for none, takes no keeper with it: what is killed in the end is no stranger.
+    In a process of its own, which has no other children."""
+    script = f"""
+import os, signal
+from swarm.stage import keeper
+signal.signal(signal.SIGCHLD, signal.Handlers({handler.value}))
+with keeper.kept() as pid:
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | keeper._WALL)
+    for wait in (os.wait, lambda: os.waitpid(-1, 0), lambda: os.waitpid(pid, 0)):
+        try:
+            print(wait())
+        except ChildProcessError:
+            pass
+    assert os.path.exists(f"/proc/{{pid}}")
+assert not os.path.exists(f"/proc/{{pid}}")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [
