@@ -4,13 +4,15 @@ While the disk is full, requests that run go on without their tokens being writt
 epoch must not be announced before it is in the journal. So a file beside the journal holds some room, and gives up a
 piece of it for each epoch that finds none, and for opening the journal itself, should the broker die meanwhile. It is
 filled again as soon as there is room, and only then is the disk taken for mended: else the first new request would take
-what the epochs may need. What was set aside outlives the process.
+what the epochs may need. What was set aside outlives the process, and so does that it was: the file is there from then
+on, however little is left of it. A disk that never had the room has no file, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,27 +32,34 @@ class Reserve:
     directory: Path
     size: int = SIZE
     num_bytes: int = field(default=0, init=False)
-    _wanted: int = field(default=0, init=False)  # what there was before some of it was given up
+    _is_kept: bool = field(default=False, init=False)  # it was whole once, in this process or an earlier one
 
     def __post_init__(self) -> None:
         with suppress(OSError):
             found = os.stat(self.directory / FILE)
-            self._wanted = self.num_bytes = min(found.st_size, found.st_blocks * 512, self.size)
+            if stat.S_ISREG(found.st_mode):
+                self._is_kept = True
+                self.num_bytes = min(found.st_size, found.st_blocks * 512, self.size)
 
     def fill(self) -> bool:
-        """Set aside what may be had. Whether there is as much as there was before."""
-        if self.num_bytes < self.size:
-            self._resize(self.size)
-        if self.num_bytes < self._wanted:
-            self._resize(self._wanted)
-        self._wanted = max(self._wanted, self.num_bytes)
-        return self.num_bytes >= self._wanted
+        """Set it aside, if there is room. Whether it is whole, or never was."""
+        if self.num_bytes < self.size and not self._resize(self.size):
+            if not self._is_kept:
+                self._forget()
+            return not self._is_kept
+        self._is_kept = True
+        return True
 
     def give(self) -> bool:
         """Give up a piece. False: there is none left."""
         if self.num_bytes == 0:
             return False
         return self._resize(max(0, self.num_bytes - PIECE))
+
+    def _forget(self) -> None:
+        """No file, or the next process would take it for one that was used up."""
+        with suppress(OSError):
+            os.unlink(self.directory / FILE)
 
     def _resize(self, num_bytes: int) -> bool:
         """What could not be had whole is left as it was."""

@@ -159,16 +159,54 @@ def test_what_is_set_aside_outlives_the_process(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(reserve, "_allocate", no_room)
     again = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
-    assert again.fill()
+    assert not again.fill(), "an earlier process has used a piece"
     assert again.num_bytes == (tmp_path / reserve.FILE).stat().st_size == 2 * reserve.PIECE
     assert again.give()
-    assert not again.fill(), "less than there was"
+    assert not again.fill()
     monkeypatch.setattr(os, "ftruncate", no_room)
     assert not again.give()
     assert not again.fill()
     monkeypatch.undo()
     assert again.fill()
     assert again.num_bytes == 3 * reserve.PIECE
+
+
+def test_what_is_wanted_does_not_shrink_with_every_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each process writes an epoch and is killed: all of it is to be had again, not what the last one
+    found, even if nothing is left."""
+    assert reserve.Reserve(tmp_path, size=3 * reserve.PIECE).fill()
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(reserve, "_allocate", no_room)
+        for left in (2, 1, 0):
+            kept = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+            assert kept.give()
+            assert not kept.fill()
+            assert kept.num_bytes == left * reserve.PIECE
+        kept = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+        assert not kept.give()
+        assert not kept.fill()
+    assert kept.fill()
+    assert reserve.Reserve(tmp_path, size=3 * reserve.PIECE).num_bytes == 3 * reserve.PIECE
+
+
+def test_what_never_was_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is too small has nothing set aside, in no life of the broker; once there is room, it has."""
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as small:
+        small.setattr(reserve, "_allocate", no_room)
+        for _ in range(2):
+            kept = reserve.Reserve(tmp_path)
+            assert kept.fill()
+            assert not kept.give()
+    assert kept.fill()
+    assert kept.num_bytes == reserve.SIZE
 
 
 def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
