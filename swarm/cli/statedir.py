@@ -68,7 +68,8 @@ def _write_pid(lock: int) -> None:
 
 def _with_logs(directory: Path) -> Path:
     try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # its own: the mode is not for parents made on the way
+        (directory / "logs").mkdir(exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=directory / "logs").close()
     except OSError as error:
         raise _not_writable(directory, error) from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarm.broker.journal import reserve
@@ -92,6 +93,7 @@ def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
 def _opened(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(path)
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise _no_access(path, error) from None
@@ -104,6 +106,23 @@ def _opened(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _make_private(path: Path) -> None:
+    """Prompts and answers are for their owner's eyes: a new file is so before anything is in it, and SQLite makes its
+    log and the log's index like it. What an older version has made is mended."""
+    with suppress(FileExistsError):  # opened only if it is new: closing a file drops this process's locks on it
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for each in (path, log_of(path), path.with_name(f"{path.name}-shm")):
+        take_from_others(each)
+
+
+def take_from_others(path: Path) -> None:
+    """If this file is ours, nobody else may read it from now on. Where that can't be had, it is as it was."""
+    with suppress(OSError):
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
 
 
 def opened_for_reading(path: Path) -> sqlite3.Connection:

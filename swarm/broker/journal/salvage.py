@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm.broker.journal import recent
-from swarm.broker.journal.database import FILE, DamagedJournal, in_words, is_refusal
+from swarm.broker.journal.database import FILE, DamagedJournal, in_words, is_refusal, take_from_others
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.values import Damaged, Part, sealed, unsealed
 from swarm.errors import JournalError
@@ -40,6 +40,8 @@ _WIDTH = {"requests": 9}  # columns that were added to a table: what is older ha
 def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0) -> tuple[Store, tuple[str, ...]]:
     """The journal of this directory, and what had to be done to have it, in words (nothing, as a rule)."""
     notes = _finished(directory)
+    for path in directory.glob(f"{ASIDE}-*"):  # an older version let others read them
+        take_from_others(path)
     try:
         store = Store(directory, bounds)
     except DamagedJournal as error:

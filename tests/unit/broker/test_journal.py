@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,68 @@ def test_what_is_written_is_read_again(tmp_path: Path, store: Store) -> None:
     assert (request.tenant, request.age_s, request.ended) == ("tenant", 30.0, False)
     assert [(s.id, s.index, s.tokens) for s in request.sequences] == [(4, 0, [11, 12]), (5, 1, [21])]
     assert request.sequences[0].logprobs == [(TokenLogprob(11, -1.0),), (TokenLogprob(12, -1.0),)]
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+
+
+OURS = {f"{FILE}{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_nobody_else_reads_it(tmp_path: Path) -> None:
+    """Prompts and answers are in it: the file, its log and the log's index are their owner's."""
+    store = Store(tmp_path / "state")
+    store.write([accept()], NOW)
+    assert modes(tmp_path / "state") == OURS
+    assert modes(tmp_path) == {"state": 0o700}
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_what_others_could_read_is_mended(tmp_path: Path) -> None:
+    """An older version left it so, also what it put aside; the directory may be the user's and is left alone."""
+    first = Store(tmp_path / "state")
+    first.write([accept()], NOW)
+    (tmp_path / "state" / f"{ASIDE}-1").touch()
+    for path in (tmp_path / "state", *(tmp_path / "state").iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    store, notes = open_or_salvage(tmp_path / "state", Bounds())
+    assert notes == ()
+    assert modes(tmp_path / "state") == OURS | {f"{ASIDE}-1": 0o600}
+    assert modes(tmp_path) == {"state": 0o755}
+    for each in (first, store):
+        each.close()
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_nobody_else_reads_what_is_saved(tmp_path: Path) -> None:
+    """Neither the new file nor the damaged one beside it."""
+    filled(tmp_path)
+    (tmp_path / FILE).chmod(0o644)
+    with (tmp_path / FILE).open("r+b") as file:
+        file.truncate(5 * 4096)
+    store, notes = open_or_salvage(tmp_path, Bounds())
+    assert notes
+    assert len(modes(tmp_path)) > len(OURS)
+    assert set(modes(tmp_path).values()) == {0o600}
+    store.close()
+
+
+def test_what_belongs_to_somebody_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rights are not ours to change."""
+    (tmp_path / FILE).touch(0o644)
+    (tmp_path / FILE).chmod(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    Store(tmp_path).close()
+    assert modes(tmp_path)[FILE] == 0o644
 
 
 def test_what_is_believed_lasts(tmp_path: Path, store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,20 @@ def test_a_private_state_directory_goes_and_a_named_one_stays(tmp_path: Path) ->
     with state_directory(tmp_path / "mine") as named:
         assert (named / "logs").is_dir()
     assert named.exists()
+
+
+@pytest.mark.parametrize("has_parent", [True, False])
+def test_a_state_directory_that_was_made_is_nobody_elses(tmp_path: Path, has_parent: bool) -> None:
+    """Prompts and answers are in it. One that the user made stays as it was made."""
+    new = tmp_path / "new" if has_parent else tmp_path / "parent" / "new"
+    own = tmp_path / "own"
+    before = os.umask(0o022)
+    try:
+        own.mkdir()
+        with state_directory(new), state_directory(own):
+            assert [stat.S_IMODE(each.stat().st_mode) for each in (new, new / "logs", own)] == [0o700, 0o700, 0o755]
+    finally:
+        os.umask(before)
 
 
 def test_a_state_directory_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
