@@ -8,21 +8,54 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from swarm.wire.messages import Json, LayerRange
 
 REMEMBERED = 64
+FEW = 8  # of the losses in one recovery: the first are its cause, the last what it waits for now
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Few(Generic[T]):
+    """The first and the last of what may come without end, as when a worker dies at every start; how many between."""
+
+    first: list[T] = field(default_factory=list)
+    last: deque[T] = field(default_factory=lambda: deque(maxlen=FEW))
+    num_between: int = 0
+
+    def add(self, item: T) -> None:
+        if len(self.first) < FEW:
+            self.first.append(item)
+            return
+        self.num_between += len(self.last) == FEW
+        self.last.append(item)
+
+    @property
+    def num(self) -> int:
+        return len(self.first) + self.num_between + len(self.last)
+
+    @property
+    def kept(self) -> list[T]:
+        return [*self.first, *self.last]
+
+    def words(self) -> list[str]:
+        """What is kept, with how many there were between."""
+        between = [f"{self.num_between} more"] if self.num_between else []
+        return [*map(str, self.first), *between, *map(str, self.last)]
 
 
 @dataclass(slots=True)
 class Recovery:
     """Moments are seconds of the broker's clock; None: it has not come to that."""
 
-    cause: str
     detected_at: float
-    workers: list[str] = field(default_factory=list)
-    evidence: list[str] = field(default_factory=list)
-    lost: list[LayerRange] = field(default_factory=list)
+    causes: Few[str] = field(default_factory=Few)
+    workers: Few[str] = field(default_factory=Few)
+    evidence: Few[str] = field(default_factory=Few)
+    lost: Few[LayerRange] = field(default_factory=Few)
     heard_at: float | None = None  # when the lost worker last gave a sign of life
     epoch: int = 0
     choice: str = ""
@@ -44,10 +77,11 @@ class Recovery:
             predicted["total_s"] = self.predicted_load_s + self.predicted_replay_s
         return {
             "epoch": self.epoch,
-            "cause": self.cause,
-            "evidence": "; ".join(self.evidence),
-            "workers": list(self.workers),
-            "lost": [[layers.first, layers.stop] for layers in self.lost],
+            "cause": "; then ".join(self.causes.words()),
+            "evidence": "; ".join(self.evidence.words()),
+            "losses": self.workers.num,
+            "workers": self.workers.kept,
+            "lost": [[layers.first, layers.stop] for layers in self.lost.kept],
             "choice": self.choice,
             "warm": self.predicted_load_s == 0.0,
             "sequences": self.num_sequences,
@@ -92,18 +126,17 @@ class Recoveries:
     def begin(self, cause: str, now: float) -> Recovery:
         """Something made the plan in force, or the way back to one, void."""
         if self.current is None:
-            self.current = Recovery(cause, now)
-        else:
-            self.current.cause += f"; then {cause}"
+            self.current = Recovery(now)
+        self.current.causes.add(cause)
         return self.current
 
     def lost(self, worker: str, evidence: str, layers: LayerRange | None, heard_at: float | None, now: float) -> None:
         found = self.begin(f"{worker} was lost", now)
-        found.workers.append(worker)
-        found.evidence.append(f"{worker}: {evidence}")
+        found.workers.add(worker)
+        found.evidence.add(f"{worker}: {evidence}")
         found.heard_at = found.heard_at if heard_at is None or found.heard_at is not None else heard_at
         if layers is not None:
-            found.lost.append(layers)
+            found.lost.add(layers)
 
     def planned(self, epoch: int, choice: str, predicted: tuple[float, float] | None, now: float) -> None:
         if self.current is None:

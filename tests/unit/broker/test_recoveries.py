@@ -10,6 +10,7 @@ import pytest
 from swarm.broker.actions import Note
 from swarm.broker.core import BrokerSettings
 from swarm.broker.planning import PlanSettings
+from swarm.broker.recoveries import Few
 from swarm.broker.rules import PlanRules
 from swarm.broker.state import PlanPhase
 from swarm.wire.messages import Cancel, Finished, Keep, Kept, LayerRange, Prepare, Query, Refused, Report, Trouble
@@ -227,6 +228,33 @@ def test_every_part_is_timed_beside_the_prediction(make_bench: Callable[..., Ben
     (note,) = [a for a in actions if isinstance(a, Note) and a.event == "recovered"]
     assert note.fields["predicted"] == recovery["predicted"]
     assert note.fields["measured"] == measured
+
+
+def test_a_worker_that_dies_for_days(make_bench: Callable[..., Bench]) -> None:
+    """However often it is lost before there is a way back: the first and the last are told, the rest is counted."""
+    bench = make_bench(ruled()).serve(1)
+    found = bench.state.recoveries
+    for number in range(20_000):
+        found.lost(f"w{number}", "its connection closed", LayerRange(number, number + 1), None, bench.now)
+    (told,) = recoveries(bench)
+    first, last = [*range(8)], [*range(19_992, 20_000)]
+    assert told["losses"] == 20_000
+    assert told["workers"] == [f"w{number}" for number in (*first, *last)]
+    assert told["lost"] == [[number, number + 1] for number in (*first, *last)]
+    assert told["cause"].startswith("w0 was lost; then w1 was lost; then ")
+    assert "w7 was lost; then 19984 more; then w19992 was lost; then " in told["cause"]
+    assert told["evidence"].endswith("; w19999: its connection closed")
+    assert "w7: its connection closed; 19984 more; w19992: its connection closed; " in told["evidence"]
+
+
+@pytest.mark.parametrize(("num", "between"), [(1, 0), (8, 0), (16, 0), (17, 1)])
+def test_few_losses_are_all_told(num: int, between: int) -> None:
+    """Nothing is counted that can be shown."""
+    few = Few[int]()
+    for number in range(num):
+        few.add(number)
+    assert (few.num, len(few.kept), few.num_between) == (num, num - between, between)
+    assert len(few.words()) == min(num, 17)
 
 
 def test_a_recovery_ends_with_its_requests(make_bench: Callable[..., Bench]) -> None:
