@@ -24,13 +24,14 @@ def finished(sequence: Sequence) -> Finished:
 
 
 def summary(request: Request, now: float) -> Note:
-    """One line per request. Times are seconds from its arrival; None where that never came. ``tokens_per_s`` is from
-    its start on, waiting in the queue left out; ``recomputed`` is how often a sequence of it was computed again,
-    ``preempted`` how often because it had to give its room to another."""
+    """One line per request. Times are seconds from its arrival; None where that never came, or came under a broker
+    before this one. ``tokens_per_s`` is from its start on, waiting in the queue left out; ``recomputed`` is how often a
+    sequence of it was computed again, ``preempted`` how often because it had to give its room to another."""
     first = request.sequences[0]
     num_tokens = sum(s.num_generated for s in request.sequences)
-    started_at = _earliest(s.started_at for s in request.sequences)
-    first_token_at = _earliest(s.first_token_at for s in request.sequences)
+    is_forgotten = any(s.num_restored for s in request.sequences)
+    started_at = None if is_forgotten else _earliest(s.started_at for s in request.sequences)
+    first_token_at = None if is_forgotten else _earliest(s.first_token_at for s in request.sequences)
     busy_s = 0.0 if started_at is None else now - started_at
     fields: dict[str, object] = {
         "request": request.id,

@@ -127,6 +127,8 @@ def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: floa
     sequence.num_passed, sequence.passed_since = 0, None
     if sequence.started_at is None:
         sequence.started_at = now
+        if sequence.num_restored:  # a broker before this one has seen it run, and no stage holds anything of it
+            sequence.num_recomputed += 1
         state.waiting.charge(sequence.request.tenant, sequence.sampled - sequence.kv)
 
 

@@ -141,8 +141,8 @@ class Sequence:
         self.state = SequenceState.WAITING
 
     def timing(self, now: float) -> Timing:
-        """A sequence without a token has no time of a first one: 0. One that never started was queued all the time. Of
-        what a broker before this one has seen, only the total is known; the rest is 0."""
+        """A sequence without a token has no time of a first one: 0. One that never started was queued all the time. If
+        a broker before this one had drawn tokens of it, only the total is known; the rest is 0."""
         arrived = self.request.arrived_at
         is_forgotten = self.num_restored > 0
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from swarm.client.blocking import BlockingStream, Client
     from swarm.client.request import Prompt, RequestOptions
     from swarm.client.results import Choice, Completion, Piece
+    from swarm.wire.messages import Timing
 
 # A model may say anything, also what moves a terminal's cursor or sets its title: shown as pictures of themselves.
 _TAMED = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -170,7 +171,8 @@ def tell_if_waiting(client: Client) -> None:
     """A swarm that isn't serving yet takes requests, but the answer will be a while: say why."""
     description = client.describe()
     if description.state != "serving":
-        print(f"swarm: not serving yet: {description.waits_for or description.state}", file=sys.stderr, flush=True)
+        why = f", it waits for {description.waits_for}" if description.waits_for else f": {description.state}"
+        print(f"swarm: not serving yet{why}", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
@@ -228,7 +230,7 @@ def as_data(completion: Completion) -> dict[str, object]:
         "request_id": completion.request_id,
         **_choice_data(completion.choices[0]),
         "usage": {"num_prompt": completion.usage.num_prompt, "num_tokens": completion.usage.num_tokens},
-        "timing": {name: getattr(completion.timing, name) for name in completion.timing.__struct_fields__},
+        "timing": _timing_data(completion.timing),
         "seed": completion.seed,
     }
     if len(completion.choices) > 1:
@@ -239,6 +241,14 @@ def as_data(completion: Completion) -> dict[str, object]:
             [msgspec.structs.asdict(hop) | {"layers": [hop.layers.first, hop.layers.stop]} for hop in per_token]
             for per_token in hops
         ]
+    return data
+
+
+def _timing_data(timing: Timing) -> dict[str, float | None]:
+    """None for what isn't known, since the broker was started again meanwhile: nothing has its first token at once."""
+    data: dict[str, float | None] = {name: getattr(timing, name) for name in timing.__struct_fields__}
+    if timing.first_token_s == 0:
+        data |= {name: data[name] or None for name in ("queued_s", "first_token_s")}
     return data
 
 

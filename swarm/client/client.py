@@ -377,7 +377,7 @@ class AsyncClient:
             if self._model is None or self._described_at != num_connects:
                 description = await self.describe()
                 if description.manifest is None:
-                    raise Unavailable(f"the swarm has no model yet: {description.waits_for or description.state}")
+                    raise Unavailable(f"the swarm has no model yet, it waits for {description.waits_for or 'a worker'}")
                 if self._model is None or self._model.manifest != description.manifest:
                     self._model = Model(description.manifest, await self._load_text(description.manifest))
                 self._described_at = max(num_connects, 1)

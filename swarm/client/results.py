@@ -67,7 +67,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished continuation. ``logprobs`` and ``hops`` have one entry per token, or none if not asked for."""
+    """One finished continuation. ``logprobs`` and ``hops`` have one entry per token, or none if not asked for.
+
+    In ``timing``, a ``first_token_s`` of 0 is not measured but not known: the broker was started again after the first
+    token, and ``queued_s`` is 0 for the same reason. ``total_s`` is always known.
+    """
 
     index: int
     text: str

@@ -57,6 +57,7 @@ async def test_generate_gives_the_whole_answer() -> None:
     assert list(done.tokens) == story(None, 0)
     assert done.finish_reason == "stop"
     assert (done.usage.num_prompt, done.usage.num_tokens) == (3, len(done.tokens))
+    assert done.usage.num_total == 3 + len(done.tokens)
     assert done.timing.total_s == pytest.approx(0.003)
     assert done.seed == 7
 
@@ -423,7 +424,7 @@ async def test_a_swarm_without_a_model() -> None:
     """Text can't be sent; the error says what the swarm waits for."""
     async with FakeBroker(story) as broker, AsyncClient(broker.url) as client:
         broker.manifest = None
-        with pytest.raises(Unavailable, match="no model yet: a first worker"):
+        with pytest.raises(Unavailable, match="no model yet, it waits for a first worker"):
             await client.generate("text")
 
 

@@ -149,8 +149,8 @@ def test_a_waiting_swarm_says_for_what(broker: FakeBroker, capsys: pytest.Captur
     broker.manifest = None
     assert swarm("generate", "x") == 1
     assert capsys.readouterr().err.splitlines() == [
-        "swarm: not serving yet: a first worker",
-        "swarm: the swarm has no model yet: a first worker",
+        "swarm: not serving yet, it waits for a first worker",
+        "swarm: the swarm has no model yet, it waits for a first worker",
     ]
 
 

@@ -177,7 +177,11 @@ class Tokens(Message, frozen=True):
 
 
 class Timing(Record, frozen=True):
-    """Seconds from the request's arrival: to its start, its first token, its end; and how often it was recomputed."""
+    """Seconds from the request's arrival: to its start, its first token, its end; and how often it was recomputed.
+
+    ``first_token_s`` is 0 where it isn't known: there is no token, or the first was drawn before the broker was started
+    again. Then ``queued_s`` isn't known, either, if it is 0. The total always is.
+    """
 
     queued_s: Seconds
     first_token_s: Seconds

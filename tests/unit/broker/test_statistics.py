@@ -8,8 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import Dispatch, Note, OrderWorker, SayClient, caused
+from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.reports import nested
-from swarm.wire.messages import Fence, Hop, LayerRange, Query, Report, Stats, Step
+from swarm.wire.messages import (
+    Fence,
+    HeldSequence,
+    Hop,
+    LayerRange,
+    Query,
+    RangePosition,
+    Report,
+    Stats,
+    Step,
+)
 from tests.unit.broker.bench import Bench, said, scheduling, settings, submit
 
 MakeBench = Callable[..., Bench]
@@ -137,6 +148,37 @@ def test_the_line_of_a_request_that_never_began(bench: Bench, make_bench: MakeBe
     assert (line.fields["queued_s"], line.fields["first_token_s"], line.fields["tokens_per_s"]) == (None, None, None)
     assert line.fields["reasons"] == ["failed"]
     assert "deadline" in str(line.fields["detail"])
+
+
+def carried_over(make_bench: MakeBench, generated: list[int], held: int | None) -> Bench:
+    """A request of two seconds, of which so much was drawn before the broker was started again. Its worker lived on and
+    holds so many positions of it, or was started again, too."""
+    request = RequestRecord(submit(max_tokens=16, ignore_eos=True), "", 2.0, [SequenceRecord(5, 0, generated)])
+    bench = make_bench(past=Past(9, ("w0",), 6, (request,)))
+    whole = LayerRange(0, 6)
+    parts = () if held is None else (HeldSequence(5, (RangePosition(whole, held),)),)
+    bench.tell("w0", bench.add("w0").hello(epoch=9, held_layers=whole, held=parts))
+    bench.tick(0.5)
+    bench.run_dry()
+    return bench
+
+
+@pytest.mark.parametrize(("held", "recomputed"), [(6, 0), (None, 1)])
+def test_the_line_of_a_request_from_before(make_bench: MakeBench, held: int | None, recomputed: int) -> None:
+    """When it began and had its first token, the dead broker knew. What is not taken back is computed again, once."""
+    bench = carried_over(make_bench, [7, 7, 7, 7], held)
+    (line,) = notes(bench, "request_ended")
+    assert (line.fields["queued_s"], line.fields["first_token_s"], line.fields["tokens_per_s"]) == (None, None, None)
+    assert (line.fields["total_s"], line.fields["tokens"]) == (2.5, 16)
+    assert line.fields["recomputed"] == recomputed
+    told = bench.sequence().timing(bench.now)
+    assert (told.queued_s, told.first_token_s, told.num_recomputed) == (0.0, 0.0, recomputed)
+
+
+def test_the_line_of_a_request_without_a_token_from_before(make_bench: MakeBench) -> None:
+    """Its first token came under this broker, so the times are known; and nothing is known to be computed again."""
+    (line,) = notes(carried_over(make_bench, [], None), "request_ended")
+    assert (line.fields["queued_s"], line.fields["first_token_s"], line.fields["recomputed"]) == (2.0, 2.5, 0)
 
 
 def test_every_event_has_an_id(make_bench: MakeBench) -> None:
