@@ -24,7 +24,7 @@ def a_swarm(num_workers: int = 2, *, always_own: bool = False) -> Iterator[str]:
     command = [sys.executable, "-m", "swarm", "up", "--workers", str(num_workers), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         try:
-            _wait_for(up, "serving" if num_workers else "no worker has joined")
+            _wait_for(up, "serving" if num_workers else "no worker is here")
             yield f"tcp://127.0.0.1:{port}"
         finally:
             up.send_signal(signal.SIGTERM)  # as Ctrl-C: it ends its broker and workers, then itself

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from swarm.broker.blocks import BLOCK
 from swarm.broker.plan.explain import Forecast
 from swarm.broker.plan.gauge import PlanGauge
+from swarm.broker.plan.problem import NOBODY
 from swarm.wire.messages import LayerRange, Prepared
 
 
@@ -76,7 +77,7 @@ class PlanBook:
     awaited: set[str] = field(default_factory=set)
     deadline: float = 0.0
     changed_at: float = 0.0
-    waits_for: str = "a worker: none has joined yet"
+    waits_for: str = NOBODY
     gauge: PlanGauge = field(default_factory=PlanGauge)  # how the current plan does
 
     @property

@@ -24,7 +24,7 @@ def scheduler(state: State) -> Json:
         "pending_prompt_tokens": state.running.num_pending,
         "kv_used": state.running.blocks * BLOCK,
         "kv_cached": state.prefix.num_blocks * BLOCK,
-        "kv_capacity": book.kv_blocks * BLOCK,
+        "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
         "preemptions": int(state.counters.get("preemptions", 0)),
         "tokens_per_s": round(pace.tokens_per_s or 0.0, 1),
         "quickest_step_s": pace.least_step_s,

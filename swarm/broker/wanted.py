@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from swarm.broker.plan.explain import Forecast
-from swarm.broker.plan.problem import Shortage
+from swarm.broker.plan.problem import NOBODY, Shortage
 from swarm.broker.plan.solve import EXACT
 from swarm.broker.rules import PlanRules
 from swarm.broker.state import Plan, State, Worker, WorkerState
@@ -52,7 +52,7 @@ def propose(
         refusing.append(by_id[refused])
         workers.remove(by_id[refused])
     text = _refusals(refusing, "a worker that can load the model: {}")
-    nobody = "a worker: none has joined yet" if without is None else "another worker, since this is the only one"
+    nobody = NOBODY if without is None else "another worker, since this is the only one"
     if not text and state.manifest is not None and (gone & {w.name for w in _candidates(state)}):
         nobody = f"a worker besides {', '.join(sorted(gone))}, which must not be used"
     return Shortage(text or nobody, 0)

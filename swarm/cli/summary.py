@@ -8,6 +8,7 @@ from swarm.cli.output import in_bytes
 from swarm.wire.messages import Json, LayerRange
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
+_NOBODY = "no worker is here"
 
 
 def loading_line(status: Json, nodes: Json) -> str:
@@ -18,15 +19,20 @@ def loading_line(status: Json, nodes: Json) -> str:
         loaded, total = (sum(int(row[key]) for row in loading) for key in ("loaded_bytes", "total_bytes"))
         percent = 100 if total == 0 else 10 * (10 * loaded // total)  # in tens: elsewhere than on a terminal it's a log
         parts.append(f"{percent} % of {in_bytes(total)} loaded")
-    elif status.get("waits_for"):
-        parts.append(f"waiting for {status['waits_for']}")
+    elif _says_more(waits_for := str(status.get("waits_for") or ""), than=parts[0]):
+        parts.append(f"waiting for {waits_for}")
     return " · ".join(parts)
+
+
+def _says_more(waits_for: str, than: str) -> bool:
+    """Where no worker is here, that one is waited for is nothing new."""
+    return bool(waits_for) and not (than == _NOBODY and waits_for.startswith("a worker"))
 
 
 def _workers(nodes: Json) -> str:
     workers: list[dict[str, Any]] = nodes.get("workers") or []  # type: ignore[assignment]
     names = sorted((str(worker["name"]) for worker in workers if worker["state"] not in ("out", "left")), key=_natural)
-    return f"workers: {', '.join(names)}" if names else "no worker has joined yet"
+    return f"workers: {', '.join(names)}" if names else _NOBODY
 
 
 def _natural(name: str) -> tuple[str, int]:

@@ -6,11 +6,10 @@ Seconds are those of one step of the load that is planned for (``load.Load``); b
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from swarm.wire.messages import LayerRange, Manifest
 
-Objective = Literal["throughput", "latency"]
+NOBODY = "a worker: none is here"  # what is waited for where there is no device at all
 
 # A stage's memory must also hold activations and the interpreter's own heap; a worker takes its log off by itself
 # before it says how much memory it has.

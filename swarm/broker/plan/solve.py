@@ -19,7 +19,7 @@ from swarm.broker.plan import tables
 from swarm.broker.plan.bound import most_layers
 from swarm.broker.plan.lacking import shortage
 from swarm.broker.plan.orders import good_line
-from swarm.broker.plan.problem import Device, Line, Problem, Share, Shortage
+from swarm.broker.plan.problem import NOBODY, Device, Line, Problem, Share, Shortage
 from swarm.broker.plan.search import EQUAL, Combine, along, best
 
 EXACT = 8
@@ -33,7 +33,7 @@ def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shorta
     """Stages in pipeline order that cover every layer once; or why the model does not fit. ``must``: devices that are
     not left out, whatever it costs; those with pinned layers never are."""
     if not problem.devices:
-        return Shortage("a worker: none has joined yet", 0)
+        return Shortage(NOBODY, 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum
     hops = tables.hops(problem)
     must |= frozenset(i for i, device in enumerate(problem.devices) if device.pinned is not None)

@@ -265,7 +265,7 @@ def test_hosts_stay_together_over_slow_links() -> None:
 
 
 def test_nobody_is_a_shortage() -> None:
-    assert solve(Problem(model_of(1), ())) == Shortage("a worker: none has joined yet", 0)
+    assert solve(Problem(model_of(1), ())) == Shortage("a worker: none is here", 0)
 
 
 def test_a_shortage_says_how_much_is_missing() -> None:

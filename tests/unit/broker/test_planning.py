@@ -13,6 +13,8 @@ from swarm.broker.events import BeatHeard, EpochWritten
 from swarm.broker.health import Verdict
 from swarm.broker.members import MAX_STRANGERS
 from swarm.broker.planning import QUARANTINE_AFTER, PlanSettings
+from swarm.broker.reports import status
+from swarm.broker.scheduling_report import scheduler
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
@@ -184,7 +186,7 @@ def test_what_is_waited_for_is_told_as_of_now(make_bench) -> None:
     assert waits_for() == ""
     for number in range(3):
         bench.lose(f"w{number}")
-    assert waits_for() == "a worker: none has joined yet"
+    assert waits_for() == "a worker: none is here"
 
 
 def test_settling(make_bench) -> None:
@@ -759,7 +761,9 @@ def test_the_last_worker_may_leave(make_bench) -> None:
     bench.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM"))
     assert [peer for peer, _ in orders(bench.log, Release)] == ["w0.1"]
     assert bench.state.book.current is None
-    assert bench.state.book.waits_for == "a worker: none has joined yet"
+    assert bench.state.book.waits_for == "a worker: none is here"
+    assert status(bench.state, bench.now)["kv_capacity"] == 0  # nor has it any room
+    assert scheduler(bench.state)["kv_capacity"] == 0
     bench.join("w1")
     bench.tick()
     bench.run_dry()

@@ -71,7 +71,7 @@ def test_unavailable_before_any_worker(bench: Bench) -> None:
     assert isinstance(action, SayClient)
     assert isinstance(action.message, Rejected)
     assert (action.message.code, action.message.retry_after_s) == ("unavailable", 1.0)
-    assert "none has joined" in action.message.reason
+    assert "none is here" in action.message.reason
     assert not bench.state.requests
 
 

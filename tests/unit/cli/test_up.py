@@ -240,7 +240,10 @@ def test_what_is_shown_while_loading() -> None:
     nodes: Json = {
         "workers": [{"name": n, "state": s} for n, s in (("w10", "member"), ("w2", "member"), ("w1", "out"))]
     }
-    assert loading_line({"waits_for": "a worker"}, {}) == "no worker has joined yet · waiting for a worker"
+    assert loading_line({"waits_for": "a worker: none is here"}, {}) == "no worker is here"
+    assert (
+        loading_line({"waits_for": "2 more of 2 workers"}, {}) == "no worker is here · waiting for 2 more of 2 workers"
+    )
     loading = [{"loaded_bytes": 30, "total_bytes": 50}, {"loaded_bytes": 10, "total_bytes": 50}]
     assert loading_line({"loading": loading}, nodes) == "workers: w2, w10 · 40 % of 100 B loaded"
 
