@@ -45,7 +45,7 @@ def status(state: State, now: float) -> Json:
         "tokens_total": int(state.counters.get("tokens", 0)),
         "kv_reserved": state.running.blocks * BLOCK,
         "kv_cached": state.prefix.num_blocks * BLOCK,
-        "kv_capacity": book.kv_blocks * BLOCK,
+        "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
         "loading": _loading(state),
     }
 
@@ -151,6 +151,7 @@ def _request_state(request: Request) -> str:
 
 
 def _request(request: Request, now: float) -> Json:
+    """Also of one that has ended: it stays here until it is read, or old. ("kept" has those of the journal alone.)"""
     return {
         "request_id": request.id,
         "state": _request_state(request),
@@ -164,6 +165,7 @@ def _request(request: Request, now: float) -> Json:
         "deadline_s": None if request.deadline_at is None else round(request.deadline_at - now, 3),
         "preempted": sum(s.num_preempted for s in request.sequences),
         "age_s": round(now - request.arrived_at, 3),
+        "ended_age_s": round(now - request.ended_at, 3) if request.ended else None,
         "attached": request.client is not None,
         "detached": request.submit.detached,
         "sequences": [s.id for s in request.sequences],

@@ -69,7 +69,7 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("age_s", "age"),
     ("ended_age_s", "ended"),
 )
-_KEPT_HIDDEN = {"sequences", "state", "n", "class", "tenant"}
+_ENDED_HIDDEN = {"sequences", "state", "n", "class", "tenant", "attached", "deadline_s", "preempted"}
 _WIDTH_ELSEWHERE = 160  # not a terminal: a pipe or a file, where lines need not fit a window
 
 
@@ -103,11 +103,20 @@ def plan(body: Body) -> RenderableType:
 
 
 def requests(body: Body) -> RenderableType:
-    rows, kept = rows_of(body.get("requests")), rows_of(body.get("kept"))
+    """What has ended and is read by nobody is not under way, wherever the broker still has it."""
+    known = rows_of(body.get("requests"))
+    over = [row for row in known if row.get("state") == "ended" and not row.get("attached")]
+    rows = [row for row in known if row not in over]
+    ended = sorted([*over, *rows_of(body.get("kept"))], key=_ended_age_s)
     parts = [_table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
-    if kept:
-        parts += [Text("in the journal, the latest first:"), _table(kept, _REQUEST_COLUMNS, _KEPT_HIDDEN)]
+    if ended:
+        parts += [Text("ended, the latest first:"), _table(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN)]
     return _with_rest(Group(*parts), body, {"requests", "kept"})
+
+
+def _ended_age_s(row: Body) -> float:
+    age_s = row.get("ended_age_s")
+    return age_s if isinstance(age_s, int | float) else 0.0
 
 
 def recoveries(body: Body) -> RenderableType:

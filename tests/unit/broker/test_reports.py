@@ -27,7 +27,7 @@ def test_an_empty_swarm_has_answers(bench: Bench, what: str) -> None:
 def test_status_of_an_empty_swarm(bench: Bench) -> None:
     """It says what it waits for."""
     status = ask(bench, "status")
-    assert (status["state"], status["waits_for"], status["model"]) == ("waiting", "a worker: none has joined yet", None)
+    assert (status["state"], status["waits_for"], status["model"]) == ("waiting", "a worker: none is here", None)
 
 
 def test_status_while_loading(bench: Bench) -> None:
@@ -146,8 +146,10 @@ def test_requests(make_bench) -> None:
     assert (rows["r"]["state"], rows["r"]["reasons"], rows["r"]["n"]) == ("running", ["stop", None, None], 3)
     assert rows["later"]["state"] == "waiting"
     bench.run_dry()
-    states = {r["request_id"]: r["state"] for r in ask(bench, "requests")["requests"]}
-    assert states == {"r": "ended", "later": "ended"}
+    assert rows["r"]["ended_age_s"] is None
+    bench.now += 2.0
+    found = {r["request_id"]: (r["state"], r["ended_age_s"]) for r in ask(bench, "requests")["requests"]}
+    assert found == {"r": ("ended", 2.0), "later": ("ended", 2.0)}
 
 
 def test_unlike_kernels_are_told(bench: Bench, serving: Bench) -> None:
