@@ -56,9 +56,6 @@ class Mailbox:
         self._news.append(news)
         self._some.set()
 
-    def has_news(self) -> bool:
-        return bool(self._news)
-
     async def get(self) -> News:
         """The next news. A reader who always finds some lets the others have their turn, every so often."""
         self._num_at_once += 1
