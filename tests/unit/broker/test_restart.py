@@ -220,7 +220,7 @@ def test_it_is_told_as_a_recovery(make_bench: Callable[..., Bench]) -> None:
     bench.tick()
     bench.run_dry()
     (found,) = bench.state.recoveries.past
-    assert found.cause == "the broker was started again"
+    assert found.as_json()["cause"] == "the broker was started again"
     assert (found.layer_positions, found.num_sequences) == (0, 1)
     timing = bench.sequence().timing(bench.now)
     assert (timing.queued_s, timing.first_token_s) == (0.0, 0.0)
