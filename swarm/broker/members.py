@@ -211,6 +211,7 @@ class Members:
         num_lies = known.num_lies if known is not None else 0
         worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies)
         worker.pace = known.pace if known is not None else worker.pace
+        worker.kept = () if num_lies else hello.kept
         self.vigil.begin(hello.incarnation, now)
         self._welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:

@@ -391,7 +391,6 @@ class WorkerNode:
             cores=1,
             endpoint=self.incarnation,
             memory_bytes=self.memory_bytes,
-            kv_budget_bytes=1 << 20,
             costs=self._costs(),
             manifest=self.executor.manifest,
             held_layers=self.core.layers,

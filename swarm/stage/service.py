@@ -360,7 +360,6 @@ class WorkerService:
             cores=os.cpu_count() or 1,
             endpoint=self._endpoint,
             memory_bytes=executor.memory_bytes,
-            kv_budget_bytes=executor.kv_budget_bytes,
             costs=self._costs,
             link=self._link,
             manifest=executor.manifest,

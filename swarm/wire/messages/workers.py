@@ -97,7 +97,6 @@ class Hello(Message, frozen=True):
     cores: Whole
     endpoint: Endpoint
     memory_bytes: Whole
-    kv_budget_bytes: Whole
     costs: Annotated[tuple[LayerCost, ...], msgspec.Meta(max_length=64)]
     manifest: Manifest
     held_layers: LayerRange | None

@@ -149,12 +149,12 @@ class FakeWorker:
             "cores": 1,
             "endpoint": f"tcp://{self.incarnation}",
             "memory_bytes": self.memory_bytes,
-            "kv_budget_bytes": MIB,
             "costs": (),
             "manifest": self.manifest,
             "held_layers": None,
             "held": (),
             "logs": (),
+            "kept": self.kept,
         }
         return Hello(**(fields | changes))  # type: ignore[arg-type]
 

@@ -171,6 +171,22 @@ def test_only_what_a_worker_said_is_warm(make_bench: Callable[..., Bench]) -> No
     assert current.stages[-1].layers == LayerRange(2, 6) or current.stages[0].load_bytes > 0
 
 
+def test_what_is_warm_stays_so_over_a_lost_connection(make_bench: Callable[..., Bench]) -> None:
+    """A worker that says Hello again says what it has warm, and isn't asked for it again; unless it ever lied."""
+    bench = three(make_bench, caps={"w0": 2, "w1": 2, "w2": 2, "spare": 2})
+    bench.join("spare")
+    bench.tick()
+    bench.tick()
+    whole = (LayerRange(0, 6),)
+    bench.tell("spare", bench.workers["spare"].hello())
+    assert bench.state.workers["spare.1"].kept == whole
+    asked = bench.tick() + bench.tick()
+    assert "spare.1" not in [who for who, _ in orders(asked, Keep)]
+    bench.state.workers["spare.1"].num_lies = 1
+    bench.tell("spare", bench.workers["spare"].hello())
+    assert bench.state.workers["spare.1"].kept == ()
+
+
 def test_nobody_is_asked_twice(make_bench: Callable[..., Bench]) -> None:
     """What a worker could not load, it is not asked for again until there is another plan."""
     bench = make_bench(ruled()).serve(2)
