@@ -82,7 +82,7 @@ class Planner:
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self.standby = Standby(state, out)
-        self.restart = Restart(state)
+        self.restart = Restart(state, settings.min_workers)
         self.wanted = Wanted(state, settings.rules)
         self._paces = Paces(state, out)
         self._fallen: Plan | None = None  # the plan whose way back is looked for

@@ -1,7 +1,8 @@
 """What each recovery took, step by step, beside what was predicted: for ``swarmctl recoveries``.
 
-A recovery begins when a plan in force is void, because a worker was lost or the data path broke, and ends when every
-sequence that ran before has had a step under the new plan. A loss in its middle belongs to it.
+A recovery begins when a plan in force is void, because a worker was lost or the data path broke, or the broker was
+started again while requests were under way. It ends when every sequence that ran before has had a step under the new
+plan; those that begin anew, like prompts, are counted and not waited for. A loss in its middle belongs to it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Recovery:
     resumed_first_at: float | None = None
     resumed_all_at: float | None = None
     num_sequences: int = 0
+    num_anew: int = 0  # of which nobody held anything
     layer_positions: int = 0
     least_layer_positions: int = 0
 
@@ -155,7 +157,7 @@ class Recoveries:
         if self.current is None:
             return None
         self.current.activated_at = now
-        self.current.num_sequences = num_sequences
+        self.current.num_sequences = self.current.num_anew + num_sequences
         return None if num_sequences else self._end(now)
 
     def replays(self, layer_positions: int, least: int) -> None:
@@ -163,6 +165,12 @@ class Recoveries:
         if self.current is not None:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
+
+    def begins_anew(self, num_sequences: int, layer_positions: int) -> None:
+        """Nobody holds anything of so many; so much of them is known to have been computed, and will be again."""
+        if self.current is not None:
+            self.current.num_anew += num_sequences
+            self.replays(layer_positions, layer_positions)
 
     def step_done(self, *, rebuilding: bool, now: float) -> Recovery | None:
         """A step came through under the new plan. The recovery, if that ends it."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import WriteEpoch
+from swarm.broker.core import BrokerSettings
 from swarm.broker.events import JournalBroke, JournalMended
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.planning import PlanSettings
@@ -37,6 +38,11 @@ def past(*generated: int, epoch: int = 9, workers: tuple[str, ...] = ("w0", "w1"
         submit("r", max_tokens=16, ignore_eos=True), "tenant", 2.0, [SequenceRecord(5, 0, list(generated))]
     )
     return Past(epoch, workers, next_sequence=6, requests=(request,))
+
+
+def starting(min_workers: int) -> BrokerSettings:
+    """As for a swarm that is started with so many workers."""
+    return settings(plan=PlanSettings(settle_s=0.0, min_workers=min_workers, gather_s=30.0))
 
 
 def come_back(bench: Bench, name: str, position: int | None, log: int = 0) -> None:
@@ -202,7 +208,7 @@ def test_a_stranger_with_another_model(make_bench: Callable[..., Bench]) -> None
 
 def test_processes_that_start_are_waited_for_longer(make_bench: Callable[..., Bench]) -> None:
     """Nobody holds anything: all were started again. The first one back does not load the whole model meanwhile."""
-    bench = make_bench(past=past(*GENERATED))
+    bench = make_bench(starting(2), past=past(*GENERATED))
     come_back(bench, "w0", None)
     bench.tick(2 * REJOIN_S)
     assert bench.state.book.current is None
@@ -210,6 +216,66 @@ def test_processes_that_start_are_waited_for_longer(make_bench: Callable[..., Be
     bench.tick()
     assert bench.state.book.serving
     assert len(ranges(bench)) == 2
+
+
+def test_fewer_than_are_wanted_wait_as_at_a_first_start(make_bench: Callable[..., Bench]) -> None:
+    """Half a minute, and no longer: one of those that were started may never come."""
+    bench = make_bench(starting(2), past=past(*GENERATED))
+    come_back(bench, "w0", None)
+    bench.tick(29.5)
+    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    bench.tick(1.0)
+    assert ranges(bench) == {"w0": LayerRange(0, 6)}
+
+
+def test_fewer_are_started_than_there_were(make_bench: Callable[..., Bench]) -> None:
+    """All that are wanted are there, and nobody holds anything: whoever else there was may not have been started at
+    all, and gets the moment in which workers that are started together come."""
+    bench = make_bench(starting(1), past=Past(9, ("w0", "w1"), 6))
+    bench.tick(9.0)
+    bench.join("w0")
+    bench.tick(REJOIN_S - 0.5)
+    assert bench.state.book.waits_for == "the workers of before the restart: w1"
+    bench.tick(1.0)
+    assert ranges(bench) == {"w0": LayerRange(0, 6)}
+
+
+def test_as_many_as_before_and_others(make_bench: Callable[..., Bench]) -> None:
+    """One that had joined later is not started with the others; that holds nobody up, either."""
+    bench = make_bench(starting(2), past=Past(9, ("w0", "w1", "joined"), 6))
+    bench.tick(9.0)
+    bench.join("w0")
+    bench.tick(2 * REJOIN_S)
+    bench.join("w1")
+    bench.tick(REJOIN_S + 0.5)
+    assert set(ranges(bench)) == {"w0", "w1"}
+
+
+def test_while_one_comes_after_the_other_there_is_no_plan(make_bench: Callable[..., Bench]) -> None:
+    """Several machines that were switched on together, where one worker would do: the first ones don't load what the
+    next ones will hold."""
+    bench = make_bench(starting(1), past=past(*GENERATED, workers=("w0", "w1", "w2")))
+    bench.tick(9.0)
+    for name in ("w0", "w1"):
+        bench.join(name)
+        bench.tick(REJOIN_S - 0.5)
+        assert bench.state.book.current is None
+    bench.join("w2")
+    bench.tick()
+    assert set(ranges(bench)) == {"w0", "w1", "w2"}
+
+
+def test_what_is_warm_is_known_from_the_first_word(make_bench: Callable[..., Bench]) -> None:
+    """A worker died with the broker. The others have its layers warm, and say so: nothing is loaded."""
+    bench = make_bench(past=past(*GENERATED, workers=("w0", "w1", "w2")))
+    for name, layers, kept in (("w0", LayerRange(0, 2), LayerRange(2, 3)), ("w2", LayerRange(4, 6), LayerRange(3, 4))):
+        held = (HeldSequence(5, (RangePosition(layers, 6),)),)
+        bench.tell(name, bench.add(name, kept=(kept,)).hello(epoch=9, held_layers=layers, held=held))
+    bench.tick(REJOIN_S + 0.5)
+    assert ranges(bench) == {"w0": LayerRange(0, 3), "w2": LayerRange(3, 6)}
+    current = bench.state.book.current
+    assert current is not None
+    assert [stage.load_bytes for stage in current.stages] == [0, 0]
 
 
 def test_it_is_told_as_a_recovery(make_bench: Callable[..., Bench]) -> None:
@@ -224,6 +290,32 @@ def test_it_is_told_as_a_recovery(make_bench: Callable[..., Bench]) -> None:
     assert (found.layer_positions, found.num_sequences) == (0, 1)
     timing = bench.sequence().timing(bench.now)
     assert (timing.queued_s, timing.first_token_s) == (0.0, 0.0)
+
+
+def test_a_loss_of_everything_is_told_too(make_bench: Callable[..., Bench]) -> None:
+    """Nobody holds anything of what was under way: all that is known to have been computed is computed again."""
+    bench = make_bench(past=past(*GENERATED))
+    come_back(bench, "w0", None)
+    come_back(bench, "w1", None)
+    bench.tick()
+    (found,) = bench.state.recoveries.past
+    told = found.as_json()
+    assert told["cause"] == "the broker was started again, and no worker held anything"
+    assert told["choice"] == "a plan from scratch"
+    assert (told["sequences"], told["layer_positions"], told["least_layer_positions"]) == (1, 36, 36)
+    bench.run_dry()
+    assert bench.sequence().reason == "length"
+
+
+def test_a_loss_of_nothing_is_none(make_bench: Callable[..., Bench]) -> None:
+    """Everything was started again, and no request was under way."""
+    bench = make_bench(past=Past(9, ("w0",), 6, manifest=fake_manifest()))
+    bench.say(submit("new"))
+    bench.join("w0")
+    bench.tick()
+    bench.run_dry()
+    assert bench.sequence("new").reason == "length"
+    assert bench.state.recoveries.report() == {"recoveries": []}
 
 
 def test_what_the_journal_holds_up_is_said(make_bench: Callable[..., Bench]) -> None:
