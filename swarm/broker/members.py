@@ -50,7 +50,7 @@ from swarm.wire.messages import (
 )
 from swarm.wire.schema import schema
 
-MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often
+MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
 CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
 
 
@@ -89,6 +89,7 @@ class Members:
         self._rechecker = Rechecker(state, settings.recheck, out)
         self.vigil = Vigil(state, settings.health, planner.rebuilder)
         self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
+        self._replaced: dict[str, str] = {}  # incarnation -> why it was told to end, the latest last
         self._leases_renewed_at = now
 
     # --- what workers say --------------------------------------------------------------------------------------------
@@ -189,7 +190,8 @@ class Members:
             self._requests.durability.model_known(now)
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
-        reason = self._why_not(hello, now)
+        # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
+        reason = self._replaced.get(hello.incarnation) or self._why_not(hello, now)
         if reason is not None:
             self._note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
@@ -229,6 +231,9 @@ class Members:
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
+            self._replaced[former.incarnation] = reason
+            if len(self._replaced) > MAX_STRANGERS:
+                del self._replaced[next(iter(self._replaced))]
         self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
         self._forget(former.incarnation)
         self._remember_stranger(former.incarnation, now)

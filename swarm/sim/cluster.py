@@ -104,6 +104,7 @@ class Cluster:
         """Somebody starts a second process under the name of a living one."""
         node = self.workers[incarnation]
         self.watch.disturbed(node.name)
+        self.promises.doubled(node.name)
         self.let_go.add(node.name)  # either of them may have to end: the last one that says Hello stays
         self.start_worker(self.specs[node.name])
 

@@ -193,10 +193,12 @@ def _is_logged(sequence: Sequence, layer: int, target: int, state: State, worker
 
 
 def held_before(event: stage_event.Event, node: WorkerNode) -> tuple[Activate, Lengths] | None:
-    """What a stage holds when it is told to take up a plan."""
+    """What a stage holds when it is told to take up a plan. What was retired does not count: a broker that does not
+    know of it, since its machine lost power before that could be written, gets nothing of it."""
     match event:
         case stage_event.OrderArrived(Activate() as order) if order.epoch != node.core.active:
-            return order, _lengths(node)
+            retired = {sequence for sequence, held in node.core.sequences.items() if held.is_retired}
+            return order, {sequence: held for sequence, held in _lengths(node).items() if sequence not in retired}
         case _:
             return None
 

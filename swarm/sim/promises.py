@@ -46,6 +46,10 @@ class Promises:
         for request in state.requests.values():
             self._check_deadline(request)
 
+    def doubled(self, name: str) -> None:
+        """A second process of this name runs."""
+        self._doubled.add(name)
+
     def performs(self, action: broker_act.Action) -> None:
         """The broker is about to do this."""
         match action:

@@ -907,6 +907,20 @@ def test_of_two_living_workers_with_one_name_the_former_must_end(serving: Bench)
     assert [peer for peer, _ in orders(serving.log, Denied)] == ["w1.2"]
 
 
+def test_a_former_that_has_not_heard_yet_that_it_must_end(serving: Bench) -> None:
+    """Its connection breaks before that reaches it, and it says Hello again: it is not the newest for that. Else both
+    would be told to end, and nobody would be left."""
+    serving.join("w1", incarnation="w1.2", host="here")
+    ((_, denied),) = orders(serving.take(), Denied)
+    serving.join("w1", incarnation="w1.1")
+    assert orders(serving.take(), Denied) == [("w1.1", denied)]
+    assert "w1.1" not in serving.state.workers
+    assert not serving.state.workers["w1.2"].is_gone
+    for number in range(3, 2 * MAX_STRANGERS):
+        serving.join("w1", incarnation=f"w1.{number}")
+    assert len(serving.core._members._replaced) == MAX_STRANGERS
+
+
 def test_a_former_that_was_out_already_is_not_denied(serving: Bench) -> None:
     """Its connection has closed: there is nobody to tell."""
     serving.lose("w1")
