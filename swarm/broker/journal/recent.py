@@ -8,7 +8,7 @@ is put where the other tokens of each sequence are.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -24,11 +24,10 @@ Row = tuple[tuple[int, int, AnyPart], ...]  # of one step: sequence, index of th
 Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence
 
 
-def add(db: sqlite3.Connection, tokens: Sequence[NewTokens]) -> None:
-    """Of one step; within a transaction."""
+def add(db: sqlite3.Connection, tokens: Iterable[NewTokens]) -> int:
+    """Of one step, or of a few that were written together. One statement; how many rows there are then, about."""
     row = tuple((new.sequence, new.first, Part(new.ids, new.logprobs, new.hops)) for new in tokens)
-    if (db.execute("INSERT INTO recent (tokens) VALUES (?)", (sealed(row),)).lastrowid or 0) >= FOLD:
-        fold(db)
+    return db.execute("INSERT INTO recent (tokens) VALUES (?)", (sealed(row),)).lastrowid or 0
 
 
 def fold(db: sqlite3.Connection) -> None:

@@ -94,6 +94,7 @@ class Store:
         self.reserve = Reserve(directory)
         self._db = opened(self.path, self.reserve)
         self._durable = False
+        self._num_recent = recent.FOLD  # about: the next row tells
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -126,16 +127,29 @@ class Store:
             if durable is not self._durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._durable = durable
+            if self._num_recent < recent.FOLD and all(isinstance(write, WriteTokens) for write in writes):
+                self._add_tokens(writes)  # by far the most frequent: one statement is a transaction by itself
+                return set()
             with transaction(self._db):
+                if self._num_recent >= recent.FOLD:
+                    self._fold()
                 return {write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)}
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
 
+    def _add_tokens(self, writes: Sequence[Write]) -> None:
+        tokens = (new for write in writes if isinstance(write, WriteTokens) for new in write.tokens)
+        self._num_recent = recent.add(self._db, tokens)
+
+    def _fold(self) -> None:
+        recent.fold(self._db)
+        self._num_recent = 0
+
     def _one(self, write: Write, now: Moment) -> bool:
         """False: it is an end that was not taken."""
         match write:
-            case WriteTokens(tokens):
-                recent.add(self._db, tokens)
+            case WriteTokens():
+                self._add_tokens((write,))
             case WriteEnd():
                 return self._end(write, now)
             case WriteAcceptance():
@@ -161,7 +175,7 @@ class Store:
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
         """Its tokens become one value, without those that a client's stop string took back."""
-        recent.fold(self._db)
+        self._fold()
         try:
             whole = joined(self._folded(write.sequence, RawPart), RawPart, write.num_tokens)
         except Damaged:  # whoever reads it later shall not fail by it

@@ -3,7 +3,8 @@
 The broker's loop hands writes over and goes on; what has been written comes back as facts. If the disk refuses, nothing
 is dropped: the writes are kept and tried again, and the loop is told, so that new requests are refused meanwhile while
 those that run go on. Epochs don't wait: some room is set aside for them. A disk that is far too slow counts as one that
-refuses. Only steps, which traces are made of, are dropped at once: they are written when nothing else waits, or not.
+refuses. Only steps, which traces are made of, are dropped at once; they are written when nothing else waits, and one by
+one between the rest when that has not been so for long.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RETRY_S = 1.0
 TIDY_S = 60.0
 TELL_S = 1.0  # how often the figures are told, at most
 MAX_TOGETHER = 1024  # writes in one transaction
-MAX_CHUNKS = 8  # of steps that wait for a moment in which nothing else is to be written; then the oldest go
+MAX_CHUNKS = 8  # of steps that wait; then the oldest go. From half of that on they don't wait for a quiet moment
 MAX_WAITING = 1 << 16  # beyond, tokens that can't be written are no longer kept: they can be computed again
 STOP_S = 10.0
 
@@ -142,13 +143,18 @@ class JournalWriter:
             self._take_batch()
             if self._batch:
                 self._write()
-            elif self._steps:
-                self._write_steps()
-            elif self._stopping:
+            elif self._stopping and not self._steps:
                 return
             elif self._broken:
                 self._mended()
+            if self._has_time_for_steps:
+                self._write_steps()
             self._tidy()
+
+    @property
+    def _has_time_for_steps(self) -> bool:
+        """Nothing else is to be written now; or something always was for so long that steps would soon be dropped."""
+        return bool(self._steps) and not self._batch and (not self._waiting or len(self._steps) > MAX_CHUNKS // 2)
 
     def _take_batch(self) -> None:
         """What waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""

@@ -55,8 +55,8 @@ def test_a_row_for_each_step_and_in_the_end_one_for_each_sequence(store: Store) 
     """At any moment all is read that was written."""
     for index in range(2 * recent.FOLD + 10):
         store.write([step(index)], NOW)
-        folded, gathered = divmod(index + 1, recent.FOLD)
-        assert counts(store) == (gathered, folded * len(SEQUENCES))
+        folded, last = divmod(index, recent.FOLD)
+        assert counts(store) == (last + 1, folded * len(SEQUENCES))
         assert known(store) == [drawn(each, index + 1) for each in SEQUENCES]
 
 
@@ -74,13 +74,13 @@ def test_an_end_puts_all_where_it_belongs(store: Store) -> None:
 
 def test_all_or_nothing_of_a_step_that_was_the_last_before_folding(store: Store) -> None:
     """A transaction that fails takes its folding back, too."""
-    for index in range(recent.FOLD - 1):
+    for index in range(recent.FOLD):
         store.write([step(index)], NOW)
     before = counts(store)
     with pytest.raises(Exception, match="UNIQUE"):
-        store.write([step(recent.FOLD - 1), WriteAcceptance(submit("s"), (4,), "")], NOW)
+        store.write([step(recent.FOLD), WriteAcceptance(submit("s"), (4,), "")], NOW)
     assert counts(store) == before
-    assert known(store) == [drawn(each, recent.FOLD - 1) for each in SEQUENCES]
+    assert known(store) == [drawn(each, recent.FOLD) for each in SEQUENCES]
 
 
 def test_another_connection_reads_it_as_well(store: Store) -> None:
@@ -145,7 +145,8 @@ def test_what_stands_beside_tokens_is_kept(store: Store) -> None:
 def test_tokens_that_claim_another_place(tmp_path: Path, store: Store, claimed: int, is_old: bool) -> None:
     """A row's index has no checksum: it is as if the row were missing. Those of older versions don't say their place
     themselves: there what begins where others are, and says otherwise, is passed over."""
-    for index in range(2 * recent.FOLD):
+    length = 2 * recent.FOLD + 1  # the last one has the others put to the rest
+    for index in range(length):
         store.write([step(index)], NOW)
     store.close()
     with sqlite3.connect(tmp_path / FILE) as db:
@@ -156,16 +157,16 @@ def test_tokens_that_claim_another_place(tmp_path: Path, store: Store, claimed: 
         db.execute("UPDATE tokens SET first = ? WHERE sequence = 4 AND first = ?", (claimed, recent.FOLD))
     db.close()
     opened, _ = open_or_salvage(tmp_path, Bounds())
-    assert known(opened) == [drawn(4, recent.FOLD), *(drawn(each, 2 * recent.FOLD) for each in SEQUENCES[1:])]
-    assert opened.write([WriteEnd(4, "length", 2 * recent.FOLD)], NOW) == {4}
-    again = NewTokens(4, 3, 0, tuple(drawn(4, 2 * recent.FOLD)))
-    assert opened.write([WriteTokens((again,)), WriteEnd(4, "length", 2 * recent.FOLD)], NOW) == set()
-    assert known(opened)[0] == drawn(4, 2 * recent.FOLD)
+    assert known(opened) == [drawn(4, recent.FOLD), *(drawn(each, length) for each in SEQUENCES[1:])]
+    assert opened.write([WriteEnd(4, "length", length)], NOW) == {4}
+    again = NewTokens(4, 3, 0, tuple(drawn(4, length)))
+    assert opened.write([WriteTokens((again,)), WriteEnd(4, "length", length)], NOW) == set()
+    assert known(opened)[0] == drawn(4, length)
 
 
 def test_tokens_that_claim_to_be_another_sequences(tmp_path: Path, store: Store) -> None:
     """Neither gets them."""
-    for index in range(2 * recent.FOLD):
+    for index in range(recent.FOLD + 1):
         store.write([step(index)], NOW)
     store.write([WriteAcceptance(submit("other"), (12,), "")], NOW)
     store.close()
