@@ -30,7 +30,7 @@ class Before:
     epoch: int
     phase: str
     num_awaited: int
-    under_way: tuple[tuple[int, int, int], ...]  # sequence, tokens, positions that count
+    under_way: tuple[tuple[int, int, int, int], ...]  # sequence, tokens, positions that count, stay
     stepped: tuple[tuple[int, int, int], ...] = ()  # sequences of a step that just ended: positions that counted, stay
     replayed: tuple[int, Rebuild] | None = None  # a sequence and the run of layers that just came level
 
@@ -44,7 +44,7 @@ class Before:
         replayed: tuple[int, Rebuild] | None = None,
     ) -> Before:
         book = state.book
-        under_way = () if stepped else tuple((s.id, len(s.tokens), s.kv) for s in state.running)
+        under_way = () if stepped else tuple((s.id, len(s.tokens), s.kv, s.stay) for s in state.running)
         return cls(is_stale, book.epoch, book.phase.value, len(book.awaited), under_way, stepped, replayed)
 
 
@@ -132,17 +132,18 @@ def _check_stale(was: Before, state: State) -> None:
     book = state.book
     if (book.epoch, book.phase.value, len(book.awaited)) != (was.epoch, was.phase, was.num_awaited):
         raise Violation("I5: a message of an older epoch moved the plan")
-    for sequence_id, num_tokens, kv in was.under_way:
+    for sequence_id, num_tokens, kv, _ in was.under_way:
         sequence = state.sequences[sequence_id]
         if len(sequence.tokens) != num_tokens or sequence.kv > kv:
             raise Violation(f"I5: a message of an older epoch moved sequence {sequence_id}")
 
 
 def _check_replays(was: Before, state: State, workers: Mapping[str, WorkerNode]) -> None:
-    """Each run of lost layers whose inputs somebody has logged is replayed from there, through nothing else."""
-    targets = {sequence: kv for sequence, _, kv in was.under_way}
+    """Each run of lost layers whose inputs somebody has logged is replayed from there, through nothing else; unless its
+    sequence has just given its room to others, and is back already."""
+    targets = {(sequence, stay): kv for sequence, _, kv, stay in was.under_way}
     for sequence in state.running:
-        target = targets.get(sequence.id, 0)
+        target = targets.get((sequence.id, sequence.stay), 0)
         for first, stop in _lost(sequence, target, state, workers):
             if first and _is_logged(sequence, first, target, state, workers):
                 if sequence.kv < target:
