@@ -69,7 +69,9 @@ class Replays:
             self.count("logs_not_finite", 1)
             self.holdings.log.release(order.sequence)
             hidden = None
-        if held is None or hidden is None or not layers.first < order.boundary <= layers.stop:
+        # Released since it was ordered, and perhaps let in again: then steps compute it, and nobody waits for this.
+        is_stale = order.sequence in self.released
+        if is_stale or held is None or hidden is None or not layers.first < order.boundary <= layers.stop:
             missing = ReplayMissing(
                 epoch=order.epoch,
                 incarnation=self.incarnation,

@@ -592,6 +592,19 @@ def test_a_release_overtakes_a_replay(stage: StageBench) -> None:
     assert act.OpenSequence(1, 64) in stage.step(msgspec.structs.replace(replay, epoch=2))
 
 
+def test_a_release_overtakes_the_order_to_replay(stage: StageBench) -> None:
+    """Orders come another way than steps. The sequence has given its room away and is computed anew by steps: what was
+    to be replayed of its former stay must not be put over that."""
+    stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
+    order = Replay(epoch=1, sequence=1, boundary=3, start=0, stop=3, through=LayerRange(3, 6))
+    assert [type(action) for action in stage.order(order)] == [act.SendStep]
+    stage.run(step_of(2, Row(1, 0, 4, True), release=(1,), open=(opened(1),)))
+    missing = ReplayMissing(epoch=1, incarnation="w0.1", sequence=1, boundary=3, has_from=3)
+    assert stage.order(order) == [act.Tell(missing)]
+    stage.activate(epoch=2, live=((1, 4),))
+    assert [type(action) for action in stage.order(msgspec.structs.replace(order, epoch=2))] == [act.SendStep]
+
+
 def test_many_late_replays_are_let_go_at_once(stage: StageBench) -> None:
     """As many as may wait at most, of sequences that are gone, and behind them one that is wanted."""
     layers = LayerRange(0, 3)
