@@ -7,6 +7,7 @@ counts. A worker that was declared out and lives is fenced and may say Hello aga
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from swarm.broker.actions import Action, Note, OrderWorker
 from swarm.broker.events import AssetPartArrived
@@ -49,6 +50,8 @@ from swarm.wire.messages import (
     WorkerMessage,
 )
 from swarm.wire.schema import schema
+
+T = TypeVar("T")
 
 MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
 CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
@@ -231,12 +234,10 @@ class Members:
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
-            self._replaced[former.incarnation] = reason
-            if len(self._replaced) > MAX_STRANGERS:
-                del self._replaced[next(iter(self._replaced))]
+            _remember(self._replaced, former.incarnation, reason)
         self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
         self._forget(former.incarnation)
-        self._remember_stranger(former.incarnation, now)
+        _remember(self._strangers, former.incarnation, now)
 
     def _why_not(self, hello: Hello, now: float) -> str | None:
         if PROTOCOL_VERSION not in hello.wire_versions:
@@ -358,15 +359,9 @@ class Members:
         told_at = self._strangers.get(incarnation)
         if told_at is not None and now - told_at <= CALL_AGAIN_S:
             return
-        self._remember_stranger(incarnation, now)
+        _remember(self._strangers, incarnation, now)
         reason = "the broker does not know this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
-
-    def _remember_stranger(self, incarnation: str, now: float) -> None:
-        self._strangers.pop(incarnation, None)
-        self._strangers[incarnation] = now
-        if len(self._strangers) > MAX_STRANGERS:
-            del self._strangers[next(iter(self._strangers))]
 
     def tick(self, usual_step_s: float, now: float) -> None:
         """Verdicts are carried out, leases renewed."""
@@ -413,3 +408,11 @@ class Members:
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))
+
+
+def _remember(memory: dict[str, T], incarnation: str, what: T) -> None:
+    """The latest last; the oldest goes when there are too many."""
+    memory.pop(incarnation, None)
+    memory[incarnation] = what
+    if len(memory) > MAX_STRANGERS:
+        del memory[next(iter(memory))]
