@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 
 from swarm.stage.waiting import wait_passively
 
 wait_passively()  # before torch: the cores are shared
 
 from hypothesis import settings  # noqa: E402
+
+# What is kept for the next process, such as proofs of kernels, is kept for the other processes of this run only.
+if "SWARM_CACHE" not in os.environ:
+    os.environ["SWARM_CACHE"] = tempfile.mkdtemp(prefix="swarm-tests-")
+    atexit.register(shutil.rmtree, os.environ["SWARM_CACHE"], ignore_errors=True)
 
 # Who starts tests in the background of a script, or so that they outlive a terminal, starts them deaf to these signals;
 # and so would be every process that a test starts and then interrupts.

@@ -72,7 +72,16 @@ def main() -> None:
 
 
 def small_model(folder: Path) -> Path:
-    command = [sys.executable, str(TOOLS / "bench_model.py"), str(folder), "--tiny", "--float32", "--spread", SPREAD]
+    command = [
+        sys.executable,
+        str(TOOLS / "bench_model.py"),
+        str(folder),
+        "--shape",
+        "tiny",
+        "--float32",
+        "--spread",
+        SPREAD,
+    ]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     return folder
 

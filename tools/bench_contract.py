@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What does it cost that a sequence's bits depend on nothing around it?
 
-The same code with and without what the contract asks for (rows padded to what kernels need to be stable, keys up to
-the end of their cell), step by step in turn. Swarm's own kernels ask for neither: --torch measures torch's. Prints
+The same code with and without what the contract asks for (products in tiles of fixed numbers of rows, keys up to the
+end of their cell), step by step in turn. Swarm's own kernels ask for neither: --torch measures torch's. Prints
 milliseconds and the cost; the aim is at most 5 %.
 """
 
@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,7 +25,7 @@ wait_passively()
 
 import numpy as np  # noqa: E402
 
-from swarm.stage import attention, native, tiles  # noqa: E402
+from swarm.stage import attention, fixed, native, tiles  # noqa: E402
 from swarm.stage.executor import Batch  # noqa: E402
 from swarm.stage.torch_executor import TorchExecutor  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
@@ -35,14 +34,12 @@ CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 1
 
 
 @contextlib.contextmanager
-def without(executor: TorchExecutor) -> Iterator[None]:
-    """No padding of rows, no key beyond the last one that is needed."""
-    stage: Any = executor._stage()
+def without() -> Iterator[None]:
+    """No tiles of fixed numbers of rows, no key beyond the last one that is needed."""
     with (
-        mock.patch.object(stage, "min_rows", 1),
+        mock.patch.object(fixed, "in_tiles", lambda product, rows, _: product(*rows)),
         mock.patch.object(tiles, "keys_end", lambda tile: tile.start + tile.count),
-        mock.patch.object(attention, "_round", lambda number, multiple: number),
-        mock.patch.object(attention, "_LEAST_FLOAT_ROWS", 1),
+        mock.patch.object(attention, "_in_tiles", lambda product, rows, others, _: product(rows, others)),
     ):
         yield
 
@@ -69,7 +66,7 @@ def compare(executor: TorchExecutor, num: int, context: int, count: int, runs: i
     pairs = []
     for _ in range(runs):
         ours = step(executor, num, context, count)
-        with without(executor):
+        with without():
             pairs.append((ours, step(executor, num, context, count)))
     best_with, best_without = (min(column) for column in zip(*pairs, strict=True))
     return {

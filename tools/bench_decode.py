@@ -8,15 +8,19 @@ rounds of neighbouring turns. Weights are random: what is computed costs the sam
     --what decode     tokens per second with 1 to 32 sequences, at a long context, and of prompts, against the peers
     --what pipeline   stages: one that holds everything, against two and three
     --what kv         the KV cache on and off
+    --what bits       bits that are the same on every processor, against the quickest
     --what batching   ten requests of 50 tokens: one after the other, at the same time, as one batch
     --what prefix     time to the first token of a prompt whose beginning is known, and of one whose is not
     --what time       where the time of one token goes, with one sequence
+    --what long       prompts of 4,000 to 24,000 tokens and decoding behind them, against the peers (a smaller model)
+    --what sampled    sampled as people chat, out of 151,936 words, against greedy
 
 Peers (--peer A,B): transformers, its ``generate``; llama, llama.cpp in one process; llama-rpc, llama.cpp with its
 layers on two RPC servers. llama.cpp needs an interpreter that has it (--llama-python), and gets a GGUF file of the same
 weights, which is written beside the model's folder once. bench_agree.py shows that all compute the same.
 
-Without --model, the 1.1 B Llama shape of bench_model.py is written to --model-dir once. See bench_load.py for loading.
+Without --model, a Llama of bench_model.py's is written to --model-dir once: 1.1 B, for the last two modes smaller ones.
+--float32 takes one in float32. See bench_load.py for loading.
 """
 
 from __future__ import annotations
@@ -83,6 +87,16 @@ CASES = (
     Case("prompt-1024", "prompt", 1, 1024),
 )
 PIPELINE_CASES = tuple(case for case in CASES if case.name in ("decode-1", "decode-4", "decode-16", "prompt-512"))
+LONG_CASES = tuple(
+    case
+    for length in (4000, 12000, 24000)
+    for case in (
+        Case(f"prompt-{length}", "prompt", 1, length, target=1.2),
+        Case(f"behind-{length}", "context", 1, length, target=1.3),
+    )
+)
+SAMPLED_CASES = (Case("decode-1", "decode", 1), Case("decode-16", "decode", 16, target=0.97))
+AS_PEOPLE_CHAT = {"temperature": 0.7, "top_p": 0.95}
 KV_CASES = (
     Case("decode-1", "decode", 1),
     Case("decode-4", "decode", 4),
@@ -124,10 +138,10 @@ class Bench:
 # --- turns of a swarm: each gives tokens per second, or seconds -------------------------------------------------------
 
 
-async def generate(client: AsyncClient, prompts: list[list[int]], new: int) -> float:
+async def generate(client: AsyncClient, prompts: list[list[int]], new: int, **sampling: float) -> float:
     """Seconds from the prompts to the last token of the last of them."""
     began = perf_counter()
-    await client.generate_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S)
+    await client.generate_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S, **sampling)  # type: ignore[arg-type]
     return perf_counter() - began
 
 
@@ -144,12 +158,12 @@ async def steady_rate(client: AsyncClient, prompts: list[list[int]], new: int) -
     return sum(begin < moment <= end for seen in times.values() for moment in seen) / (end - begin)
 
 
-def swarm_turn(bench: Bench, client: AsyncClient, case: Case) -> Turn:
+def swarm_turn(bench: Bench, client: AsyncClient, case: Case, **sampling: float) -> Turn:
     async def turn() -> float:
         prompts = bench.prompts(case)
         if case.kind == "prompt":
             return case.prompt / await generate(client, prompts, 1)
-        return case.sequences * bench.new / await generate(client, prompts, bench.new)
+        return case.sequences * bench.new / await generate(client, prompts, bench.new, **sampling)
 
     return turn
 
@@ -188,13 +202,34 @@ async def context_turns(bench: Bench, client: AsyncClient, peers: dict[str, Peer
 
 
 async def decode(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    return await against_peers(bench, CASES)
+
+
+async def long(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    return await against_peers(bench, LONG_CASES)
+
+
+async def sampled(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    rows: list[Row] = []
+    async with bench.swarm() as swarm:
+        for case in bench.chosen(SAMPLED_CASES):
+            note(f"{case.name} …")
+            turns = {
+                "greedy": swarm_turn(bench, swarm.client, case),
+                "sampled": swarm_turn(bench, swarm.client, case, **AS_PEOPLE_CHAT),
+            }
+            rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), "greedy", case.target))
+    return rows, {"sampled": AS_PEOPLE_CHAT, "words": bench.vocabulary}
+
+
+async def against_peers(bench: Bench, cases: Sequence[Case]) -> tuple[list[Row], dict[str, object]]:
     facts = bench.peers.versions()
     rows: list[Row] = []
     async with AsyncExitStack() as stack:
         peers = {name: await stack.enter_async_context(bench.peers.start(name)) for name in bench.peers.names}
         client = (await stack.enter_async_context(bench.swarm())).client
         bandwidth = await memory_speed(peers)
-        for case in bench.chosen(CASES):
+        for case in bench.chosen(cases):
             note(f"{case.name} …")
             if case.kind == "context":
                 turns = await context_turns(bench, client, peers, case)
@@ -251,6 +286,11 @@ async def pipeline(bench: Bench) -> tuple[list[Row], dict[str, object]]:
 async def kv(bench: Bench) -> tuple[list[Row], dict[str, object]]:
     swarms = {"without": bench.swarm(settings={"SWARM_BROKER__KV_CACHE": "false"}), "with KV cache": bench.swarm()}
     return await compared(bench, swarms, KV_CASES), {}
+
+
+async def bits(bench: Bench) -> tuple[list[Row], dict[str, object]]:
+    swarms = {"fast": bench.swarm(), "portable": bench.swarm(settings={"SWARM_WORKER__BITS": "portable"})}
+    return await compared(bench, swarms, PIPELINE_CASES), {}
 
 
 async def batching(bench: Bench) -> tuple[list[Row], dict[str, object]]:
@@ -352,10 +392,14 @@ MODES = {
     "decode": decode,
     "pipeline": pipeline,
     "kv": kv,
+    "bits": bits,
     "batching": batching,
     "prefix": prefix,
     "time": time,
+    "long": long,
+    "sampled": sampled,
 }
+SHAPES = {"long": "long", "sampled": "words"}  # of the modes that want another model than the usual one
 
 
 def main() -> None:
@@ -368,10 +412,11 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--threads", type=int, default=0, help="of each stage; 0: as swarm up chooses")
+    parser.add_argument("--float32", action="store_true", help="a model in float32")
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    model = model_of(arguments)
+    model = model_of(arguments, SHAPES.get(arguments.what, "1.1b"), wide=arguments.float32)
     bench = Bench(
         model,
         vocabulary_of(model),

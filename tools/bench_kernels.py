@@ -25,6 +25,7 @@ from torch import nn  # noqa: E402
 from swarm.stage import attention, joined, linears  # noqa: E402
 from swarm.stage.executor import Batch  # noqa: E402
 from swarm.stage.model import DTYPES  # noqa: E402
+from swarm.stage.native import norms  # noqa: E402
 from swarm.stage.torch_executor import TorchExecutor  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
@@ -53,7 +54,7 @@ def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[d
     weights = [torch.randn(shape).to(dtype) for _ in range(max(2, (128 << 20) // (shape[0] * shape[1] * 2)))]
     for kind in (each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])):
         modules = [kind(weight, None) for weight in weights]
-        for count in (rows for rows in ROWS if rows >= kind.min_rows):
+        for count in ROWS:
             rows = torch.randn(count, shape[1]).to(dtype)
             spent = best_s(lambda modules=modules, rows=rows: [module(rows) for module in modules], runs)  # type: ignore[misc]
             yield {"kernel": kind.__name__, "shape": shape, "rows": count, "ms": round(spent / len(modules) * 1e3, 3)}
@@ -93,7 +94,7 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
     kinds: dict[type[nn.Module], str] = {
         **dict.fromkeys(linears.KERNELS, "linears"),
         joined.RmsNorm: "norms",
-        joined.NativeRmsNorm: "norms",
+        norms.NativeRmsNorm: "norms",
     }
     patches: list[Any] = [mock.patch.object(attention, "attend_rows", clock.timed("attention", attention.attend_rows))]
     for kind, name in kinds.items():

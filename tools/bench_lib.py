@@ -187,19 +187,21 @@ def vocabulary_of(model: Path) -> int:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="a model's folder")
-    parser.add_argument("--model-dir", type=Path, default=Path("/tmp/swarm-bench"), help="where the 1.1 B model lies")
+    parser.add_argument("--model-dir", type=Path, default=Path("/tmp/swarm-bench"), help="where its models lie")
 
 
-def model_of(arguments: argparse.Namespace) -> Path:
-    """The folder that was named, or that of the benchmark's model, which is written if it isn't there yet."""
+def model_of(arguments: argparse.Namespace, shape: str = "1.1b", *, wide: bool = False) -> Path:
+    """The folder that was named, or that of the benchmark's model of this shape, which is written if it isn't there
+    yet; ``wide``: in float32."""
     if arguments.model is not None:
         return Path(arguments.model)
-    folder: Path = arguments.model_dir / "llama-1.1b"
+    folder: Path = arguments.model_dir / f"llama-{shape}{'-float32' if wide else ''}"
     if not (folder / "model.safetensors").is_file():
         note(f"writing the model to {folder} …")
         folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(TOOLS / "bench_model.py"), str(folder), "--shape", shape]
         # In a process of its own: this one shall not keep the memory.
-        subprocess.run([sys.executable, str(TOOLS / "bench_model.py"), str(folder)], check=True)
+        subprocess.run([*command, *(["--float32"] if wide else [])], check=True)
     return folder
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write a Llama of random weights: the 1.1 B shape that the benchmarks use, or a tiny one to try them out.
+"""Write a Llama of random weights: one of the shapes that the benchmarks use, or a tiny one to try them out.
 
-bench_model.py FOLDER [--tiny] [--float32] [--spread 0.03] [--gguf]
+bench_model.py FOLDER [--shape 1.1b | long | words | tiny] [--float32] [--spread 0.03] [--gguf]
 """
 
 from __future__ import annotations
@@ -28,12 +28,31 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+LONG = {
+    "vocab_size": 32000,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+}
+WORDS = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
+# By name: the usual one; a small one for long contexts; one with as many words as chat models have.
+SHAPES = {"1.1b": SHAPE, "long": LONG, "words": WORDS, "tiny": TINY}
 SPREAD = 0.03  # wide enough that logits differ clearly, narrow enough that 22 layers stay in range
 
 
 def write(folder: Path, shape: dict[str, int], dtype: torch.dtype = torch.bfloat16, spread: float = SPREAD) -> None:
     """The same weights every time."""
-    config = LlamaConfig(**shape, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2)
+    config = LlamaConfig(**({"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2} | shape))
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to(dtype).to_empty(device="cpu")
@@ -49,13 +68,13 @@ def write(folder: Path, shape: dict[str, int], dtype: torch.dtype = torch.bfloat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tiny", action="store_true", help="a model of a megabyte, to try a benchmark out")
+    parser.add_argument("--shape", choices=SHAPES, default="1.1b", help="tiny: a megabyte, to try a benchmark out")
     parser.add_argument("--float32", action="store_true", help="instead of bfloat16")
     parser.add_argument("--gguf", action="store_true", help="FOLDER.gguf for llama.cpp too (needs the package gguf)")
     parser.add_argument("--spread", type=float, default=SPREAD, help="standard deviation of the weights")
     arguments = parser.parse_args()
     dtype = torch.float32 if arguments.float32 else torch.bfloat16
-    write(arguments.folder, TINY if arguments.tiny else SHAPE, dtype, arguments.spread)
+    write(arguments.folder, SHAPES[arguments.shape], dtype, arguments.spread)
     if arguments.gguf:
         import bench_gguf  # noqa: PLC0415 (needs a package that nothing else needs)
 

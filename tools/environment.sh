@@ -28,9 +28,11 @@ find_python() {
 make_environment() {
   local extra=$1 python wanted started=$SECONDS
   python=$(find_python) || fail "Python 3.11 or newer is needed; install it, or name it with PYTHON=/path/to/python"
-  wanted=$("$python" -c 'import hashlib, pathlib, sys
-print(hashlib.sha256(b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])).hexdigest())' \
-    pyproject.toml constraints.txt swarm/stage/native/*.[ch]) || fail "pyproject.toml, constraints.txt or the kernels' sources can't be read"
+  wanted=$("$python" -c 'import hashlib, pathlib
+native = pathlib.Path("swarm/stage/native")
+files = ["pyproject.toml", "constraints.txt", *map(native.joinpath, ("build.py", "sources.py")), *sorted(native.rglob("*.[ch]"))]
+print(hashlib.sha256(b"".join(pathlib.Path(file).read_bytes() for file in files)).hexdigest())') ||
+    fail "pyproject.toml, constraints.txt or the kernels' sources can't be read"
   if "$VENV/bin/python" -c '' 2>/dev/null && grep -qsxE "$wanted ($extra|dev)" "$STAMP"; then
     return # the development extra contains the others
   fi

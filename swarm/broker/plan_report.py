@@ -53,13 +53,14 @@ def _tightest(book: PlanBook) -> list[str]:
 
 
 def _unlike_kernels(state: State) -> list[str]:
-    """Bits are the same whoever computes a layer, as long as all compute with the same kernels."""
-    kinds = {ready.kernels for ready in state.book.capacity.values() if ready.kernels}
+    """Bits are the same whoever computes a layer, as long as all compute with kernels of the same bits."""
+    kinds = {ready.bits for ready in state.book.capacity.values() if ready.bits}
     if len(kinds) < 2:
         return []
     return [
         "the stages' kernels differ: when layers move from one worker to another, the last bits of what they compute "
-        "change, and with them, now and then, a token not drawn yet (worker.kernels and worker.dtype can be set alike)"
+        "change, and with them, now and then, a token not drawn yet (worker.bits = portable for all makes them the "
+        "same on unlike processors; worker.dtype can be set alike)"
     ]
 
 

@@ -174,11 +174,11 @@ class Rechecker:
         if (worker.hello.device, worker.hello.dtype) != (own.device, own.dtype):
             return False
         capacity = self.state.book.capacity
-        kernels = capacity[suspect.incarnation].kernels if suspect.incarnation in capacity else ""
-        if "inexact" in kernels:
+        suspected, other = capacity.get(suspect.incarnation), capacity.get(worker.incarnation)
+        if suspected is not None and "inexact" in suspected.kernels:
             return False
-        if worker.incarnation in capacity:
-            return capacity[worker.incarnation].kernels == kernels
+        if suspected is not None and other is not None:
+            return suspected.bits == other.bits
         return worker.hello.host == own.host
 
     def _order(self, plan: Plan, index: int, sequence: Sequence, legs: tuple[Leg, ...], now: float) -> None:

@@ -193,7 +193,8 @@ def _prepare_openmp(threads: int) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")  # GNU's runtime
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's and LLVM's
     # oneDNN keeps the kernels that it compiles, one for each size that came, a quarter of a MiB or more each. Its own
-    # bound of 1,024 is far beyond what a worker says that it takes; sizes here are few, since rows are padded.
+    # bound of 1,024 is far beyond what a worker says that it takes; sizes here are few, since
+    # its kernels are called in tiles.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

@@ -111,6 +111,20 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
             "broker.prefill_chunk": f"it must not exceed broker.step_tokens ({step})",
             "broker.step_tokens": f"it must be at least broker.prefill_chunk ({chunk}); lower that too",
         }
+    worker = settings.worker
+    if worker.bits == "portable":
+        if worker.kernels in ("amx", "avx512bf16", "torch"):
+            yield {
+                "worker.kernels": "these kernels have bits of their own, and worker.bits is portable; name avx512, "
+                "avx2, neon or portable, or leave the choice to auto",
+                "worker.bits": f"worker.kernels = {worker.kernels!r} have bits of their own; choose fast, or other "
+                "kernels",
+            }
+        if worker.device != "cpu":
+            yield {
+                "worker.bits": f"worker.device is {worker.device}, and only CPUs have portable bits; choose fast",
+                "worker.device": "only CPUs have portable bits, and worker.bits is portable; choose cpu",
+            }
     timeout, interval = settings.health.beat_timeout_s, settings.worker.beat_interval_s
     if timeout < 2 * interval:
         yield {

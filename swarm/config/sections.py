@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+MAX_WORKER_NAME = 119  # its process adds nine characters of its own, and messages carry names of 128
+
 
 def _loopback(host: str) -> str:
     if host == "localhost":
@@ -223,7 +225,7 @@ class PlanSettings(Section):
 class WorkerSettings(Section):
     """A worker: its device, its memory and its sockets."""
 
-    name: Annotated[str, Field(max_length=128)] = Field(
+    name: Annotated[str, Field(max_length=MAX_WORKER_NAME)] = Field(
         default="", description="Name in lists and plans. Empty: the machine's name and the process number."
     )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = Field(
@@ -242,11 +244,18 @@ class WorkerSettings(Section):
         default=0,
         description="Threads that compute. 0: the machine's cores; swarm up shares them out among its workers.",
     )
-    kernels: Literal["auto", "torch"] = Field(
+    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", "portable", "torch"] = Field(
         default="auto",
-        description="What multiplies. auto: Swarm's own kernels where the processor has the instructions for them, "
-        "else torch's. torch: always torch's, for comparisons. All workers of a swarm should use the same, since their "
-        "last bits differ.",
+        description="What computes. auto: the quickest of Swarm's own kernels that the processor can run and "
+        "worker.bits allows; torch's where there are none. One by its name, for comparisons: portable runs anywhere, "
+        "slowly; torch is always torch's.",
+    )
+    bits: Literal["auto", "fast", "portable"] = Field(
+        default="auto",
+        description="Whose last bits the results have. fast: those of the quickest kernels; processors with "
+        "instructions for bfloat16 have their own. portable: the same on every processor, so that layers can move "
+        "between unlike machines without a trace in the answers; all workers of a swarm should say so then. auto: "
+        "fast. swarmctl plan names the bits of each stage and warns where they differ.",
     )
     host: Host = Field(
         default="127.0.0.1", description="Address for data from other workers. Only loopback without keys."

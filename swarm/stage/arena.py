@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.errors import IllegalMove
+from swarm.stage.layouts import Layout, layouts_of
 from swarm.stage.passes import CELL, GRID, round_up
 from swarm.wire.messages import LayerRange, Row
 
@@ -25,22 +26,49 @@ _PLACES = 32
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Keys and values of one sequence in one layer: ``[key heads, positions, size]`` each. Zero where never written."""
+    """Keys and values of one sequence in one layer, zero where never written: ``[key heads, units, numbers]`` each."""
 
     keys: torch.Tensor
     values: torch.Tensor
+    sizes: tuple[int, int]
+    layouts: tuple[Layout, Layout]
+
+    def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of some positions' keys and values ``[key heads, positions, size]``."""
+        where = slice(start, stop)
+        keys = self.layouts[0].read(self.keys, where, self.sizes[0])
+        return keys, self.layouts[1].read(self.values, where, self.sizes[1])
+
+    def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put keys and values ``[key heads, positions, size]`` at ``start`` and after it."""
+        where = slice(start, start + keys.shape[1])
+        self.layouts[0].write(self.keys, where, keys)
+        self.layouts[1].write(self.values, where, values)
+
+    def copy(self, source: Region, position: int) -> None:
+        """Take what another one has before ``position``, and what lies in the same units after it."""
+        for mine, other, layout in zip(
+            (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
+        ):
+            units = -(-position // layout.unit)
+            mine[:, :units] = other[:, :units]
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """One layer of a rack: keys and values ``[places, key heads, positions, size]``, on these pages (CPU only)."""
+    """One layer of a rack: keys and values ``[places, key heads, units, numbers of a unit]`` on these pages (CPU only).
+
+    What a unit is and how its numbers lie is up to the ``layouts`` of the two; in the plain one it is a position.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    sizes: tuple[int, int]  # of one key, and of one value
+    layouts: tuple[Layout, Layout]
     pages: tuple[mmap.mmap, ...]
 
     def region(self, place: int) -> Region:
-        return Region(self.keys[place], self.values[place])
+        return Region(self.keys[place], self.values[place], self.sizes, self.layouts)
 
     def clear(self, place: int) -> None:
         """Give a place's pages back; they read as zeros afterwards."""
@@ -50,10 +78,11 @@ class Slab:
 
     def cut(self, place: int, position: int) -> None:
         """Give back the pages of a place on which there is nothing but what lies beyond ``position``."""
-        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
+        for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
+            units = -(-position // layout.unit)
             for head in range(tensor.shape[1]):
                 begin = (place * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
-                first = -(-(begin + position * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
+                first = -(-(begin + units * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
                 stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
                 if first < stop:
                     pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
@@ -118,9 +147,7 @@ class KvArena:
         self._take(self._held[sequence], position)
         for layer in self._held[source].layers:
             old = self._region(source, layer)
-            new = self.make(sequence, layer, old.keys, old.values)
-            new.keys[:, :position] = old.keys[:, :position]
-            new.values[:, :position] = old.values[:, :position]
+            self.make(sequence, layer, *old.read(0, 1)).copy(old, position)
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reserve no more than this, and give back what was written beyond it."""
@@ -136,15 +163,13 @@ class KvArena:
 
     def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
         """One block's keys and values ``[2, key heads, 32, size]``; for layers whose two are of one size."""
-        region, where = self._region(sequence, layer), slice(block * GRID, (block + 1) * GRID)
-        return torch.stack((region.keys[:, where], region.values[:, where]))
+        return torch.stack(self._region(sequence, layer).read(block * GRID, (block + 1) * GRID))
 
     def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
         """Take a block that ``copy_out`` gave, here or on another machine."""
         region = self.make(sequence, layer, data[0], data[1])
         self._take(self._held[sequence], (block + 1) * GRID)
-        where = slice(block * GRID, (block + 1) * GRID)
-        region.keys[:, where], region.values[:, where] = data[0], data[1]
+        region.write(block * GRID, data[0], data[1])
 
     def release(self, sequence: int) -> None:
         held = self._held.pop(sequence, None)
@@ -230,12 +255,23 @@ class KvArena:
     def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
         """A layer of a rack, made when it is first needed."""
         if layer not in rack.slabs:
-            shapes = [(self._num_places, part.shape[0], rack.positions, part.shape[2]) for part in (keys, values)]
-            with torch.inference_mode(False):  # forks and copies write outside of a pass
-                parts = [_zeros(shape, keys.dtype, self._device) for shape in shapes]
-            pages = tuple(pages for _, pages in parts if pages is not None)
-            rack.slabs[layer] = Slab(parts[0][0], parts[1][0], pages)
+            rack.slabs[layer] = self._new_slab(rack.positions, keys, values)
+        if rack.slabs[layer].layouts is not layouts_of(keys):
+            raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
         return rack.slabs[layer]
+
+    def _new_slab(self, positions: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
+        layouts, sizes = layouts_of(keys), (keys.shape[2], values.shape[2])
+        shapes = [
+            (self._num_places, keys.shape[0], positions // layout.unit, layout.numbers(size))
+            for layout, size in zip(layouts, sizes, strict=True)
+        ]
+        with torch.inference_mode(False):  # forks and copies write outside of a pass
+            (key_part, key_pages), (value_part, value_pages) = (
+                _zeros(shape, keys.dtype, self._device) for shape in shapes
+            )
+        pages = tuple(each for each in (key_pages, value_pages) if each is not None)
+        return Slab(key_part, value_part, sizes, layouts, pages)
 
     def wrote(self, sequences: tuple[int, ...], layer: int) -> None:
         """Remember that these sequences have something in this layer."""

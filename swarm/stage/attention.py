@@ -2,36 +2,38 @@
 
 The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries,
 keys and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position
-stands in the :class:`~swarm.stage.passes.Pass` that the calling thread has made current.
+stands in the :class:`~swarm.stage.passes.Pass` that the calling thread has made current. On a CPU our own kernel
+attends (``native/attention.py``). What follows is the way without it: on other devices, or where it was not built.
 
 A row's result must have the same bits whatever else is in the batch and however the prompt was cut. The order in which
 a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie in
 cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are masked:
-they have weight exactly 0, and what lies there is finite. A window begins on a line of the grid of 32. Small products
-take other kernels, so each has at least eight rows, or twelve, and a whole number of fours; from there on (measured) a
-row has the same bits among any number of rows, and a sequence among any number of sequences in one product. A group's
-query heads count as rows of their common key head.
+they have weight exactly 0, and what lies there is finite. A window begins on a line of the grid of 32. A group's query
+heads count as rows of their common key head, and products take fixed numbers of them, as a probe says (``probe``);
+sequences share one only where the probe shows that each then has the bits that it has alone.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import ModelError
-from swarm.stage import cores
+from swarm.stage import cores, proofs
 from swarm.stage.arena import Slab
 from swarm.stage.native import attention as own
-from swarm.stage.passes import Pass, current_pass
+from swarm.stage.passes import CELL, Pass, current_pass
+from swarm.stage.probe import Cut, Product, Proof, cuts, prove
 from swarm.stage.steady import steadily
 from swarm.stage.tiles import Group, Plan, plan
 
 NAME = "swarm"
-_LEAST_FLOAT_ROWS = 12  # measured: float32 products of fewer rows take kernels that sum in another order
+_TRIED_KEYS = (CELL, 3 * CELL)  # how many there are depends on a row's own position, so any number is one of its own
 # Arguments that say nothing about who attends to what; any other one must be understood or refused.
 _HARMLESS = frozenset(
     {
@@ -86,7 +88,7 @@ class How:
 def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
     """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros."""
     this = current_pass()
-    if own.serves(query, key):
+    if own.serves(key):
         return own.attend(
             this, layer, query, key, value, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
         )
@@ -95,9 +97,49 @@ def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch
     if math.frexp(how.scale)[0] == 0.5:  # a power of two: scaling the queries is exact, and there are fewer of them
         query, how = query * how.scale, How(1.0, how.window, how.softcap, how.sinks)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-    for group in who.groups:
-        output[group.tokens] = _attend_group(query[group.tokens], group.rack.slabs[layer], group, how)
+    proof, together = shown(query, key, value)
+    for group in who.groups if together else who.single_groups:
+        output[group.tokens] = _attend_group(query[group.tokens], group.rack.slabs[layer], group, how, proof)
     return output
+
+
+def shown(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Proof, bool]:
+    """How torch attends with such heads ``[tokens, heads, size]``, and whether sequences may share a product."""
+    heads, sizes = key.shape[1], (key.shape[2], value.shape[2])
+    if query.device.type != "cpu":  # no test of ours holds other devices to their bits
+        return Proof(), True
+    numbers = cores.numbers(0)
+    for together in (True, False):
+        name = ("attention of 3" if together else "attention", str(query.dtype), heads, *sizes, numbers)
+        proof = proofs.recall(name, partial(_prove, heads, sizes, query.dtype, numbers, together))
+        if proof.exact:
+            break
+    return proof, together
+
+
+def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tuple[int, ...], together: bool) -> Proof:
+    """Try scores, weights and mixture on a sequence alone; ``together``, in the midst of two strangers as well."""
+    chance, key_size, value_size = torch.Generator().manual_seed(13), *sizes
+    caches = [
+        tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _TRIED_KEYS
+    ]
+
+    def mixed(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        weights = _softmax(_scores(rows, keys).mul_(key_size**-0.5), None)
+        return torch.bmm(weights.to(dtype), values)
+
+    def product(flat: torch.Tensor) -> torch.Tensor:
+        rows, mine, results = flat.view(len(flat), heads, key_size).transpose(0, 1), slice(heads, 2 * heads), []
+        for keys, values in caches:
+            alone = mixed(rows, keys[mine], values[mine])
+            if together:
+                among = mixed(torch.cat((rows.flip(1), rows, rows * 2)), keys, values)[mine]
+                alone = torch.where(alone == among, alone, torch.nan)  # which equals nothing, so it shows
+            results.append(alone.transpose(0, 1).reshape(len(flat), -1))
+        return torch.cat(results, dim=1)
+
+    outputs, work = heads * value_size * len(caches), heads * (key_size + value_size) * sum(_TRIED_KEYS)
+    return prove(product, (heads * key_size,), outputs, dtype=dtype, work=work, numbers=numbers)
 
 
 def _plan(this: Pass, window: int | None, device: torch.device) -> Plan:
@@ -119,29 +161,40 @@ def _write(this: Pass, who: Plan, layer: int, key: torch.Tensor, value: torch.Te
         slab.values.transpose(1, 2).index_put_(at, value[write.tokens])
     for piece in who.pieces:
         region, span = this.arena.slab(piece.rack, layer, *like).region(piece.place), piece.span
-        tokens, positions = slice(span.offset, span.offset + span.count), slice(span.start, span.start + span.count)
-        region.keys[:, positions] = key[tokens].transpose(0, 1)
-        region.values[:, positions] = value[tokens].transpose(0, 1)
+        tokens = slice(span.offset, span.offset + span.count)
+        region.write(span.start, key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
     this.arena.wrote(who.sequences, layer)
 
 
-def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How) -> torch.Tensor:
+def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How, proof: Proof) -> torch.Tensor:
     """``query`` [tokens, heads, size] → [tokens, heads, size]."""
     keys, values = _keys(slab.keys, group), _keys(slab.values, group)
     folded = _fold(query, group, slab.keys.shape[1])
     num_rows = folded.shape[1]
-    helped = cores.gather(keys.numel() * num_rows)
-    scores = _scores(folded, keys)
+    before = cores.gather(keys.numel() * num_rows, proof.threads)
+    scores = _in_tiles(_scores, folded, keys, proof)
     if how.scale != 1.0:
         scores.mul_(how.scale)
     if how.softcap is not None:
         scores = steadily(torch.tanh, scores.div_(how.softcap)).mul_(how.softcap)
-    _mask(scores[:, :num_rows], group)
-    weights = _softmax(scores, _sink_column(how.sinks, scores, group)).to(query.dtype)
-    mixed = torch.bmm(weights, values)[:, :num_rows]
-    if helped:
-        cores.dismiss()
+    _mask(scores, group)
+    weights = _softmax(scores, _sink_column(how.sinks, slab.keys.shape[1], group)).to(query.dtype)
+    mixed = _in_tiles(torch.bmm, weights, values, proof)
+    cores.dismiss(before)
     return _unfold(mixed, group)
+
+
+def _in_tiles(product: Product, rows: torch.Tensor, others: torch.Tensor, proof: Proof) -> torch.Tensor:
+    """A product of rows ``[heads, rows, …]`` with each head's keys or values, a tile of rows at a time."""
+    if not proof.exact:
+        return product(rows, others)
+    return torch.cat([product(_tile(rows, cut), others)[:, : cut.count] for cut in cuts(rows.shape[1], proof.sizes)], 1)
+
+
+def _tile(rows: torch.Tensor, cut: Cut) -> torch.Tensor:
+    some = rows[:, cut.first : cut.first + cut.count]
+    missing = cut.size - cut.count
+    return torch.nn.functional.pad(some, (0, 0, 0, missing)) if missing else some.contiguous()
 
 
 def _keys(cache: torch.Tensor, group: Group) -> torch.Tensor:
@@ -172,25 +225,14 @@ def _split(rows: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Every row times every key, float32, with rows to spare at the end.
+    """Every row times every key, float32.
 
     oneDNN (16 bit) packs the second operand of a product at every call: the few queries, not the many keys.
     """
-    num_rows = rows.shape[1]
     if rows.dtype == torch.float32:
-        return torch.bmm(_with_rows(rows, max(_LEAST_FLOAT_ROWS, _round(num_rows, 4))), keys.transpose(1, 2))
-    enough = _with_rows(rows, _round(num_rows, 16))
-    product = torch.bmm(keys, enough.transpose(1, 2)).transpose(1, 2)[:, : _round(num_rows, 8)]
+        return torch.bmm(rows, keys.transpose(1, 2))
+    product = torch.bmm(keys, rows.transpose(1, 2)).transpose(1, 2)
     return product.to(torch.float32, memory_format=torch.contiguous_format)
-
-
-def _round(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def _with_rows(rows: torch.Tensor, wanted: int) -> torch.Tensor:
-    missing = wanted - rows.shape[1]
-    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
@@ -200,12 +242,11 @@ def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
     return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
 
 
-def _sink_column(sinks: torch.Tensor | None, scores: torch.Tensor, group: Group) -> torch.Tensor | None:
-    """A query head's sink for each of its rows; padding rows get one too, it doesn't matter which."""
+def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: Group) -> torch.Tensor | None:
+    """A query head's sink for each of its rows."""
     if sinks is None:
         return None
-    column = sinks.float().view(scores.shape[0] // group.num, -1).repeat_interleave(group.count, dim=1)
-    column = torch.nn.functional.pad(column, (0, scores.shape[1] - column.shape[1]))
+    column = sinks.float().view(key_heads, -1).repeat_interleave(group.count, dim=1)
     return column.repeat(group.num, 1).unsqueeze(-1)
 
 

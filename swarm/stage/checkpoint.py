@@ -19,10 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import xxhash
+
 from swarm.errors import ModelError
 from swarm.stage.headers import FLOATS, RemoteFile, StoredTensor, read_header, remote_header
 from swarm.stage.identity import digest_of, xxh3_of
-from swarm.wire.messages import Asset, Manifest
+from swarm.wire.messages import MAX_NAME, Asset, Manifest
 
 __all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
 
@@ -171,7 +173,7 @@ class Checkpoint:
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=_name_of(self.folder),
+            name=for_show(_name_of(self.folder)),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -271,6 +273,17 @@ def _name_of(folder: Path) -> str:
     """The folder's own name; in a hub's cache, where that is a number, the model's, as a copy elsewhere is called."""
     cached = _HUB_CACHE_FOLDER.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
     return (cached["name"] if cached else folder.name) or "model"
+
+
+def for_show(name: str) -> str:
+    """A name that messages carry: a long one with its middle left out. The digest there keeps two of them apart that
+    differ only in the middle; bytes of a file's name that are no text become question marks."""
+    name = name.encode("utf-8", "replace").decode("utf-8")
+    if len(name) <= MAX_NAME:
+        return name
+    middle = f"…{xxhash.xxh3_64_hexdigest(name.encode())[:8]}…"
+    rest = MAX_NAME - len(middle)
+    return name[: rest - rest // 2] + middle + name[-(rest // 2) :]
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:

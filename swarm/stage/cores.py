@@ -2,7 +2,7 @@
 
 Waking OpenMP's sleeping threads costs 40 to 60 µs here, more than most of what lies between two matrices takes for a
 few rows. So in a step of few rows a thread computes alone, and asks for help only for what is worth it. Changing the
-number costs 0.1 µs, and results have the same bits for any number.
+number costs 0.1 µs. Our own kernels have the same bits for any number; for a library's a probe says for which ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ FEW_ROWS = 48
 # Multiplications from which on several threads are quicker, waking included.
 WORTH_WAKING = 8 << 20
 
+# Elements that torch gives a thread at least.
+_SHARE = 1 << 16
+
 _mine = threading.local()
+_expected: set[int] = set()
 
 
 def available() -> int:
@@ -48,15 +52,40 @@ def threads() -> int:
     return getattr(_mine, "threads", 0) or torch.get_num_threads()
 
 
-def gather(work: int) -> bool:
-    """Let all threads help with the next operation of ``work`` multiplications, if that pays; then ``dismiss``."""
+def expect(*numbers: int) -> None:
+    """Steps of this process will be computed by so many threads: what a probe must try."""
+    _expected.update(numbers)
+
+
+def numbers(work: int) -> tuple[int, ...]:
+    """The numbers of threads that will compute products of ``work`` multiplications for a row."""
+    return tuple(sorted({*(_expected or {torch.get_num_threads()}), *((1,) if work < WORTH_WAKING else ())}))
+
+
+def gather(work: int, allowed: tuple[int, ...] = ()) -> int:
+    """Let all threads help with the next operation of ``work`` multiplications, if that pays; no other number of
+    threads than these, if there are any. Returns the number before, for ``dismiss``; 0 if it is the same."""
+    before = torch.get_num_threads()
     helped = getattr(_mine, "helped", 0)
-    if helped and work >= WORTH_WAKING:
-        torch.set_num_threads(helped)
-        return True
-    return False
+    wanted = helped if helped and work >= WORTH_WAKING else before
+    if allowed and wanted not in allowed:
+        wanted = allowed[-1]
+    if wanted == before:
+        return 0
+    torch.set_num_threads(wanted)
+    return before
 
 
-def dismiss() -> None:
-    """Go on alone."""
-    torch.set_num_threads(1)
+def dismiss(before: int) -> None:
+    """Go on as before ``gather``."""
+    if before:
+        torch.set_num_threads(before)
+
+
+def start_helpers(number: int) -> None:
+    """Let torch start the threads that help this one now. It keeps them, and would start them with the first long
+    prompt: then nobody could tell them from a leak."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    torch.zeros(number * _SHARE).add_(1)
+    torch.set_num_threads(before)

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from swarm.stage.executor import Batch, SampleJob
-from swarm.stage.sampling import draw, is_plain_greedy
-from swarm.wire.messages import Failure, Manifest, Row, Sampled
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from swarm.stage.native import sampling as kernel
+from swarm.stage.sampling import Drawn, draw
+from swarm.wire.messages import Failure, Manifest, Sampled
 
 
-def draw_all(batch: Batch, logits: torch.Tensor, manifest: Manifest) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
-    """What was drawn, and whose logits are unfit to draw from."""
-    scores = logits[: len(batch.samples)].float().cpu()
-    finite = torch.isfinite(scores).all(dim=-1).tolist()
-    largest = torch.argmax(scores, dim=-1).tolist()  # the first of equals
-    rows = scores.numpy()
+def draw_all(
+    batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int
+) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
+    """What was drawn, and whose logits are unfit to draw from. Up to so many threads share the rows."""
+    rows = logits[: len(batch.samples)].cpu()
+    if kernel.serves(rows):
+        found = kernel.draw_rows(rows, batch.samples, manifest.eos_token_ids, threads)
+    else:
+        found = draw_plainly(rows, batch.samples, manifest.eos_token_ids)
     sampled, failed = [], []
-    for index, job in enumerate(batch.samples):
-        row = batch.rows[job.row]
-        if finite[index]:
-            sampled.append(_one(row, job, rows[index], largest[index], manifest))
+    for job, drawn in zip(batch.samples, found, strict=True):
+        sequence, position = batch.rows[job.row].sequence, len(job.history)
+        if drawn is None:
+            failed.append(Failure(sequence, _unfit(position, manifest.dtype)))
         else:
-            failed.append(Failure(row.sequence, _unfit(len(job.history), manifest.dtype)))
+            sampled.append(Sampled(sequence, position, drawn.token, drawn.logprobs))
     return tuple(sampled), tuple(failed)
+
+
+def draw_plainly(rows: torch.Tensor, jobs: Sequence[SampleJob], eos_token_ids: Sequence[int]) -> list[Drawn | None]:
+    """As the kernel does, without it: the same tokens, later. None where a logit is no finite number."""
+    return [
+        draw(
+            row,
+            job.params,
+            history=job.history,
+            num_prompt=job.num_prompt,
+            seed=job.seed,
+            eos_token_ids=eos_token_ids,
+        )
+        for row, job in zip(rows.float().numpy(), jobs, strict=True)
+    ]
 
 
 def _unfit(position: int, dtype: str) -> str:
@@ -36,18 +51,3 @@ def _unfit(position: int, dtype: str) -> str:
         f"the model gave logits that are not finite numbers for position {position}; "
         f"its weights, or the dtype {dtype} for them, are unfit"
     )
-
-
-def _one(row: Row, job: SampleJob, scores: NDArray[np.float32], largest: int, manifest: Manifest) -> Sampled:
-    position = len(job.history)
-    if is_plain_greedy(job.params, position - job.num_prompt):
-        return Sampled(row.sequence, position, largest, ())
-    drawn = draw(
-        scores,
-        job.params,
-        history=job.history,
-        num_prompt=job.num_prompt,
-        seed=job.seed,
-        eos_token_ids=manifest.eos_token_ids,
-    )
-    return Sampled(row.sequence, position, drawn.token, drawn.logprobs)

@@ -75,7 +75,8 @@ class Capacity:
     """What a prepared stage can hold and what preparing it took. ``kv_tokens``: positions, all sequences together.
 
     ``kernels`` names what multiplies there, for people: with the dtype, and whether a sequence's bits depend on nothing
-    but itself ("exact") or on others in the batch too ("inexact").
+    but itself ("exact") or on others in the batch too ("inexact"). ``bits``: stages with equal ones compute the same
+    bits, so layers can move between them without a trace.
     """
 
     kv_tokens: int
@@ -84,6 +85,7 @@ class Capacity:
     warm_up_s: float
     resident_bytes: int
     kernels: str = ""
+    bits: str = ""
 
 
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes to load)

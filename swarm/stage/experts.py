@@ -1,8 +1,9 @@
 """Mixtures of experts: every expert multiplies the rows that chose it, with bits that don't depend on how many did.
 
 transformers keeps the experts of a layer as one three-dimensional weight and calls a function by its registered name.
-Few rows per expert are the rule when decoding, and few rows are what kernels treat differently; so an expert's rows are
-padded. A row's results are added up in the order of the experts' numbers.
+Few rows per expert are the rule when decoding, and few rows are what kernels treat differently; so products take tiles
+of fixed numbers of rows (``fixed``), and activations whole vectors. A row's results are added up in the order of the
+experts' numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from swarm.stage.linears import PlainLinear
+from swarm.stage.fixed import Fixed, by_torch
 from swarm.stage.steady import ALIGN, aligned_length
 
 NAME = "swarm"
@@ -47,16 +48,25 @@ def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _multiply(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    return _product(module, name, expert)(rows)
+
+
+def _product(module: Any, name: str, expert: int) -> Fixed:
     weight = getattr(module, name)[expert]
     bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
-    return functional.linear(rows, weight.T if module.is_transposed else weight, bias)
+    return by_torch(weight.T if module.is_transposed else weight, bias)
+
+
+def is_exact(module: Any) -> bool:
+    """Were the products of a layer's experts shown to be exact?"""
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    return all(_product(module, name, 0).proof.exact for name in names)
 
 
 def _padded(rows: torch.Tensor, down_shape: torch.Size) -> torch.Tensor:
-    """As many rows as the kernel needs, and so many that activations of them are cut into whole vectors, also when
-    several threads share them."""
+    """So many rows that activations of them are cut into whole vectors, also when several threads share them."""
     multiple = ALIGN // math.gcd(ALIGN, *down_shape[1:])
-    wanted = -(-max(len(rows), PlainLinear.min_rows) // multiple) * multiple
+    wanted = -(-len(rows) // multiple) * multiple
     while any(aligned_length(wanted * size, torch.get_num_threads()) != wanted * size for size in down_shape[1:]):
         wanted += multiple
     return functional.pad(rows, (0, 0, 0, wanted - len(rows)))

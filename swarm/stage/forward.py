@@ -34,11 +34,10 @@ def run(
     """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
 
     ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
-    The batch is padded to the number of rows from which on the kernels' bits don't depend on it. ``threads``: how many
-    may compute (default: torch's number). ``tally`` is added to. ``left_layers`` is called between the last layer and
-    the norm and head after it.
+    ``threads``: how many may compute (default: torch's number). ``tally`` is added to. ``left_layers`` is called
+    between the last layer and the norm and head after it.
     """
-    num_tokens = max(len(batch.tokens), stage.min_rows)
+    num_tokens = len(batch.tokens)
     spans = tuple(spans_of(batch.rows))
     this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed, left_layers=left_layers)
     this.length = max(span.start + span.count for span in spans)
@@ -52,18 +51,16 @@ def _through(
 ) -> torch.Tensor | None:
     spans, ids = this.spans, None
     if stage.embeds:
-        ids = _padded(torch.from_numpy(batch.tokens), num_tokens).unsqueeze(0).to(stage.device)
+        ids = torch.from_numpy(batch.tokens).unsqueeze(0).to(stage.device)
     else:
-        this.hidden = _padded(_received(stage, batch), num_tokens).unsqueeze(0)
+        this.hidden = _received(stage, batch).unsqueeze(0)
     if not stage.heads:
         hidden = stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
-        return None if hidden is None else hidden[0, : len(batch.tokens)]
+        return None if hidden is None else hidden[0]
     if head_rows is None:
         head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
-    wanted = torch.tensor(head_rows, dtype=torch.long)
-    this.keep_rows = _padded(wanted, stage.min_rows if head_rows else 0).to(stage.device)
-    logits = stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
-    return None if logits is None else logits[: len(head_rows)]
+    this.keep_rows = torch.tensor(head_rows, dtype=torch.long).to(stage.device)
+    return stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
 
 
 def _received(stage: Stage, batch: Batch) -> torch.Tensor:
@@ -78,12 +75,6 @@ def _positions(spans: Sequence[Span], num_tokens: int) -> torch.Tensor:
     for span in spans:
         positions[0, span.offset : span.offset + span.count] = np.arange(span.start, span.start + span.count)
     return torch.from_numpy(positions)
-
-
-def _padded(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Repeat the first row at the end until there are ``num_rows``."""
-    missing = num_rows - len(tensor)
-    return tensor if missing <= 0 else torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:])))
 
 
 def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:

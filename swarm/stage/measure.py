@@ -167,12 +167,12 @@ class _Bench:
 
     def _logits(self, count: int, threads: int) -> Callable[[], object]:
         """As a step's last stage does: the product, whether all are numbers, the largest."""
-        num = max(count, self._skeleton.min_rows)
-        rows = torch.full((num, self._text.hidden_size), 0.01, dtype=self._skeleton.dtype, device=self._skeleton.device)
+        shape, skeleton = (count, self._text.hidden_size), self._skeleton
+        rows = torch.full(shape, 0.01, dtype=skeleton.dtype, device=skeleton.device)
 
         def once() -> object:
-            with computing(threads, num):
-                scores = self._head(rows)[:count].float().cpu()
+            with computing(threads, count):
+                scores = self._head(rows).float().cpu()
             return torch.isfinite(scores).all(dim=-1), torch.argmax(scores, dim=-1)
 
         return once

@@ -10,7 +10,6 @@ must know about a run they find in the calling thread's :class:`~swarm.stage.pas
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.errors import ModelError
-from swarm.stage import attention, experts, joined, linears
+from swarm.stage import attention, experts, families, joined, linears, native
+from swarm.stage.bare import make_bare
+from swarm.stage.byrule import by_rule
 from swarm.stage.checkpoint import Checkpoint, StoredTensor
 from swarm.stage.conversion import ConvertedSource, Source
 from swarm.stage.executor import Fenced
 from swarm.stage.memory import give_back
+from swarm.stage.native.linears import NativeLinear, Own
 from swarm.stage.passes import Pass, current_pass, running
 from swarm.stage.rope import RopeTable, is_rotary
 from swarm.stage.steady import Steady, is_activation
@@ -94,7 +96,8 @@ class Skeleton:
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
         self.kernel = linears.choose(device, dtype, widths)
-        self.min_rows = max(self.kernel.min_rows, linears.PlainLinear.min_rows if _has_bare_matrix(self.model) else 0)
+        if self.kernel is NativeLinear:
+            families.take_softcap(self.model)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
@@ -147,16 +150,6 @@ def _build(config: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def _has_bare_matrix(model: nn.Module) -> bool:
-    """Does a module multiply by itself with a weight of its own, such as a router?"""
-    return any(
-        parameter.ndim > 1
-        for module in model.modules()
-        if not isinstance(module, (nn.Linear, nn.Embedding))
-        for parameter in module.parameters(recurse=False)
-    )
-
-
 def find_parts(model: Any) -> Parts:
     """Find the parts by the order of the model's modules: what has weights before the layers, and after them."""
     base, base_name = model.base_model, model.base_model_prefix
@@ -196,10 +189,6 @@ def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _has_bias(module: nn.Module) -> bool:
-    return any(name.endswith("bias") for name, _ in module.named_parameters())
-
-
 class Skipped(nn.Module):
     """Stands where another stage's layer is. Keeps the plain attributes that the model may ask its layers for."""
 
@@ -222,13 +211,14 @@ class Weights:
     def fill(self, model: Any, name: str) -> None:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
+        if self._skeleton.kernel is NativeLinear:
+            families.fill(model, name, self._read)
+            module = model.get_submodule(name)
         for path, part in list(module.named_modules(prefix=name)):
             if joined.has_qkv(part):
-                self._join_qkv(path, part)
-            if self._skeleton.kernel is linears.NativeLinear and joined.is_gated(part) and not _has_bias(part):
-                joined.join_gate(part, functools.partial(self._read_under, path))
+                joined.join_qkv(part, native.under(path, self._read), self._made)
         for path, part in list(module.named_modules(prefix=name)):
-            if not isinstance(part, (joined.Share, joined.Joint, *linears.KERNELS)):
+            if not isinstance(part, (joined.Share, joined.Joint, Own, *linears.KERNELS)):
                 self._rebuild_buffers(model, part)
                 self._fill_one(model, path, part)
         for path, part in list(module.named_modules(prefix=name)):
@@ -244,26 +234,22 @@ class Weights:
         else:
             self._read_own(path, part)
 
-    def _join_qkv(self, path: str, part: nn.Module) -> None:
-        joined.join_qkv(part, functools.partial(self._read_under, path), self._skeleton.kernel)
-
     def _simplify(self, model: Any, path: str, part: Any) -> None:
         """Put a quicker module in the place of one that is filled."""
         if joined.is_rms_norm(part):
-            model.set_submodule(path, joined.rms_norm(part.weight, part.variance_epsilon))
-        elif joined.is_plain_attention(part):
-            model.set_submodule(path, joined.PlainAttention(part))
+            model.set_submodule(path, joined.RmsNorm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
-        elif joined.is_gated(part) and isinstance(part.gate_proj, linears.NativeGated):
-            model.set_submodule(path, joined.NativeMlp(part.gate_proj, part.down_proj))
-        elif joined.is_gated(part) and isinstance(part.gate_proj, linears.PackedLinear):
+        elif joined.is_gated(part) and joined.can_fuse(part):
             model.set_submodule(path, joined.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
     def _linear(self, path: str, part: nn.Linear) -> nn.Module:
         weight = self._read(f"{path}.weight", part.weight)
         bias = None if part.bias is None else self._read(f"{path}.bias", part.bias)
-        return self._skeleton.kernel(weight, bias)
+        return self._made(weight, bias)
+
+    def _made(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        return linears.made(self._skeleton.kernel, weight, bias)
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
@@ -272,9 +258,10 @@ class Weights:
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             if leaf not in part._non_persistent_buffers_set:
                 part._buffers[leaf] = self._read(f"{path}.{leaf}", buffer)
+        make_bare(part)
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
-        """Rotary tables and the like are computed, not stored: the model's own initialisation makes them."""
+        """Rotary frequencies and the like are computed, not stored: the model's own initialisation makes them."""
         computed = {
             leaf: b for leaf, b in part.named_buffers(recurse=False) if leaf in part._non_persistent_buffers_set
         }
@@ -284,7 +271,8 @@ class Weights:
             # What the initialisation leaves out must not look like a number.
             filler = float("nan") if buffer.is_floating_point() else 0
             part._buffers[leaf] = torch.full_like(buffer, filler, device="cpu")
-        model._init_weights(part)
+        with by_rule():
+            model._init_weights(part)
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             part._buffers[leaf] = buffer.to(self._skeleton.device) if leaf in computed else buffer
 
@@ -298,9 +286,6 @@ class Weights:
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
         self._loaded(result.nbytes)
         return result
-
-    def _read_under(self, path: str, leaf: str, like: torch.Tensor) -> torch.Tensor:
-        return self._read(f"{path}.{leaf}", like)
 
     def _stored_name(self, name: str) -> str:
         for candidate in self._candidates(name):
@@ -335,7 +320,6 @@ class Stage:
         self.layers = layers
         self.embeds = layers.first == 0 and not bare
         self.heads = layers.stop == skeleton.num_layers and not bare
-        self.min_rows = skeleton.min_rows
         self.device, self.dtype = skeleton.device, skeleton.dtype
         self.modules: dict[str, nn.Module] = {}
         self._model = self._copy_of(skeleton, held)

@@ -98,7 +98,7 @@ class Pass:
     progressed: Callable[[], None] = lambda: None
     left_layers: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
     plans: dict[int | None, Plan] = field(default_factory=dict)  # who attends together, by window
-    racks: dict[tuple[int, int], list[Together]] = field(default_factory=dict)  # the same for our own kernel
+    racks: tuple[Together, ...] = ()  # the same for our own kernel, once it was asked for
     tally: Tally = field(default_factory=Tally)
     length: int = 0  # positions up to the furthest of the batch
     output: torch.Tensor | None = None  # the last layer's output

@@ -63,6 +63,7 @@ class Preparation:
             warm_up_s=capacity.warm_up_s,
             resident_bytes=capacity.resident_bytes,
             kernels=capacity.kernels,
+            bits=capacity.bits,
         )
         fields = {
             "epoch": epoch,

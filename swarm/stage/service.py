@@ -30,12 +30,13 @@ from swarm.demo import model_path
 from swarm.errors import ConfigError, WireError
 from swarm.log import get_logger
 from swarm.stage import actions as act
-from swarm.stage import keeper, native
+from swarm.stage import keeper
 from swarm.stage.budget import Budget, share_out
 from swarm.stage.compute import ComputeThread, Outward
-from swarm.stage.core import StageCore, StageSettings
+from swarm.stage.core import EX_CONFIG, StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.leaving import PATIENCE_S, Departure, Farewell
+from swarm.stage.native import choice
 from swarm.stage.probing import LinkProbe
 from swarm.stage.torch_executor import TorchExecutor
 from swarm.stage.vitals import LOOK_S, Vitals
@@ -92,8 +93,7 @@ def run(settings: Settings) -> int:
 def _work(settings: Settings) -> int:
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
-    if worker.kernels == "torch":
-        native.do_without("worker.kernels is torch")
+    choice.settle(worker.kernels, worker.bits)
     executor = TorchExecutor(
         _model(settings),
         device=worker.device,
@@ -101,6 +101,8 @@ def _work(settings: Settings) -> int:
         memory_limit=limit,
         threads=worker.threads or None,
     )
+    if worker.bits == "portable":
+        choice.demand_portable(own=executor.has_own_kernels)
     costs = executor.measure()
     log_bytes = int(worker.log_bytes)
     if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
@@ -332,7 +334,7 @@ class WorkerService:
         match action:
             case act.Introduce():
                 assert hello is not None
-                self._send(hello)
+                self._introduce(hello)
             case act.Tell(message):
                 self._send(message)
             case act.StartBeats(endpoint, interval_s):
@@ -343,6 +345,16 @@ class WorkerService:
                 self._exit_code = self._departure.exit_code or code
                 (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
                 self._stop.set()
+
+    def _introduce(self, hello: Hello) -> None:
+        """A message that its own schema refuses is nobody's to answer: without an introduction there is no work."""
+        try:
+            self._send(hello)
+        except WireError as error:
+            reason = (
+                f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
+            )
+            self._perform(act.Exit(code_without(hello), reason), None)
 
     def _hello(self) -> Hello:
         """In the compute thread: what is held belongs to it."""
@@ -435,6 +447,12 @@ class BeatThread:
             kv_used=vitals.kv_used,
             kv_capacity=vitals.kv_capacity,
         )
+
+
+def code_without(hello: Hello) -> int:
+    """How to end if this can't be sent. What a worker says of itself before it holds anything, it says again at the
+    next start; only what it holds is gone then."""
+    return 1 if hello.held or hello.logs else EX_CONFIG
 
 
 def control_endpoint(url: str) -> str:

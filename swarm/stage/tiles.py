@@ -7,7 +7,7 @@ A row's bits don't depend on who shares it, so this is a matter of speed alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,6 +63,11 @@ class Plan:
     writes: tuple[Writes, ...]
     pieces: tuple[Piece, ...]
     groups: tuple[Group, ...]
+
+    @property
+    def single_groups(self) -> Iterator[Group]:
+        """The same, each tile by itself."""
+        return (single for group in self.groups for single in _singles(group))
 
 
 def plan(arena: KvArena, spans: Iterable[Span], window: int | None, device: torch.device) -> Plan:
@@ -153,6 +158,14 @@ def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device
 def _too_old(positions: torch.Tensor, low: int, high: int, window: int, device: torch.device) -> torch.Tensor | None:
     stop = min(high, int(positions.max()) - window + 1)
     return _if_any(torch.arange(low, max(low, stop)) <= positions - window, device)
+
+
+def _singles(group: Group) -> Iterator[Group]:
+    for number in range(group.num):
+        hidden = (None if each is None else each[number : number + 1] for each in (group.later, group.too_old))
+        tokens = group.tokens if isinstance(group.tokens, slice) else group.tokens[number : number + 1]
+        later, too_old = hidden
+        yield replace(group, place=group.place + number, num=1, tokens=tokens, later=later, too_old=too_old)
 
 
 def _if_any(hidden: torch.Tensor, device: torch.device) -> torch.Tensor | None:

@@ -17,21 +17,22 @@ import torch
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.log import get_logger
-from swarm.stage import cores, linears, native
+from swarm.stage import cores, linears, native, rounding
 from swarm.stage.arena import KvArena
 from swarm.stage.checkpoint import Checkpoint, resolve
 from swarm.stage.device import clock_of, device_of, memory_of
 from swarm.stage.draws import draw_all
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
 from swarm.stage.forward import run, to_wire
-from swarm.stage.kernels import describe
+from swarm.stage.kernels import bits, describe
 from swarm.stage.loading import Loader, Modules, say_fetching
 from swarm.stage.measure import layer_costs
 from swarm.stage.memory import give_back
 from swarm.stage.model import DTYPES, Skeleton, Stage
+from swarm.stage.native.linears import NativeLinear
 from swarm.stage.passes import GRID, Tally
-from swarm.stage.selfcheck import check_cut, check_kernels
-from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
+from swarm.stage.selfcheck import check_cut, check_kernels, same_bits
+from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled, layers_of, ranges_of
 
 _WARM_UP_ROWS = (1, 32, 128)
 _KV_FRACTION = 0.25  # of the memory that the weights leave
@@ -95,11 +96,11 @@ class TorchExecutor:
         self.threads = threads or torch.get_num_threads()
         self.threads_alone = threads_alone or max(self.threads, cores.available())
         torch.set_num_threads(self.threads)
+        cores.expect(self.threads, self.threads_alone)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
         self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
         check_cut(self._skeleton.config)
-        if self._device.type == "cpu" and self._dtype_name == "bfloat16":
-            self._prove_kernels()
+        self._steady = self._device.type == "cpu" and self._prove_kernels()
         self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
         self._kv_fraction = kv_fraction
@@ -109,15 +110,22 @@ class TorchExecutor:
         self._prepared: _Prepared | None = None
         self._kept: dict[int, Modules] = {}  # layers of others, warm, by name
         self._aside: _Aside | None = None
+        self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
         self._counters = _Counters()
         self._tally = Tally()
 
-    def _prove_kernels(self) -> None:
-        """Our own kernels, or torch's if ours don't know this kind of model."""
-        check_kernels(self._skeleton.config)
+    def _prove_kernels(self) -> bool:
+        """Our own kernels, or torch's if ours don't know this kind of model; are its bits the same cut as whole?"""
+        check_kernels(self._skeleton.config, self._dtype_name)
         if native.absence():
             log.warning("own_kernels_unused", why=native.absence())
             self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        return same_bits(self._skeleton.config, self._dtype_name)
+
+    @property
+    def has_own_kernels(self) -> bool:
+        """Do our own kernels multiply, or torch's?"""
+        return self._skeleton.kernel is NativeLinear
 
     @property
     def manifest(self) -> Manifest:
@@ -179,13 +187,16 @@ class TorchExecutor:
         loaded = time.perf_counter()
         warm_up_s = sum(self._warm(self._loader.slice(stage, part)) for part in ranges_of(new))
         self._prepared = _Prepared(stage, room)
+        left_to_torch = sorted(self._left_to_torch)
+        kernels = describe(self._skeleton, stage.modules.values(), left_to_torch, steady=self._steady)
         return Capacity(
             kv_tokens=self._capacity(layers, room),
             max_sequences=max_sequences,
             load_s=loaded - began,
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
-            kernels=describe(self._skeleton),
+            kernels=kernels,
+            bits=bits(self._skeleton, left_to_torch, kernels),
         )
 
     def keep(
@@ -235,6 +246,7 @@ class TorchExecutor:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep(layers)
         self._aside = None
+        cores.start_helpers(self.threads_alone)
 
     # --- sequences ---------------------------------------------------------------------------------------------------
 
@@ -276,6 +288,7 @@ class TorchExecutor:
             self._arena.take(row)
         if self._arena.used > self.kv_capacity():
             raise IllegalMove(f"{self._arena.used} positions are held, there is room for {self.kv_capacity()}")
+        threads = self.threads_alone if batch.alone else self.threads
         try:
             result = run(
                 stage,
@@ -283,7 +296,7 @@ class TorchExecutor:
                 batch,
                 fenced=fenced,
                 progressed=progressed,
-                threads=self.threads_alone if batch.alone else self.threads,
+                threads=threads,
                 head_rows=None if batch.through is None else (),
                 tally=self._tally,
                 left_layers=lambda: left_layers.append(clock.mark()),
@@ -294,7 +307,7 @@ class TorchExecutor:
         through = clock.mark()
         hidden = None if stage.heads or result is None else to_wire(result)
         computed = clock.mark()
-        sampled, failed = draw_all(batch, result, self._manifest) if stage.heads and result is not None else ((), ())
+        sampled, failed = self._drawn(stage, batch, result, threads)
         done = clock.mark()
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
@@ -318,9 +331,7 @@ class TorchExecutor:
         aside.arena.take(row)
         result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
         hidden = None if aside.stage.heads or result is None else to_wire(result)
-        sampled, failed = (
-            draw_all(batch, result, self._manifest) if aside.stage.heads and result is not None else ((), ())
-        )
+        sampled, failed = self._drawn(aside.stage, batch, result, self.threads)
         if row.start + row.count >= limit:
             self._aside = None
         return Forwarded(hidden, sampled, failed, self._clock.between(began, self._clock.mark()), 0.0)
@@ -358,6 +369,13 @@ class TorchExecutor:
             self._active.parts[layers] = self._loader.slice(whole, layers)
         return self._active.parts[layers]
 
+    def _drawn(
+        self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int
+    ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
+        if not stage.heads or result is None:
+            return (), ()
+        return draw_all(batch, result, self._manifest, threads)
+
     def _count(self, batch: Batch, compute_s: float, sample_s: float) -> None:
         counters = self._counters
         counters.forwards += 1
@@ -377,7 +395,9 @@ class TorchExecutor:
         for count in _WARM_UP_ROWS:
             hidden = None if stage.embeds else np.zeros((count, self._manifest.hidden_size), np.float32)
             batch = Batch((Row(0, 0, count, stage.heads),), np.zeros(count, np.int64), hidden, ())
-            run(stage, arena, batch, head_rows=[0])
+            with rounding.watching() as found:
+                run(stage, arena, batch, head_rows=[0])
+            self._left_to_torch |= found
         return time.perf_counter() - began
 
     def stats(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from swarm.failpoints import TRACE_VARIABLE, VARIABLE
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
-TOKENS = 120
+TOKENS = 180  # so that answers still run when what died is back
 WAIT_S = 60.0  # for an answer, whatever happens meanwhile
 PREFIX = [3 + (11 * j) % 450 for j in range(100)]  # three blocks that two requests have in common
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import pytest
 import torch
 
+from swarm.errors import IllegalMove
 from swarm.stage import attention, native, tiles
 from swarm.stage.arena import KvArena
 from swarm.stage.passes import Pass, running, spans_of
 from swarm.wire.messages import LayerRange, Row
 
 LENGTH = 170  # more than a cell of the grid
+LONG = 2100  # more than two stretches of our own kernel
 MINE = 1
 # Query heads, key heads, size of a head: of Llama 1B and 8B, Gemma, Phi-3, GPT-NeoX, Falcon's single key head, and odd.
 HEADS = [(32, 4, 64), (32, 8, 128), (8, 4, 256), (32, 32, 96), (16, 16, 80), (71, 1, 64), (6, 2, 20), (9, 3, 22)]
@@ -22,20 +25,30 @@ HOWS = {
     "narrow window": {"window": 7},
     "soft cap": {"softcap": 50.0},
     "sinks in a window": {"window": 128, "sinks": True},
+    "sinks": {"sinks": True},
     "odd scale": {"scale": 0.07},
 }
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@pytest.fixture(params=["float32", "bfloat16", "bfloat16 without native kernels"])
-def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    name, without, _ = str(request.param).partition(" without")
-    if without:
-        if native.library() is None:
-            pytest.skip(f"no native kernels ({native.absence()}): bfloat16 is without them anyway")
-        monkeypatch.setattr(native, "library", lambda: None)
-    return getattr(torch, name)
+def _variants() -> list[str]:
+    opened = native.library()
+    return [] if opened is None else native.variants(opened)
+
+
+VARIANTS = _variants()
+WITHOUT = "without"  # our own kernels
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+needs_library = pytest.mark.skipif(not VARIANTS, reason=f"no native kernels: {native.absence()}")
+
+
+@pytest.fixture(params=[f"{kind} {how}" for kind in KINDS for how in (*VARIANTS, WITHOUT)])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Either kind, with every variant of our own kernels that runs here, and with torch's."""
+    kind, how = str(request.param).split()
+    with native.without("to test torch's") if how == WITHOUT else native.using(how):
+        yield KINDS[kind]
 
 
 @pytest.fixture(autouse=True)
@@ -56,23 +69,36 @@ def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, si
     return attention.How(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column)
 
 
-def fed(mine: Tensors, how: object, chunks: Iterable[int], strangers: dict[int, Tensors]) -> torch.Tensor:
-    """All rows' results, in chunks; each stranger has one more position in every chunk, some before mine."""
+def fed(
+    mine: Tensors, how: object, chunks: Iterable[int], strangers: dict[int, Tensors], garbage: float | None = None
+) -> torch.Tensor:
+    """All rows' results, in chunks; each stranger has one more position in every chunk, some before mine.
+
+    ``garbage`` lies, before a chunk is fed, where its positions and all after them will be written.
+    """
     arena, at, pieces = KvArena(torch.device("cpu")), 0, []
     for sequence in (MINE, *strangers):
-        arena.open(sequence, LENGTH)
+        arena.open(sequence, len(mine[0]))
     for step, count in enumerate(chunks):
         rows = {sequence: (step, 1) for sequence in strangers if sequence < MINE}
         rows |= {MINE: (at, count)} | {sequence: (step, 1) for sequence in strangers if sequence > MINE}
         of = {MINE: mine} | strangers
         batch = [torch.cat([of[s][n][start : start + c] for s, (start, c) in rows.items()]) for n in range(3)]
         spans = tuple(spans_of(Row(s, start, c, False) for s, (start, c) in rows.items()))
+        if garbage is not None:
+            left_behind(arena, at, len(mine[0]), batch[1:], garbage)
         with running(Pass(arena, LayerRange(0, 1), spans)), torch.inference_mode():
             result = attention.attend_rows(0, *batch, how)
         place = next(span.offset for span in spans if span.sequence == MINE)
         pieces.append(result[place : place + count].clone())
         at += count
     return torch.cat(pieces)
+
+
+def left_behind(arena: KvArena, start: int, stop: int, like: list[torch.Tensor], garbage: float) -> None:
+    dense = [part[:1].expand(stop - start, -1, -1).transpose(0, 1).clone().fill_(garbage) for part in like]
+    with torch.inference_mode():
+        arena.make(MINE, 0, *dense).write(start, *dense)
 
 
 def plan_of(chunk: int, first: int = 0) -> list[int]:
@@ -108,19 +134,106 @@ def formula(mine: Tensors, how: attention.How) -> torch.Tensor:
     scores = query @ keys.repeat_interleave(fold, 0).transpose(1, 2) * how.scale
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
-    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
-    hidden = (distance < 0) | (distance >= (how.window or LENGTH))
+    length = query.shape[1]
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    hidden = (distance < 0) | (distance >= (how.window or length))
     scores = scores.masked_fill(hidden, float("-inf"))
     if how.sinks is not None:
-        column = how.sinks.double()[:, None, None].expand(-1, LENGTH, 1)
+        column = how.sinks.double()[:, None, None].expand(-1, length, 1)
         scores = torch.cat((scores, column), -1)
-    weights = torch.softmax(scores, -1)[..., :LENGTH]
+    weights = torch.softmax(scores, -1)[..., :length]
     return (weights @ values.repeat_interleave(fold, 0)).transpose(0, 1).float()
+
+
+@needs_library
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("heads", [(8, 2, 64), (9, 3, 22), (4, 4, 9)], ids=str)
+def test_processors_agree(heads: tuple[int, int, int], how: str) -> None:
+    """All variants that widen what they multiply give the same bits, whatever their registers. (Those that multiply
+    bfloat16 itself are a kind of their own there.)"""
+    for kind in KINDS.values():
+        mine = random_parts(heads, LENGTH, 1, kind)
+        rules = made(heads, kind, **({"window": None, "sinks": False} | HOWS[how]))
+        found = {name: under(name, mine, rules, [100, 70]) for name in VARIANTS}
+        of_its_own = () if kind == torch.float32 else ("avx512bf16", "amx")
+        alike = [found[name] for name in VARIANTS if name not in of_its_own]
+        assert all(torch.equal(one, other) for one, other in pairwise(alike))
+
+
+def under(variant: str, mine: Tensors, how: object, chunks: list[int]) -> torch.Tensor:
+    with native.using(variant):
+        return fed(mine, how, chunks, {})
+
+
+@pytest.mark.parametrize("how", ["plain", "window", "sinks"])
+def test_stretches(how: str, dtype: torch.dtype) -> None:
+    """Behind a long context, too, where threads share what one row sees: one token after the other by one thread and
+    by two, in chunks, and whole. Keys and values of which one is wider than a tile and the other odd."""
+    keys, values = random_parts((2, 1, 9), LONG, 1, dtype), random_parts((2, 1, 80), LONG, 2, dtype)
+    mine = keys[0], keys[1], values[2]
+    kind = made((2, 1, 9), dtype, **({"window": None, "sinks": False} | HOWS[how]))
+    torch.set_num_threads(2)
+    whole = fed(mine, kind, [LONG], {})
+    for threads, plan in ((1, [1020, 1000, *([1] * 80)]), (2, [1020, 1000, *([1] * 80)]), (2, [1025, 1075])):
+        torch.set_num_threads(threads)
+        assert torch.equal(fed(mine, kind, plan, {}), whole), (threads, plan[:3])
+    assert float((whole.float() - formula(mine, kind)).abs().max()) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+
+
+@needs_library
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_behind_the_end_has_no_effect(variant: str, kind: str) -> None:
+    """Not even if it is no number: positions after a row's own are not looked at, written or not."""
+    for heads in ((8, 2, 64), (9, 3, 22)):
+        mine = random_parts(heads, LENGTH, 1, KINDS[kind])
+        rules = made(heads, KINDS[kind], None, False)
+        with native.using(variant):
+            clean = fed(mine, rules, plan_of(33), {})
+            for garbage in (float("nan"), float("inf")):
+                assert torch.equal(fed(mine, rules, plan_of(33), {}, garbage), clean)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_shows(value: float, dtype: torch.dtype) -> None:
+    """Control: the same within what a row sees makes it none, too, and no row before it."""
+    mine = random_parts((8, 2, 64), LENGTH, 1, dtype)
+    mine[1][100] = value
+    kind = made((8, 2, 64), dtype, None, False)
+    result = fed(mine, kind, [100, 1, 69], {})
+    assert result[:100].isfinite().all()
+    assert result[100:].isnan().any(-1).all()
+
+
+@needs_library
+def test_other_kernels_half_way_are_refused() -> None:
+    """Keys and values lie as the kernels want them that wrote them: nobody else may read them."""
+    mine = random_parts((2, 1, 16), 4, 1, torch.float32)
+    arena = KvArena(torch.device("cpu"))
+    arena.open(MINE, 10)
+    with running(Pass(arena, LayerRange(0, 1), tuple(spans_of([Row(MINE, 0, 4, False)])))), torch.inference_mode():
+        attention.attend_rows(0, *mine, made((2, 1, 16), torch.float32, None, False))
+        with native.without("to change"), pytest.raises(IllegalMove, match="as other kernels want them"):
+            attention.attend_rows(0, *mine, made((2, 1, 16), torch.float32, None, False))
+
+
+@needs_library
+def test_kinds_are_not_mixed() -> None:
+    """The kernel reads all three as numbers of one kind."""
+    query, key, value = random_parts((2, 1, 16), 4, 1, torch.float32)
+    arena = KvArena(torch.device("cpu"))
+    arena.open(MINE, 10)
+    with (
+        running(Pass(arena, LayerRange(0, 1), tuple(spans_of([Row(MINE, 0, 4, False)])))),
+        pytest.raises(ValueError, match="are not of one kind"),
+    ):
+        attention.attend_rows(0, query.bfloat16(), key, value, made((2, 1, 16), torch.float32, None, False))
 
 
 @pytest.mark.parametrize("heads", [(32, 4, 64), (6, 2, 20)], ids=str)
 def test_without_the_grid_bits_differ(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: over exactly the keys there are, the same comparison fails."""
+    monkeypatch.setattr(native, "library", lambda: None)  # our own kernel has no grid to leave out
     monkeypatch.setattr(tiles, "keys_end", lambda tile: tile.start + tile.count)
     kind = made(heads, torch.float32, None, False)
     mine = random_parts(heads, LENGTH, 1, torch.float32)

@@ -248,10 +248,12 @@ def test_bits(served: Served, case: str, expected: torch.Tensor) -> None:
 def test_without_the_grid_bits_differ(served: Served, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: attention over exactly the keys there are computes the same thing with other bits. (In bfloat16 the
     rounding after each layer hides this here; ``test_exact`` has a control that it doesn't hide.)"""
+    monkeypatch.setattr(native, "library", lambda: None)  # our own kernel has no grid to leave out
     monkeypatch.setattr(tiles, "keys_end", lambda tile: tile.start + tile.count)
     several = [alone(served.pipeline(), chunk) for chunk in (7, 33, 142)]
     assert not all(same_bits(each, several[0]) for each in several)
-    assert all(float((each - expected).abs().max() / expected.abs().max()) < 1e-5 for each in several)
+    # Gemma 2's own logits in float32 are 2.5e-5 off those in float64.
+    assert all(float((each - expected).abs().max() / expected.abs().max()) < 5e-5 for each in several)
 
 
 def test_the_least_change_differs(served: Served, expected: torch.Tensor) -> None:
@@ -261,8 +263,8 @@ def test_the_least_change_differs(served: Served, expected: torch.Tensor) -> Non
     pipeline.logits((MINE, 0, TOKENS[:130]))
     region = pipeline.stages[0]._arena.region(MINE, 0)
     assert region is not None
-    keys = region.keys[:, 120]
-    keys.copy_(torch.nextafter(keys, torch.full_like(keys, float("inf"))))
+    keys, values = region.read(120, 121)
+    region.write(120, torch.nextafter(keys, torch.full_like(keys, float("inf"))), values)
     assert not same_bits(fed(pipeline, 40, start=130), expected[130:])
 
 

@@ -61,4 +61,4 @@ def test_forks_and_cuts(llama: Path) -> None:
 def test_what_is_promised_there(llama: Path) -> None:
     """No test holds a GPU's kernels to the bits, so they are named inexact."""
     executor = stages(llama, "cuda", "float32").stages[0]
-    assert "inexact" in describe(executor._skeleton)
+    assert "inexact" in describe(executor._skeleton, executor._stage().modules.values())

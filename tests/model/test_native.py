@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from swarm.stage import cores, joined, linears, native, selfcheck
+from swarm.stage import cores, linears, native, selfcheck
+from swarm.stage.native import heads, sources
+from swarm.stage.native.linears import NativeLinear
+from swarm.stage.native.norms import NativeRmsNorm
+from swarm.stage.recognition import same_code
 from tests.model.models import ARCHITECTURES, named_config
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,24 +30,17 @@ FLAGS = Path("/proc/cpuinfo")
 needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
 
 
-def extension() -> dict[str, list[str]]:
-    table = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    (found,) = table["tool"]["setuptools"]["ext-modules"]
-    return dict(found)
-
-
-def test_every_source_is_built() -> None:
-    """What lies in the folder is what the package builds, and what it depends on."""
-    named = {REPOSITORY / name for key in ("sources", "depends") for name in extension()[key]}
-    assert named == {path for path in SOURCES.iterdir() if path.suffix in (".c", ".h")}
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
     """With the package's own arguments and the compiler's usual complaints as errors."""
-    command = ["cc", *extension()["extra-compile-args"], "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    sources = [str(REPOSITORY / name) for name in extension()["sources"]]
-    subprocess.run([*command, *sources, "-o", str(tmp_path / "native.so")], check=True, timeout=240)
+    table = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    (extension,) = table["tool"]["setuptools"]["ext-modules"]
+    strict = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{SOURCES}"]
+    every = [path for path in sources.sources(SOURCES) if path.suffix == ".c"]
+    has = [f"-DSWARM_HAS_{path.stem.upper()}" for path in every if path.parent.name == sources.VARIANTS]
+    macros = ['-DSWARM_NATIVE_SOURCES=""', *has]
+    command = ["cc", *extension["extra-compile-args"], *strict, *macros, *map(str, every)]
+    subprocess.run([*command, "-o", str(tmp_path / "native.so")], check=True, timeout=240)
 
 
 @pytest.mark.skipif(
@@ -60,29 +58,42 @@ def test_a_process_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     native.do_without("somebody wants to compare")
     assert native.library() is None
     assert native.absence() == "somebody wants to compare"
-    assert linears.choose(torch.device("cpu"), torch.bfloat16, (64,)) is not linears.NativeLinear
+    assert linears.choose(torch.device("cpu"), torch.bfloat16, (64,)) is not NativeLinear
 
 
-def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its functions may take other arguments."""
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions may take other arguments. Where there are no sources, as in a package, it is the package's own."""
     if not list(SOURCES.glob("_native*")):
         pytest.skip(f"no library was built: {native.absence()}")
-    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
-    native.built.cache_clear()
-    native._open.cache_clear()
-    try:
-        assert native.library() is None
-        assert "another version" in native.absence()
-    finally:
-        native.built.cache_clear()
-        native._open.cache_clear()
+    for found, is_used in (("a digest of other sources", False), ("", True), (sources.digest(SOURCES), True)):
+        monkeypatch.setattr(native, "digest", lambda _, found=found: found)
+        library, why_not = native.built.__wrapped__()
+        assert (library is not None) == is_used
+        assert ("was built from other sources" in why_not) == (not is_used)
+
+
+def test_sources_are_known_by_name_and_content(tmp_path: Path) -> None:
+    """In the folder and those in it, headers too; a byte more, another name or another file is another digest. Dates
+    and other kinds of files don't matter."""
+    (tmp_path / "variants").mkdir()
+    digests = [sources.digest(tmp_path)]
+    assert digests == [""]
+    for name, content in (("a.c", "1"), ("b.h", ""), ("variants/a.c", "2"), ("a.c", "12"), ("variants/b.c", "")):
+        (tmp_path / name).write_text(content)
+        digests.append(sources.digest(tmp_path))
+    (tmp_path / "variants/b.c").rename(tmp_path / "variants/c.c")
+    digests.append(sources.digest(tmp_path))
+    assert len(set(digests)) == len(digests)
+    (tmp_path / "a.py").write_text("3")
+    os.utime(tmp_path / "a.c", (1, 1))
+    assert sources.digest(tmp_path) == digests[-1]
 
 
 @needs_library
 def test_callers_at_the_same_time_disturb_nobody() -> None:
     """A stage warms up while another one computes: whoever finds the helpers busy works alone, with the same bits."""
     torch.manual_seed(3)
-    module = linears.NativeLinear(torch.randn(1000, 256).bfloat16(), None)
+    module = NativeLinear(torch.randn(1000, 256).bfloat16(), None)
     rows = [torch.randn(count, 256).bfloat16() for count in (1, 3, 6, 7, 13, 40)]
     expected = [module(each) for each in rows]
 
@@ -98,7 +109,7 @@ def test_callers_at_the_same_time_disturb_nobody() -> None:
 def test_more_threads_than_pieces_or_cores() -> None:
     """Only those who took something are waited for."""
     torch.manual_seed(4)
-    module = linears.NativeLinear(torch.randn(130, 64).bfloat16(), torch.randn(130).bfloat16())
+    module = NativeLinear(torch.randn(130, 64).bfloat16(), torch.randn(130).bfloat16())
     rows = torch.randn(5, 64).bfloat16()
     expected = module(rows)
     for count in (2, 3, 8, 16):
@@ -110,8 +121,8 @@ def test_more_threads_than_pieces_or_cores() -> None:
 def test_the_helpers_end_with_the_process() -> None:
     """A process that used them ends as others do, at once and with its own status."""
     code = (
-        "import torch; from swarm.stage import linears, cores\n"
-        "module = linears.NativeLinear(torch.ones(640, 64, dtype=torch.bfloat16), None)\n"
+        "import torch; from swarm.stage import cores; from swarm.stage.native.linears import NativeLinear\n"
+        "module = NativeLinear(torch.ones(640, 64, dtype=torch.bfloat16), None)\n"
         "with cores.computing(2, 1): module(torch.ones(1, 64, dtype=torch.bfloat16))\n"
         "raise SystemExit(7)"
     )
@@ -121,8 +132,8 @@ def test_the_helpers_end_with_the_process() -> None:
 
 def test_equal_code_around_another_function_is_not_recognised() -> None:
     """GLM's attention reads like Llama's, and rotates otherwise: its module calls another function by the same name."""
-    assert joined._same_code(_meta("llama"), LlamaAttention)
-    assert not joined._same_code(_meta("glm"), LlamaAttention)
+    assert same_code(_meta("llama"), LlamaAttention)
+    assert not same_code(_meta("glm"), LlamaAttention)
 
 
 def _meta(kind: str) -> Any:
@@ -138,13 +149,13 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
     """They are tried on a tiny model of the kind before any weights are read; torch's take their place."""
     config = AutoConfig.for_model("llama", num_hidden_layers=2, pad_token_id=0)
     monkeypatch.setattr(native, "_refusals", [])
-    selfcheck._difference_of_kernels.cache_clear()
-    selfcheck.check_kernels(config)
+    selfcheck._difference.cache_clear()
+    selfcheck.check_kernels(config, "bfloat16")
     assert native.library() is not None
-    selfcheck._difference_of_kernels.cache_clear()
-    monkeypatch.setattr(joined.PlainAttention, "_turned", lambda self, rows, *tables: None)
-    selfcheck.check_kernels(config)
-    selfcheck._difference_of_kernels.cache_clear()
+    selfcheck._difference.cache_clear()
+    monkeypatch.setattr(heads.PlainAttention, "_turn_heads", lambda self, rows, *tables: None)
+    selfcheck.check_kernels(config, "bfloat16")
+    selfcheck._difference.cache_clear()
     assert native.library() is None
     assert "compute LlamaConfig otherwise" in native.absence()
 
@@ -152,11 +163,11 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch: pytest.Mo
 @needs_library
 def test_rows_of_another_kind_are_refused() -> None:
     """The kernels read memory as they are told: what isn't what they were told must not get that far."""
-    module = linears.NativeLinear(torch.randn(64, 32).bfloat16(), None)
+    module = NativeLinear(torch.randn(64, 32).bfloat16(), None)
     for rows in (torch.randn(2, 32), torch.randn(2, 48).bfloat16()):
         with pytest.raises(ValueError, match="for a matrix of 32 bfloat16 inputs"):
             module(rows)
-    norm = joined.NativeRmsNorm(torch.ones(32, dtype=torch.bfloat16), 1e-6)
+    norm = NativeRmsNorm(torch.ones(32, dtype=torch.bfloat16), 1e-6)
     with pytest.raises(ValueError, match="for a norm of 32"):
         norm(torch.randn(2, 32))
 
@@ -173,5 +184,5 @@ def test_a_kernel_without_memory_is_an_error() -> None:
 def test_named_kinds_of_models_are_served_by_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them is taken for one that they compute otherwise, experts that are chosen otherwise included."""
     monkeypatch.setattr(native, "_refusals", [])
-    selfcheck.check_kernels(named_config(kind))
+    selfcheck.check_kernels(named_config(kind), "bfloat16")
     assert native.library() is not None, native.absence()

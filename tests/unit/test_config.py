@@ -98,6 +98,8 @@ def test_swarm_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("health.beat_timeout_s", 0.15, "at least twice worker.beat_interval_s (0.1)"),
         ("broker.step_tokens", 100, "at least broker.prefill_chunk (256); lower that too; the default is 512"),
         ("worker.beat_interval_s", 0.4, "at most half of health.beat_timeout_s (0.7); raise that too"),
+        ("worker.kernels", "sse", "'portable' or 'torch'"),
+        ("worker.bits", "slow", "'auto', 'fast' or 'portable'"),
         ("client.url", "localhost", "tcp://HOST:PORT"),
         ("client.url", "tcp://127.0.0.1:0", "tcp://HOST:PORT"),
         ("log.level", "loud", "'debug', 'info', 'warning', 'error' or 'off'"),
@@ -109,6 +111,29 @@ def test_a_wrong_value_is_explained(key: str, value: object, expected: str) -> N
     text = refusal({key: value})
     assert f"{key} = {value!r} from the command line" in text
     assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("values", "blamed"),
+    [
+        ({"worker.kernels": "amx", "worker.bits": "portable"}, "these kernels have bits of their own"),
+        ({"worker.kernels": "avx512bf16", "worker.bits": "portable"}, "name avx512, avx2, neon or portable"),
+        ({"worker.kernels": "torch", "worker.bits": "portable"}, "these kernels have bits of their own"),
+        ({"worker.bits": "portable", "worker.device": "cuda"}, "only CPUs have portable bits; choose fast"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else ",".join(value.values()),
+)
+def test_kernels_and_bits_that_contradict_each_other(values: dict[str, object], blamed: str) -> None:
+    """Portable bits can't be had of kernels that have others, nor on a device."""
+    assert blamed in refusal(values)
+
+
+def test_kernels_and_bits_that_agree() -> None:
+    """The family's by name, and any kernels with the quickest ones' bits."""
+    for kernels in ("auto", "avx512", "avx2", "neon", "portable"):
+        assert config.load(overrides={"worker.kernels": kernels, "worker.bits": "portable"}).worker.kernels == kernels
+    for kernels in ("amx", "torch", "portable"):
+        assert config.load(overrides={"worker.kernels": kernels, "worker.bits": "fast"}).worker.bits == "fast"
 
 
 def test_errors_name_their_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,22 +1,26 @@
-"""Kernels of our own for processors that multiply bfloat16 (AVX-512 BF16): products, norms, attention.
+"""Kernels of our own: products, norms, attention, for float32 and bfloat16.
 
-They are C, built by ``pip install`` where there is a compiler; without one, or on another processor, torch's kernels do
-the work and :func:`absence` says why. What they compute has the same bits for a row whatever is computed beside it.
+They are C, built by ``pip install`` where there is a compiler, in variants for several kinds of processor; the
+quickest that runs here computes, unless another is chosen. Without the library torch's kernels do the work, and
+:func:`absence` says why. What they compute has the same bits for a row whatever is computed beside it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 
-VERSION = 3
+from swarm.stage.native.sources import digest
+
 _STEM = "_native"
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _HUGE = 2 << 20
@@ -24,8 +28,12 @@ _HUGE = 2 << 20
 _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
+FLOAT32, BFLOAT16 = 0, 1  # as kernels.h numbers kinds of numbers
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+
+
 class Matrix(ctypes.Structure):
-    """``SwarmMatrix`` of products.h."""
+    """``SwarmMatrix`` of kernels.h."""
 
     _fields_ = [
         ("packed", _pointer),
@@ -33,7 +41,25 @@ class Matrix(ctypes.Structure):
         ("outputs", _count),
         ("inputs", _count),
         ("function", _count),
+        ("kind", _count),
+        ("alpha", ctypes.c_float),
+        ("limit", ctypes.c_float),
     ]
+
+
+class Rows(ctypes.Structure):
+    """``SwarmRows`` of kernels.h."""
+
+    _fields_ = [("x", _pointer), ("stride", _count), ("out", _pointer), ("out_stride", _count)]
+
+
+# Reads the tensor of this name under a module; what is there tells its shape.
+Read = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def under(name: str, read: Read) -> Read:
+    """The same for a part of the module."""
+    return lambda leaf, like: read(f"{name}.{leaf}", like)
 
 
 _refusals: list[str] = []  # at most one: why this process shall do without
@@ -76,16 +102,15 @@ def built() -> tuple[ctypes.CDLL | None, str]:
     """What was built of our C, whether or not this processor can run the kernels in it; or why there is nothing."""
     found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not found:
-        return None, "they were not built: install Swarm where there is a C compiler that knows AVX-512 BF16"
-    if any(source.stat().st_mtime > found[0].stat().st_mtime for source in Path(__file__).parent.glob("*.[ch]")):
-        return None, f"{found[0].name} is older than its sources; install Swarm again"
+        return None, "they were not built: install Swarm where there is a C compiler"
     try:
         opened = ctypes.CDLL(str(found[0]))
-        version = opened.swarm_native_version()
+        opened.swarm_native_sources.restype = ctypes.c_char_p
+        made_from = opened.swarm_native_sources().decode()
     except (OSError, AttributeError) as error:
         return None, f"{found[0].name} can't be used ({error}); install Swarm again"
-    if version != VERSION:
-        return None, f"{found[0].name} is from another version; install Swarm again"
+    if digest(Path(__file__).parent) not in (made_from, ""):  # a library without sources beside it is the package's own
+        return None, f"{found[0].name} was built from other sources; install Swarm again, where there is a C compiler"
     return opened, ""
 
 
@@ -94,34 +119,109 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     opened, why_not = built()
     if opened is None:
         return None, why_not
-    if not opened.swarm_native_supported():
-        return None, "this processor doesn't multiply bfloat16"
     _declare(opened)
+    passes = take(opened, variants(opened))
+    assert passes, "the others are held against the portable variant, so that one passes"
     return opened, ""
 
 
-def pieces(count: int, group: int, heads: int) -> int:
-    """Into how many pieces of work attention cuts a row of ``count`` tokens."""
-    return -(-count * group // 16) * heads
+def take(opened: ctypes.CDLL, names: Iterable[str]) -> bool:
+    """Let the first of these variants that passes its proof compute; note what is wrong with those before it. False if
+    none of them passes: then nothing has changed."""
+    opened.swarm_tiles_refused.restype = ctypes.c_char_p
+    refused = opened.swarm_tiles_refused()
+    _passed_over[:] = [f"amx: {refused.decode()}"] if refused else []
+    for name in names:
+        if wrong := _proof(opened, name):
+            _passed_over.append(f"{name}: {wrong}")
+        else:
+            choose(opened, name)
+            return True
+    return False
+
+
+def variants(opened: ctypes.CDLL) -> list[str]:
+    """The variants that this processor can run, the quickest first."""
+    opened.swarm_variant.restype = ctypes.c_char_p
+    found: list[str] = []
+    runs_here = ctypes.c_int()
+    for index in itertools.count():
+        name = opened.swarm_variant(index, ctypes.byref(runs_here))
+        if name is None:
+            return found
+        if runs_here.value:
+            found.append(name.decode())
+    raise AssertionError("counting ends with the variants")
+
+
+_chosen: list[str] = []
+_passed_over: list[str] = []
+
+
+def passed_over() -> str:
+    """Which quicker variants this processor should run but doesn't, and why; empty if there are none."""
+    return "; ".join(_passed_over) if not _refusals else ""
+
+
+def choose(opened: ctypes.CDLL, name: str) -> None:
+    """Let this variant compute from now on, in the whole process. Raises ValueError if it can't or computes wrongly."""
+    runs = variants(opened)
+    if name not in runs:
+        raise ValueError(f"there is no variant {name!r} that this processor can run; use {', '.join(runs)}")
+    if wrong := _proof(opened, name):
+        raise ValueError(f"the variant {name!r} fails on this processor ({wrong}); use another of {', '.join(runs)}")
+    opened.swarm_choose(name.encode())
+    _chosen[:] = [name]
+
+
+@cache
+def _proof(opened: ctypes.CDLL, name: str) -> str:
+    """What is wrong with a variant, tried with a small product (half a millisecond, once); empty if nothing is.
+
+    Nobody can have run every variant on every processor there is.
+    """
+    opened.swarm_proof.restype = ctypes.c_char_p
+    wrong = opened.swarm_proof(name.encode())
+    return wrong.decode() if wrong else ""
+
+
+def variant() -> str:
+    """The variant that computes; empty if the process does without."""
+    return _chosen[0] if library() is not None else ""
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Another variant for a while, in the whole process."""
+    opened, before = library(), variant()
+    assert opened is not None, absence()
+    choose(opened, name)
+    try:
+        yield
+    finally:
+        choose(opened, before)
 
 
 def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_attend.argtypes = [_pointer, _count, _pointer, _pointer, _pointer, ctypes.c_int]
     opened.swarm_attend.restype = ctypes.c_int
-    opened.swarm_linear.argtypes = [
-        ctypes.POINTER(Matrix),
-        _pointer,
-        _count,
-        _count,
-        _pointer,
-        _count,
-        ctypes.c_int,
-    ]
+    opened.swarm_multiply.argtypes = [_pointer, _pointer, _count, _pointer, ctypes.c_int]
+    opened.swarm_multiply.restype = ctypes.c_int
+    opened.swarm_linear.argtypes = [_pointer, _pointer, _count, _count, _pointer, _count, ctypes.c_int]
     opened.swarm_linear.restype = ctypes.c_int
-    opened.swarm_rms_norm.argtypes = [_pointer, _pointer, ctypes.c_float, _count, _count, _pointer]
+    opened.swarm_rms_norm.argtypes = [_count, _pointer, _count, _count, _count, _pointer, ctypes.c_float, _count]
     opened.swarm_rms_norm.restype = None
-    opened.swarm_turn.argtypes = [_pointer, _count, _count, _count, _count, _pointer, _pointer]
+    opened.swarm_layer_norm.argtypes = [_count, _pointer, _count, _count, _pointer, _pointer, ctypes.c_float]
+    opened.swarm_layer_norm.restype = None
+    counts: list[Any] = [_count] * 5
+    opened.swarm_turn.argtypes = [_count, _pointer, *counts, _pointer, _pointer, _count, _count]
     opened.swarm_turn.restype = None
+    opened.swarm_draw.argtypes = [_count, _count, _pointer, _count, ctypes.c_int]
+    opened.swarm_draw.restype = ctypes.c_int
+    opened.swarm_activate.argtypes = [_count, _count, _pointer, _pointer, _count]
+    opened.swarm_activate.restype = None
+    opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(Rows), _count, _pointer, _pointer, ctypes.c_int]
+    opened.swarm_mix.restype = ctypes.c_int
 
 
 def huge(num_elements: int, dtype: torch.dtype) -> torch.Tensor:

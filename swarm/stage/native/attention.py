@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from swarm.stage import cores, native
+from swarm.stage import cores, layouts, native
 from swarm.stage.passes import Pass
 
 if TYPE_CHECKING:
@@ -18,15 +19,17 @@ _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Span(ctypes.Structure):
-    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place", "pieces")]
+    """``SwarmSpan`` of kernels.h, as the others below."""
+
+    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
 
 
-class _Slab(ctypes.Structure):
+class _Cache(ctypes.Structure):
     _fields_ = [
         ("keys", _pointer),
         ("values", _pointer),
         *((name, _count) for name in ("key_place", "key_head", "value_place", "value_head")),
-        *((name, _count) for name in ("key_size", "value_size", "heads")),
+        *((name, _count) for name in ("key_size", "value_size", "heads", "kind")),
     ]
 
 
@@ -50,14 +53,9 @@ class Together:
     spans: ctypes.Array[_Span]
 
 
-def serves(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Can the kernel attend with these?"""
-    return (
-        query.dtype == key.dtype == torch.bfloat16
-        and query.device.type == "cpu"
-        and key.shape[-1] % 2 == 0
-        and native.library() is not None
-    )
+def serves(key: torch.Tensor) -> bool:
+    """Can the kernel attend to such keys?"""
+    return layouts.attends(key.device, key.dtype)
 
 
 def attend(
@@ -75,6 +73,8 @@ def attend(
     """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros. Writes keys and values."""
     library = native.library()
     assert library is not None, "serves() said so"
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"queries, keys and values of {query.dtype}, {key.dtype}, {value.dtype} are not of one kind")
     query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
     batch_tokens = sum(span.count for span in this.spans)
     out = torch.empty(query.shape[0], query.shape[1], value.shape[2], dtype=query.dtype)
@@ -86,47 +86,46 @@ def attend(
         *(stride for part in (query, key, value) for stride in part.stride()[:2]),
         query.shape[1],
     )
-    for together in _racks(this, query.shape[1], key.shape[1]):
+    for together in _racks(this):
         slab = this.arena.slab(together.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1))
         spans = together.spans
         status = library.swarm_attend(
-            spans, len(spans), _slab(slab), ctypes.byref(batch), ctypes.byref(how), cores.threads()
+            spans, len(spans), _cache(slab), ctypes.byref(batch), ctypes.byref(how), cores.threads()
         )
         native.checked(status)
     this.arena.wrote(tuple(span.sequence for span in this.spans), layer)
     return out
 
 
-def _slab(slab: Slab) -> object:
+def _cache(slab: Slab) -> object:
     keys, values = slab.keys, slab.values
     return ctypes.byref(
-        _Slab(
+        _Cache(
             keys.data_ptr(),
             values.data_ptr(),
             *(stride for part in (keys, values) for stride in part.stride()[:2]),
-            keys.shape[3],
-            values.shape[3],
+            *slab.sizes,
             keys.shape[1],
+            native.KINDS[keys.dtype],
         )
     )
 
 
-def _racks(this: Pass, query_heads: int, heads: int) -> list[Together]:
-    """Who lies in which rack: made once in a pass for each shape of heads."""
-    found = this.racks.get((query_heads, heads))
-    if found is None:
-        this.tally.mask_misses += 1
-        found = this.racks[query_heads, heads] = list(_gathered(this, query_heads // heads, heads))
-    else:
+def _racks(this: Pass) -> tuple[Together, ...]:
+    """Who lies in which rack: made once in a pass."""
+    if this.racks:
         this.tally.mask_hits += 1
-    return found
+    else:
+        this.tally.mask_misses += 1
+        this.racks = tuple(_gathered(this))
+    return this.racks
 
 
-def _gathered(this: Pass, group: int, heads: int) -> list[Together]:
-    by_rack: dict[int, tuple[Rack, list[_Span], int]] = {}
+def _gathered(this: Pass) -> Iterator[Together]:
+    by_rack: dict[int, tuple[Rack, list[_Span]]] = {}
     for span in this.spans:
         rack, place = this.arena.place(span.sequence)
-        _, spans, pieces = by_rack.get(id(rack), (rack, [], 0))
-        spans.append(_Span(span.offset, span.count, span.start, place, pieces))
-        by_rack[id(rack)] = rack, spans, pieces + native.pieces(span.count, group, heads)
-    return [Together(rack, (_Span * len(spans))(*spans)) for rack, spans, _ in by_rack.values()]
+        _, spans = by_rack.setdefault(id(rack), (rack, []))
+        spans.append(_Span(span.offset, span.count, span.start, place))
+    for rack, spans in by_rack.values():
+        yield Together(rack, (_Span * len(spans))(*spans))

@@ -1,16 +1,141 @@
-/* What is asked of the library before anything else, on every machine it can be built on. */
-#include <stdint.h>
+/* Which variants there are, which of them this processor can run, and the one that computes. */
+#include <stddef.h>
+#include <string.h>
 
-/* Which version of the functions' arguments this is: a library from an older build is not used. */
-int swarm_native_version(void) { return 3; }
+#include "kernels.h"
+#include "proof.h"
+#include "tiles_here.h"
 
-int swarm_native_supported(void) {
+/* The build says which of the variants this compiler could compile: SWARM_HAS_… A file for another kind of machine
+ * compiles to nothing. */
+extern const SwarmKernels swarm_kernels_portable;
 #if defined(__x86_64__) && defined(__linux__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bf16");
-#else
-  return 0;
+extern const SwarmKernels swarm_kernels_avx2, swarm_kernels_avx512, swarm_kernels_avx512bf16, swarm_kernels_amx;
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+extern const SwarmKernels swarm_kernels_neon;
+#endif
+
+typedef struct {
+  const SwarmKernels *kernels;
+  int (*runs_here)(void);
+} Variant;
+
+static int anywhere(void) { return 1; }
+
+#if defined(__x86_64__) && defined(__linux__)
+__attribute__((unused)) static int has_avx2(void) {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+__attribute__((unused)) static int has_avx512(void) {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+__attribute__((unused)) static int has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+__attribute__((unused)) static int has_amx(void) { return has_avx512bf16() && swarm_tiles_refused() == NULL; }
+#endif
+
+/* The quickest first. */
+static const Variant VARIANTS[] = {
+#if defined(__x86_64__) && defined(__linux__)
+#ifdef SWARM_HAS_AMX
+    {&swarm_kernels_amx, has_amx},
+#endif
+#ifdef SWARM_HAS_AVX512BF16
+    {&swarm_kernels_avx512bf16, has_avx512bf16},
+#endif
+#ifdef SWARM_HAS_AVX512
+    {&swarm_kernels_avx512, has_avx512},
+#endif
+#ifdef SWARM_HAS_AVX2
+    {&swarm_kernels_avx2, has_avx2},
+#endif
+#endif
+#if defined(__aarch64__) && defined(__linux__) && defined(SWARM_HAS_NEON)
+    {&swarm_kernels_neon, anywhere},
+#endif
+    {&swarm_kernels_portable, anywhere},
+};
+
+enum { NUM_VARIANTS = sizeof VARIANTS / sizeof *VARIANTS };
+
+static const SwarmKernels *chosen;
+
+/* The digest of the sources that this was built from (sources.py): it is not used beside others. */
+const char *swarm_native_sources(void) { return SWARM_NATIVE_SOURCES; }
+
+const SwarmKernels *swarm_kernels(void) { return chosen; }
+
+/* Name of the variant number `index`, NULL past the last; `runs_here` gets whether this processor can run it. */
+const char *swarm_variant(int index, int *runs_here) {
+  if (index < 0 || index >= NUM_VARIANTS) return NULL;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#endif
+  *runs_here = VARIANTS[index].runs_here();
+  return VARIANTS[index].kernels->name;
+}
+
+/* From now on this variant computes, in all threads. 0, or -1 if there is none of this name that runs here. */
+int swarm_choose(const char *name) {
+  int runs_here;
+  for (int index = 0; index < NUM_VARIANTS; index++) {
+    if (strcmp(swarm_variant(index, &runs_here), name) == 0 && runs_here) {
+      chosen = VARIANTS[index].kernels;
+      return 0;
+    }
+  }
+  return -1;
+}
+
+/* What is wrong with the variant of this name: NULL if nothing is, or if there is none. */
+const char *swarm_proof(const char *name) {
+  for (int index = 0; index < NUM_VARIANTS; index++)
+    if (strcmp(VARIANTS[index].kernels->name, name) == 0)
+      return swarm_prove(VARIANTS[index].kernels, &swarm_kernels_portable);
+  return NULL;
+}
+
+int swarm_multiply(const SwarmMatrix *matrices, const int64_t *offsets, int64_t groups, const SwarmRows *rows,
+                   int threads) {
+  return chosen->multiply(matrices, offsets, groups, rows, threads);
+}
+
+/* One matrix, all rows. */
+int swarm_linear(const SwarmMatrix *matrix, const void *x, int64_t stride, int64_t num_rows, void *out,
+                 int64_t out_stride, int threads) {
+  const int64_t offsets[] = {0, num_rows};
+  const SwarmRows rows = {x, stride, out, out_stride};
+  return chosen->multiply(matrix, offsets, 1, &rows, threads);
+}
+
+void swarm_rms_norm(int64_t kind, const SwarmRows *rows, int64_t num_rows, int64_t count, int64_t size,
+                    const float *weight, float epsilon, int64_t rounded) {
+  chosen->rms_norm(kind, rows, num_rows, count, size, weight, epsilon, rounded);
+}
+
+void swarm_layer_norm(int64_t kind, const SwarmRows *rows, int64_t num_rows, int64_t size, const float *weight,
+                      const float *bias, float epsilon) {
+  chosen->layer_norm(kind, rows, num_rows, size, weight, bias, epsilon);
+}
+
+void swarm_turn(int64_t kind, void *rows, int64_t stride, int64_t num_rows, int64_t heads, int64_t size,
+                int64_t turned, const void *cosines, const void *sines, int64_t table, int64_t wide) {
+  chosen->turn(kind, rows, stride, num_rows, heads, size, turned, cosines, sines, table, wide);
+}
+
+void swarm_activate(int64_t kind, int64_t function, const void *x, void *out, int64_t count) {
+  chosen->activate(kind, function, x, out, count);
+}
+
+int swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,
+                 const SwarmHow *how, int threads) {
+  return chosen->attend(spans, num_spans, cache, batch, how, threads);
+}
+
+int swarm_draw(int64_t kind, int64_t words, SwarmDraw *draws, int64_t num_rows, int threads) {
+  return chosen->draw(kind, words, draws, num_rows, threads);
 }

@@ -5,11 +5,9 @@
  * for more for a moment before it sleeps, and a caller never waits for one to wake: pieces are taken one by one, by
  * whoever is there. Only pieces that were taken are waited for.
  */
-#if defined(__x86_64__) && defined(__linux__)
 #define _GNU_SOURCE
 #include "pool.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,6 +17,14 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#if defined(__x86_64__)
+#define REST() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define REST() __asm__ volatile("yield")
+#else
+#define REST() ((void)0)
+#endif
 
 #define MOST_HELPERS 255
 #define LOOK_NS 100000 /* how long a helper looks for work before it sleeps: the time between two products of a step */
@@ -88,7 +94,7 @@ static uint64_t await_task(uint64_t seen) {
   for (unsigned turn = 1;; turn++) {
     uint64_t number = number_of(atomic_load_explicit(&offer, memory_order_acquire));
     if (number != seen) return number;
-    _mm_pause();
+    REST();
     if (turn % 64 == 0 && now_ns() > until) sleep_until_rung(seen);
   }
 }
@@ -109,9 +115,12 @@ static void *help(void *argument) {
 }
 
 static void hire(int wanted) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads that the interpreter knows */
+  static const int faults[] = {SIGILL, SIGFPE, SIGSEGV, SIGBUS};
+  sigset_t others, before;
+  sigfillset(&others);
+  /* A thread's own faults: blocked, they would end the process without a word of whoever handles them. */
+  for (int i = 0; i < 4; i++) sigdelset(&others, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &others, &before); /* all other signals are for threads that the interpreter knows */
   while (num_helpers < wanted && num_helpers < MOST_HELPERS) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, help, NULL) != 0) break;
@@ -143,7 +152,7 @@ void swarm_share(swarm_piece piece, const void *job, int64_t count, int threads)
   Task mine = task;
   work(&mine, number);
   for (unsigned turn = 1; atomic_load_explicit(&finished, memory_order_acquire) < count; turn++) {
-    _mm_pause();
+    REST();
     if (turn % 1024 == 0) sched_yield(); /* the helper may wait for this very core */
   }
   pthread_mutex_unlock(&busy);
@@ -158,20 +167,26 @@ typedef struct {
 } Scratch;
 
 static void drop_scratch(void *held) {
-  free(((Scratch *)held)->memory);
+  for (int use = 0; use < SWARM_USES; use++) free(((Scratch *)held)[use].memory);
   free(held);
 }
 
 static void make_key(void) { pthread_key_create(&scratch_key, drop_scratch); }
 
-void *swarm_scratch(int64_t bytes) {
+static Scratch *scratch_of_this_thread(void) {
   pthread_once(&scratch_once, make_key);
   Scratch *held = pthread_getspecific(scratch_key);
   if (held == NULL) {
-    held = calloc(1, sizeof *held);
-    if (held == NULL) return NULL;
-    pthread_setspecific(scratch_key, held);
+    held = calloc(SWARM_USES, sizeof *held);
+    if (held != NULL) pthread_setspecific(scratch_key, held);
   }
+  return held;
+}
+
+void *swarm_scratch(int use, int64_t bytes) {
+  Scratch *all = scratch_of_this_thread();
+  if (all == NULL) return NULL;
+  Scratch *held = &all[use];
   if (held->bytes < bytes) {
     free(held->memory);
     int64_t rounded = (bytes + 4095) / 4096 * 4096;
@@ -180,4 +195,3 @@ void *swarm_scratch(int64_t bytes) {
   }
   return held->memory;
 }
-#endif

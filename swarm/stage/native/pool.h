@@ -14,7 +14,13 @@ typedef void (*swarm_piece)(const void *job, int64_t index, int64_t next);
  */
 void swarm_share(swarm_piece piece, const void *job, int64_t count, int threads);
 
-/* This thread's scratch memory of at least `bytes`, aligned to a cache line; NULL if there is none to be had. */
-void *swarm_scratch(int64_t bytes);
+/* What scratch memory is for. Pieces may use what a job's caller doesn't hold: the caller does pieces, too. */
+enum { SWARM_SUMS, SWARM_OPERANDS, SWARM_COUNTS, SWARM_SCORES, SWARM_PARTS, SWARM_MIXED, SWARM_USES };
+
+/*
+ * This thread's scratch memory of at least `bytes` for a use, aligned to a page; NULL if there is none to be had. What
+ * it held is lost when it is asked for more.
+ */
+void *swarm_scratch(int use, int64_t bytes);
 
 #endif

@@ -20,6 +20,7 @@ MAX_ROWS = 4096
 MAX_SEQUENCES = 1 << 16
 MAX_LAYERS = 1 << 12
 MAX_STAGES = 1 << 10
+MAX_NAME = 128
 ASSET_PART_BYTES = 1 << 20
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -31,7 +32,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 TokenIds = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_TOKENS)]
 LayerIndex = Annotated[int, msgspec.Meta(ge=0, le=MAX_LAYERS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 RequestId = Name
 Incarnation = Name
 Endpoint = Annotated[str, msgspec.Meta(max_length=256)]

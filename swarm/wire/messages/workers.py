@@ -115,7 +115,8 @@ class Probe(Message, frozen=True):
 
 class Prepared(Message, frozen=True):
     """The layers of ``epoch`` are loaded and warm. ``kv_capacity``: positions that fit, all sequences together.
-    ``kernels``: what multiplies here, in which dtype, exact or not."""
+    ``kernels``: what multiplies here, in which dtype, exact or not. ``bits``: stages with equal ones compute the same
+    bits."""
 
     incarnation: Incarnation
     kv_capacity: Whole
@@ -124,6 +125,7 @@ class Prepared(Message, frozen=True):
     warm_up_s: Seconds
     resident_bytes: Whole
     kernels: Text = ""
+    bits: Text = ""
 
 
 class Refused(Message, frozen=True):

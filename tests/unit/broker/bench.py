@@ -126,6 +126,7 @@ class FakeWorker:
     kept: tuple[LayerRange, ...] = ()
     host: str = ""
     kernels: str = ""
+    bits: str = ""
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
@@ -168,6 +169,7 @@ class FakeWorker:
             warm_up_s=0.0,
             resident_bytes=0,
             kernels=self.kernels or f"of {self.incarnation}; exact",
+            bits=self.bits or self.kernels or f"of {self.incarnation}",
         )
 
     def activated(self, order: Activate) -> Activated:

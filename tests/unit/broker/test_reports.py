@@ -159,6 +159,17 @@ def test_unlike_kernels_are_told(bench: Bench, serving: Bench) -> None:
     assert not any("kernels differ" in why for why in ask(bench, "plan")["why"])
 
 
+def test_unlike_kernels_with_the_same_bits_are_no_matter(make_bench) -> None:
+    """What counts is whether the bits are the same, not which kernels compute them."""
+    bench = make_bench()
+    for name in ("w0", "w1"):
+        bench.join(name, kernels=f"linears of {name}; exact", bits="portable bits")
+    bench.tick()
+    plan = ask(bench, "plan")
+    assert {stage["kernels"] for stage in plan["stages"]} == {"linears of w0; exact", "linears of w1; exact"}
+    assert not any("kernels differ" in why for why in plan["why"])
+
+
 def test_a_stage_that_binds_all_is_named(bench: Bench) -> None:
     """One with far less room than the others, and what can be done about it."""
     bench.add("w0", kv_capacity=4096)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from swarm.errors import ModelError
 from swarm.params import SamplingParams
-from swarm.stage.sampling import Drawn, draw, is_plain_greedy, uniform
+from swarm.stage.sampling import (
+    WHOLE,
+    Drawn,
+    draw,
+    filtered,
+    fused,
+    is_plain_greedy,
+    logarithm,
+    pick,
+    rounded,
+    uniform,
+    weights_of,
+)
 
 SIZE = 50
+_LARGEST = float(np.finfo(np.float32).max)
 rng = np.random.default_rng(5)
 LOGITS = rng.normal(size=SIZE).astype(np.float32) * 2
 
@@ -27,7 +40,7 @@ def logits(**scores: float) -> np.ndarray:
 def drawn(
     row: np.ndarray, history: list[int] | None = None, num_prompt: int = 1, seed: int = 0, **params: object
 ) -> Drawn:
-    return draw(
+    found = draw(
         row,
         SamplingParams(**params),  # type: ignore[arg-type]
         history=[0] if history is None else history,
@@ -35,6 +48,8 @@ def drawn(
         seed=seed,
         eos_token_ids=(2,),
     )
+    assert found is not None
+    return found
 
 
 def shares(row: np.ndarray, count: int = 4000, **params: object) -> dict[int, float]:
@@ -43,7 +58,9 @@ def shares(row: np.ndarray, count: int = 4000, **params: object) -> dict[int, fl
     history, found = [0] * count, {}
     values = SamplingParams(**params)  # type: ignore[arg-type]
     for position in range(1, count):
-        token = draw(row, values, history=history[:position], num_prompt=count, seed=11).token
+        one = draw(row, values, history=history[:position], num_prompt=count, seed=11)
+        assert one is not None
+        token = one.token
         found[token] = found.get(token, 0) + 1 / (count - 1)
     return found
 
@@ -144,10 +161,11 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_not_finite_is_an_error(bad: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drawn_from_what_is_not_finite(bad: float, temperature: float) -> None:
     """A logit that is no finite number is never passed over."""
-    with pytest.raises(ModelError, match="not finite"):
-        drawn(logits(t3=bad))
+    params = SamplingParams(temperature=temperature)
+    assert draw(logits(t3=bad), params, history=[0], num_prompt=1, seed=0) is None
 
 
 def test_input_is_left_alone() -> None:
@@ -178,8 +196,72 @@ def test_large_vocabulary_edges() -> None:
         ({"min_tokens": 4}, False),
         ({"min_tokens": 3}, True),
         ({"top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),
+        ({"temperature": 0.5, "top_k": 1}, True),
     ],
 )
 def test_plain_greedy(params: dict[str, object], plain: bool) -> None:
     """The short way is taken only where it gives the same token, and nothing else was asked for."""
     assert is_plain_greedy(SamplingParams(**params), num_generated=3) is plain  # type: ignore[arg-type]
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    """Even where the weights of two logits are equal in float32, the larger logit is taken."""
+    row = logits(t3=1e-9, t7=2e-9)
+    assert drawn(row, temperature=100.0, top_k=1, presence_penalty=1e-12).token == 7
+
+
+def test_fused_is_rounded_once() -> None:
+    """Products and sums of float32 as exact arithmetic gives them, rounded to the nearest float32."""
+    chance = np.random.default_rng(2)
+    a, b, c = (chance.normal(size=4000).astype(np.float32) for _ in range(3))
+    c *= np.float32(2) ** chance.integers(-30, 4, 4000).astype(np.float32)
+    c[:1000] = -(a * b)[:1000]  # where almost everything cancels
+    a[1000:2000], b[1000:2000] = np.float32(1 + 2**-12), np.float32(1 + 2**-12)  # where the product ends on a tie
+    for one, x, y, z in zip(fused(a, b, c).tolist(), a.tolist(), b.tolist(), c.tolist(), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        error = abs(Fraction(one) - exact)
+        beside = [float(np.nextafter(np.float32(one), np.float32(to))) for to in (-np.inf, np.inf)]
+        others = [abs(Fraction(other) - exact) for other in beside]
+        assert error <= min(others)
+        assert error < min(others) or np.float32(one).view(np.int32) % 2 == 0  # ties go to the even one
+
+
+def test_weights_are_exponentials() -> None:
+    """To the last digits of float32, or half a unit; the largest is whole."""
+    scores = np.concatenate([np.linspace(-30, 0, 20_001), [-np.inf, -1e38]]).astype(np.float32)
+    for temperature in (0.7, 1.0, 30.0):
+        found = weights_of(scores, temperature)
+        exact = np.exp(scores.astype(np.float64) / temperature) * WHOLE
+        np.testing.assert_allclose(found, exact, rtol=3e-6, atol=0.5001)
+    assert weights_of(scores, 1.0).max() == WHOLE
+    assert (weights_of(scores, 1e-320) > 0).sum() == 1
+
+
+def test_scores_beyond_float32_stay_in_order() -> None:
+    """They become the largest number there is; what is forbidden stays out."""
+    assert rounded(np.array([1e300, 1.0, -1e300, -np.inf])).tolist() == [_LARGEST, 1.0, -_LARGEST, -math.inf]
+    assert drawn(logits(t3=3e38), logit_bias={5: 1.0}, temperature=1.0, repetition_penalty=1e-9).token in (0, 3)
+
+
+def test_filters_keep_the_first_of_equals() -> None:
+    """By the lowest ids, also where the share of top-p ends among them; before it, not at it."""
+    even = np.full(8, WHOLE, np.int64)
+    assert np.flatnonzero(filtered(even, SamplingParams(top_k=3))).tolist() == [0, 1, 2]
+    assert np.flatnonzero(filtered(even, SamplingParams(top_p=0.5))).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(filtered(even, SamplingParams(top_p=0.51))).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(filtered(even, SamplingParams(top_p=1 - 2**-53))).tolist() == list(range(8))
+    assert np.flatnonzero(filtered(even, SamplingParams(min_p=1.0))).tolist() == list(range(8))
+    steps = even >> np.arange(8)
+    assert np.flatnonzero(filtered(steps, SamplingParams(min_p=0.25))).tolist() == [0, 1, 2]
+
+
+def test_pick_ends_on_a_token_with_weight() -> None:
+    """From the very first chance to the last one below 1."""
+    weights = np.array([0, 3, 0, 5, 0], np.int64)
+    assert [pick(weights, chance) for chance in (0.0, 0.374, 0.376, 1 - 2**-53)] == [1, 1, 3, 3]
+
+
+def test_logarithm() -> None:
+    """As the library's, to the last digits."""
+    for number in [1.0, 1 + 1e-9, 1.4142, 1.4143, 2.0, 3.7, 1e5, 2.0**20]:
+        assert logarithm(number) == pytest.approx(math.log(number), rel=4e-16, abs=1e-16)

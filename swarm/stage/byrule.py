@@ -1,0 +1,196 @@
+"""Powers, logarithms, cosines and sines by a rule of our own: the same bits on every processor.
+
+Libraries compute these functions otherwise on other processors, and the last bits differ. The tables of rotary
+positions are made of them, by code that belongs to each model. So that code runs as it is, on tensors, and while
+:func:`by_rule` is on, the functions in it are computed here: cosines and sines from sums, products and roundings of
+float64 numbers, which every processor does alike (numpy fuses none of them); powers, exponentials and logarithms, of
+which there are few, in decimal numbers. What comes out is rounded to the tensor's own type.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from swarm.errors import ModelError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Doubles = NDArray[np.float64]
+
+# A quarter of a turn in three parts. The first two have 27 bits each, so that their products with a number of quarters
+# below 2^26 are exact, and the angle keeps its last bits.
+_QUARTER = (float.fromhex("0x1.921fb54p+0"), float.fromhex("0x1.10b461p-30"), float.fromhex("0x1.a62633145c06ep-58"))
+_QUARTERS = float.fromhex("0x1.45f306dc9c883p-1")  # in an angle of 1
+_MOST = 1e8  # radians; beyond, there are too many quarters
+_PIECE = 1 << 14  # numbers computed at a time: what is between stays in the caches
+# fdlibm's polynomials for up to an eighth of a turn, in powers of the angle's square.
+_SINE = (
+    1.58969099521155010221e-10,
+    -2.50507602534068634195e-08,
+    2.75573137070700676789e-06,
+    -1.98412698298579493134e-04,
+    8.33333333332248946124e-03,
+    -1.66666666666666324348e-01,
+)
+_COSINE = (
+    -1.13596475577881948265e-11,
+    2.08757232129817482790e-09,
+    -2.75573143513906633035e-07,
+    2.48015872894767294178e-05,
+    -1.38888888888741095749e-03,
+    4.16666666666666019037e-02,
+    -0.5,
+)
+_DECIMALS = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN)
+
+
+def sine(angles: Doubles) -> Doubles:
+    """Of finite angles up to 10^8."""
+    return _in_pieces(angles, 0)
+
+
+def cosine(angles: Doubles) -> Doubles:
+    return _in_pieces(angles, 1)
+
+
+def _in_pieces(angles: Doubles, ahead: int) -> Doubles:
+    flat = angles.reshape(-1)
+    out = np.empty_like(flat)
+    for at in range(0, len(flat), _PIECE):
+        out[at : at + _PIECE] = _wave(flat[at : at + _PIECE], ahead)
+    return out.reshape(angles.shape)
+
+
+def _wave(angles: Doubles, ahead: int) -> Doubles:
+    """The sine of these angles and ``ahead`` quarters of a turn."""
+    if not bool((np.abs(angles) <= _MOST).all()):  # NaN is not, either
+        raise ModelError(f"rotary positions with angles beyond {_MOST:.0e} can't be computed; shorten the context")
+    quarters = np.rint(angles * _QUARTERS)
+    rest = angles - quarters * _QUARTER[0]
+    rest -= quarters * _QUARTER[1]
+    rest -= quarters * _QUARTER[2]
+    square = rest * rest
+    sines = rest + rest * (square * _polynomial(_SINE, square))
+    cosines = 1.0 + square * _polynomial(_COSINE, square)
+    which = quarters.astype(np.int64) + ahead
+    found = np.where(which & 1, cosines, sines)
+    return np.where(which & 2, -found, found)
+
+
+def _polynomial(factors: tuple[float, ...], x: Doubles) -> Doubles:
+    result = np.full_like(x, factors[0])
+    for factor in factors[1:]:
+        result *= x
+        result += factor
+    return result
+
+
+def power(base: float, exponent: float) -> float:
+    """Of a positive base."""
+    logarithm = _DECIMALS.ln(decimal.Decimal(base))
+    return _double(_DECIMALS.exp(_DECIMALS.multiply(logarithm, decimal.Decimal(exponent))))
+
+
+def exponential(x: float) -> float:
+    return _double(_DECIMALS.exp(decimal.Decimal(x)))
+
+
+def logarithm(x: float) -> float:
+    """Of a positive number."""
+    return _double(_DECIMALS.ln(decimal.Decimal(x)))
+
+
+def _double(exact: decimal.Decimal) -> float:
+    return float(exact)  # the nearest one; infinite and 0 where there is none
+
+
+def by_rule() -> TorchFunctionMode:
+    """In this thread, for as long as it is entered."""
+    return _ByRule()
+
+
+class _ByRule(TorchFunctionMode):
+    """torch asks it at every call of a function."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = _RULES.get(getattr(func, "__name__", ""))
+        if rule is None or kwargs or any(_has_no_data(each) for each in args):
+            return func(*args, **(kwargs or {}))
+        found = rule(*args)
+        return func(*args) if found is None else found
+
+
+def _has_no_data(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def _like(values: Doubles, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(values).to(like.device, dtype)
+
+
+def _doubles(tensor: torch.Tensor) -> Doubles:
+    return np.asarray(tensor.detach().cpu().double().numpy())
+
+
+def _waves(function: Callable[[Doubles], Doubles]) -> Callable[..., torch.Tensor | None]:
+    def compute(angles: torch.Tensor) -> torch.Tensor | None:
+        return _like(function(_doubles(angles)), angles, angles.dtype) if angles.is_floating_point() else None
+
+    return compute
+
+
+def _one_by_one(function: Callable[[float], float], least: float) -> Callable[..., torch.Tensor | None]:
+    """For arguments above ``least``; others are left to torch, which knows what is to come of them."""
+
+    def compute(x: torch.Tensor) -> torch.Tensor | None:
+        if not x.is_floating_point() or not bool(((x > least) & x.isfinite()).all()):
+            return None
+        values = _doubles(x)
+        return _like(np.array([function(each) for each in values.flat]).reshape(values.shape), x, x.dtype)
+
+    return compute
+
+
+def _power(base: torch.Tensor | float, exponent: torch.Tensor | float) -> torch.Tensor | None:
+    if isinstance(exponent, int):
+        return None  # products, rounded alike everywhere
+    like = base if isinstance(base, torch.Tensor) else exponent
+    assert isinstance(like, torch.Tensor), "torch was asked"
+    dtype = torch.result_type(base, exponent)
+    bases, exponents = np.broadcast_arrays(*(_numbers(each) for each in (base, exponent)))
+    if not dtype.is_floating_point or not bool((bases > 0).all()):
+        return None
+    values = [power(float(b), float(e)) for b, e in zip(bases.flat, exponents.flat, strict=True)]
+    return _like(np.array(values).reshape(bases.shape), like, dtype)
+
+
+def _numbers(value: torch.Tensor | float) -> Doubles:
+    return _doubles(value) if isinstance(value, torch.Tensor) else np.asarray(value, np.float64)
+
+
+def _polar(size: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    angles = _doubles(angle)
+    real, imaginary = (_like(wave(angles), angle, angle.dtype) for wave in (cosine, sine))
+    return torch.complex(size * real, size * imaginary)
+
+
+_RULES: dict[str, Callable[..., torch.Tensor | None]] = {
+    "cos": _waves(cosine),
+    "sin": _waves(sine),
+    "exp": _one_by_one(exponential, -math.inf),
+    "log": _one_by_one(logarithm, 0.0),
+    "pow": _power,
+    "__pow__": _power,
+    "__rpow__": lambda exponent, base: _power(base, exponent),
+    "polar": _polar,
+}

@@ -1,0 +1,52 @@
+"""Which variant of our own kernels computes, and with whose bits: what ``worker.kernels`` and ``worker.bits`` ask for.
+
+Variants of the portable family do the same sums in the same order and round them alike, whatever the processor: the
+same bits. Others have instructions that multiply bfloat16 by themselves and bits of their own for it; in float32 they
+do as the family does.
+"""
+
+from __future__ import annotations
+
+from swarm.errors import ConfigError
+from swarm.stage import native
+
+PORTABLE = ("avx512", "avx2", "neon", "portable")
+
+
+def settle(kernels: str, bits: str) -> None:
+    """Let the wanted kernels compute in this process. Raises ConfigError if they can't here."""
+    if kernels == "torch":
+        native.do_without("worker.kernels is torch")
+        return
+    opened = native.library()
+    if opened is None:
+        if kernels == "auto" and bits != "portable":
+            return
+        asked = f"worker.kernels = {kernels!r}" if kernels != "auto" else "worker.bits = 'portable'"
+        raise ConfigError(f"{asked} needs Swarm's own kernels, which are not to be had: {native.absence()}")
+    here = native.variants(opened)
+    if kernels not in ("auto", *here):
+        raise ConfigError(
+            f"worker.kernels = {kernels!r} can't run on this processor; it can run {', '.join(here)}, or torch's"
+        )
+    wanted = [name for name in here if _is_wanted(name, kernels, bits)]
+    if not native.take(opened, wanted):
+        why = native.passed_over() or f"worker.kernels = {kernels!r} has bits of its own"
+        raise ConfigError(
+            f"worker.kernels = {kernels!r} with worker.bits = {bits!r} can't be had on this processor ({why}); "
+            f"worker.kernels = 'auto' chooses what can"
+        )
+
+
+def _is_wanted(name: str, kernels: str, bits: str) -> bool:
+    return kernels in ("auto", name) and (bits != "portable" or name in PORTABLE)
+
+
+def demand_portable(*, own: bool) -> None:
+    """Raises ConfigError unless this process computes its model with our ``own`` kernels, whose bits alone are
+    portable."""
+    if not own:
+        why = native.absence() or "they don't compute in its dtype"
+        raise ConfigError(
+            f"worker.bits = 'portable' can't be had for this model, since torch's kernels compute it: {why}"
+        )

@@ -1,0 +1,162 @@
+/* What the library computes. Every variant, for a kind of processor, fills one table of these. */
+#ifndef SWARM_KERNELS_H
+#define SWARM_KERNELS_H
+
+#include <stdint.h>
+
+/* Kinds of numbers: of a matrix's weights, of the rows it multiplies and of what comes out. */
+enum { SWARM_FLOAT32, SWARM_BFLOAT16 };
+
+/*
+ * What is applied to a product: nothing; a function of the gate, times what it gates; or, with SWARM_ALONE added to it,
+ * a function of the product itself. SWARM_CLAMPED gates only: (up + 1) * gate * sigmoid(alpha * gate), both within
+ * the limit. SWARM_SOFTCAP is for products alone: limit * tanh(x / limit).
+ */
+enum {
+  SWARM_LINEAR,
+  SWARM_SILU,
+  SWARM_GELU_TANH,
+  SWARM_GELU,
+  SWARM_RELU,
+  SWARM_RELU_SQUARED,
+  SWARM_SIGMOID,
+  SWARM_TANH,
+  SWARM_QUICK_GELU,
+  SWARM_SOFTCAP,
+  SWARM_CLAMPED,
+  SWARM_ALONE = 64
+};
+
+/*
+ * A packed matrix, in blocks of 64 outputs; within a block, by pairs of inputs. bfloat16: [block][pair][64][2];
+ * float32: [block][pair][2][64]. What is missing of a last block or pair is 0. With a function: 32 outputs of the gate
+ * and the same 32 of what it gates in each block.
+ */
+typedef struct {
+  const void *packed;
+  const float *bias; /* NULL: none. Of a gated matrix as its outputs lie: whole blocks, 32 of the gate and 32 others. */
+  int64_t outputs;   /* a gated matrix has two for each one that it gives */
+  int64_t inputs;
+  int64_t function;
+  int64_t kind;
+  float alpha, limit; /* for functions that have them */
+} SwarmMatrix;
+
+/* Rows, `stride` elements apart, of the matrix's kind. */
+typedef struct {
+  const void *x;
+  int64_t stride;
+  void *out;
+  int64_t out_stride;
+} SwarmRows;
+
+/* One row of a step: its new tokens' place in the batch, their positions, and where its keys and values lie. */
+typedef struct {
+  int64_t offset; /* of its first token in the batch */
+  int64_t count;  /* tokens */
+  int64_t start;  /* position of the first */
+  int64_t place;  /* of its keys and values in the cache */
+} SwarmSpan;
+
+/*
+ * One layer's keys and values, for each place and head a matrix, packed. Keys, with positions for outputs, as in
+ * SwarmMatrix. Values, with elements for outputs, a whole number of sixteens; bfloat16: [pair of positions][element][2],
+ * float32: [position][element]. Strides count numbers.
+ */
+typedef struct {
+  void *keys, *values;
+  int64_t key_place, key_head, value_place, value_head;
+  int64_t key_size, value_size;
+  int64_t heads;
+  int64_t kind;
+} SwarmCache;
+
+/* The batch: [token][head][size], with strides for tokens and heads, of the cache's kind. `out` lies without gaps. */
+typedef struct {
+  const void *query, *key, *value;
+  void *out;
+  int64_t query_token, query_head, key_token, key_head, value_token, value_head;
+  int64_t query_heads;
+} SwarmBatch;
+
+typedef struct {
+  float scale;
+  float softcap;      /* 0: none */
+  int64_t window;     /* 0: none */
+  const float *sinks; /* one per query head, or NULL */
+} SwarmHow;
+
+/*
+ * What is asked of a row's draw, and what came of it. Penalties are 1, 0 and 0 where there are none; `history` is empty
+ * where they don't need it.
+ */
+typedef struct {
+  const void *logits;
+  const int64_t *history; /* the tokens so far, the prompt's first */
+  const int64_t *biased;
+  const double *biases;
+  const int64_t *forbidden;
+  int64_t num_history, num_prompt, num_biased, num_forbidden;
+  uint64_t seed, position; /* what decides */
+  int64_t greedy;          /* the largest score; else by weight */
+  int64_t top_k;           /* 0: all */
+  double temperature, top_p, min_p, repetition, presence, frequency;
+  int64_t num_best; /* how many log probabilities beside the token's own; -1: not even that */
+  int64_t *ids;     /* [1 + num_best], and `logs`, too: the token, then the largest logits */
+  double *logs;
+  int64_t token; /* -1: the logits are not all finite */
+} SwarmDraw;
+
+typedef struct {
+  const char *name;
+  /*
+   * Rows times matrices, each its own rows: matrix g has rows offsets[g] up to offsets[g + 1]. All matrices have the
+   * same shape, function and kind. 0, or -1 if there was no memory to work in: then `out` holds nothing of use.
+   */
+  int (*multiply)(const SwarmMatrix *matrices, const int64_t *offsets, int64_t groups, const SwarmRows *rows,
+                  int threads);
+  /*
+   * out = x / rms(x) * weight for `count` pieces of `size` elements in each row, one after the other; may be in place.
+   * `rounded`: what is normed is rounded to the kind before it is weighted, as Llama does; else once, at the end.
+   */
+  void (*rms_norm)(int64_t kind, const SwarmRows *rows, int64_t num_rows, int64_t count, int64_t size,
+                   const float *weight, float epsilon, int64_t rounded);
+  /* out = (x - mean) / deviation * weight + bias. No bias: NULL. */
+  void (*layer_norm)(int64_t kind, const SwarmRows *rows, int64_t num_rows, int64_t size, const float *weight,
+                     const float *bias, float epsilon);
+  /*
+   * Turn the first `turned` elements of the first `heads` heads of every row by its position, in place: the halves of
+   * those elements against each other. `cosines` and `sines` hold `table` numbers of the kind `wide` for each row: as
+   * many as are turned, or half as many, which then serve both halves.
+   */
+  void (*turn)(int64_t kind, void *rows, int64_t stride, int64_t num_rows, int64_t heads, int64_t size, int64_t turned,
+               const void *cosines, const void *sines, int64_t table, int64_t wide);
+  /*
+   * Write the batch's keys and values where they belong, then attend. Each span has other keys and values than all
+   * others. 0, or -1 if there was no memory to work in: then `out` holds nothing of use.
+   */
+  int (*attend)(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,
+                const SwarmHow *how, int threads);
+  /* Draw a token from each row of `words` logits. 0, or -1 if there was no memory to work in. */
+  int (*draw)(int64_t kind, int64_t words, SwarmDraw *draws, int64_t num_rows, int threads);
+  /* out = function(x) of every number. */
+  void (*activate)(int64_t kind, int64_t function, const void *x, void *out, int64_t count);
+  /*
+   * The `choices` experts of each row whose logits are the largest, the lowest number among equals, in the order of
+   * their numbers; and what each one's answer weighs: its share of the softmax, over all experts or (`normed`) over the
+   * chosen ones. `rounded`: rounded to the kind.
+   */
+  void (*route)(int64_t kind, const void *logits, int64_t stride, int64_t num_rows, int64_t experts, int64_t choices,
+                int64_t normed, int64_t rounded, int32_t *chosen, float *weights);
+  /*
+   * out = the sum of each row's answers times their weights, one after the other, rounded once. `slots`: where the
+   * answers of a row are, `choices` for each; a negative one gives nothing.
+   */
+  void (*combine)(int64_t kind, const SwarmRows *answers, const int64_t *slots, const float *weights, int64_t choices,
+                  int64_t num_rows, int64_t size);
+} SwarmKernels;
+
+/* The variant that computes. */
+const SwarmKernels *swarm_kernels(void);
+
+#endif

@@ -1,0 +1,26 @@
+/* The table of a variant, once its header has said what a vector is. VARIANT: its name. */
+#include "../simd/functions.h"
+#include "attention.h"
+#include "experts.h"
+#include "norms.h"
+#include "products.h"
+#include "rope.h"
+#include "sampling.h"
+
+#define JOIN(a, b) a##b
+#define TABLE(name) JOIN(swarm_kernels_, name)
+#define QUOTE(a) #a
+#define NAME(a) QUOTE(a)
+
+const SwarmKernels TABLE(VARIANT) = {
+    .name = NAME(VARIANT),
+    .multiply = multiply_matrices,
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .turn = turn,
+    .attend = attend,
+    .draw = draw_rows,
+    .activate = activate,
+    .route = route,
+    .combine = combine,
+};

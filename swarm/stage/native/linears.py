@@ -1,0 +1,162 @@
+"""Products through our own kernels: a matrix packed once, and read as fast as memory gives it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+
+import torch
+
+from swarm.stage import cores, native
+
+_BLOCK = 64  # outputs that lie together in a packed matrix
+# As kernels.h numbers them.
+FUNCTIONS = {
+    ("none", ""): 0,
+    ("swish", ""): 1,
+    ("gelu", "tanh"): 2,
+    ("gelu", "none"): 3,
+    ("relu", ""): 4,
+    ("relu2", ""): 5,
+    ("sigmoid", ""): 6,
+    ("tanh", ""): 7,
+    ("quick_gelu", ""): 8,
+    ("softcap", ""): 9,
+    ("clamped", ""): 10,
+}
+ALONE = 64  # added to a function that is applied to the product itself
+
+
+class Own(torch.nn.Module):
+    """A module of ours in the place of one of the model's, complete with its weights."""
+
+
+class NativeLinear(Own):
+    """Our own product: needs no rows beside the wanted ones, and gives each the bits that it has alone.
+
+    ``function`` is applied to it before it is rounded and written; ``limit`` is the soft cap's.
+    """
+
+    name = "native"
+    exact = True
+
+    @staticmethod
+    def serves(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> bool:
+        return device.type == "cpu" and dtype in native.KINDS and native.library() is not None
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        function: tuple[str, str] = ("none", ""),
+        limit: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        number = FUNCTIONS[function] + (ALONE if function != ("none", "") else 0)
+        self._take(_packed(weight), bias, len(weight), number, limit)
+
+    def _take(
+        self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, function: int, limit: float = 0.0
+    ) -> None:
+        self._packed, self._bias = packed, None if bias is None else bias.float().contiguous()
+        self.dtype = packed.dtype
+        address = None if self._bias is None else self._bias.data_ptr()
+        kind = native.KINDS[packed.dtype]
+        self.matrix = native.Matrix(packed.data_ptr(), address, outputs, self.in_features, function, kind, 0.0, limit)
+        library = native.library()
+        assert library is not None, "serves() said so"
+        self._multiply = library.swarm_linear
+        self._reference = ctypes.byref(self.matrix)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype is not self.dtype or rows.shape[-1] != self.in_features:
+            raise ValueError(
+                f"rows of {rows.shape[-1]} {rows.dtype} for a matrix of {self.in_features} {str(self.dtype)[6:]} inputs"
+            )
+        flat = rows if rows.is_contiguous() else rows.contiguous()
+        out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)
+        status = self._multiply(
+            self._reference,
+            flat.data_ptr(),
+            self.in_features,
+            rows.numel() // self.in_features,
+            out.data_ptr(),
+            self.out_features,
+            cores.threads(),
+        )
+        native.checked(status)
+        return out
+
+
+class NativeGated(NativeLinear):
+    """``function(gate × rows) * (up × rows)``, both matrices in one reading."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor, function: tuple[str, str]) -> None:
+        torch.nn.Module.__init__(self)
+        assert function != ("none", ""), "without a function, it is another product"
+        self.out_features, self.in_features = gate.shape
+        packed = rooms_for(1, 2 * len(gate), self.in_features, gate.dtype)[0]
+        place_gated(packed, gate, up)
+        self._take(packed, None, 2 * len(gate), FUNCTIONS[function])
+
+
+def place_gated(packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> None:
+    """Put both matrices into the room for one: in each block, half of the outputs are the gate's."""
+    half = _BLOCK // 2
+    for part, weight in enumerate((gate, up)):
+        place(packed[..., part * half : (part + 1) * half], weight)
+
+
+def gated_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Biases ``[matrices, outputs]`` of gates and of what they gate, as the outputs of gated matrices lie in blocks."""
+    half = _BLOCK // 2
+    count, outputs = gate.shape
+    blocks = -(-outputs // half)
+    bias = torch.zeros(count, blocks, 2, half)
+    for part, values in enumerate((gate, up)):
+        padded = torch.nn.functional.pad(values.float(), (0, blocks * half - outputs))
+        bias[:, :, part] = padded.view(count, blocks, half)
+    return bias.view(count, -1)
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    packed = rooms_for(1, len(weight), weight.shape[1], weight.dtype)[0]
+    place(packed, weight)
+    return packed
+
+
+def rooms_for(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """For matrices in blocks of 64 outputs, seen as ``[matrix, block, pair of inputs, which of the two, output]``.
+
+    In memory the two weights of an output lie side by side in bfloat16 (what processors multiply at once); in float32,
+    all the first ones' come before all the second ones'.
+    """
+    blocks, pairs = -(-outputs // _BLOCK), -(-inputs // 2)
+    flat = native.huge(count * blocks * pairs * 2 * _BLOCK, dtype)
+    if dtype == torch.bfloat16:
+        packed = flat.view(count, blocks, pairs, _BLOCK, 2).transpose(3, 4)
+    else:
+        packed = flat.view(count, blocks, pairs, 2, _BLOCK)
+    if outputs % _BLOCK:
+        packed[:, -1:] = 0  # outputs that there are not
+    if inputs % 2:
+        packed[:, :, -1:] = 0
+    return packed
+
+
+def place(blocks: torch.Tensor, weight: torch.Tensor) -> None:
+    """Put the matrix's rows into ``[block, pair, which, width]``, without another copy of it."""
+    outputs, inputs = weight.shape
+    width, pairs = blocks.shape[3], inputs // 2
+    whole, rest = outputs // width, outputs % width
+    even = weight[:, : 2 * pairs]
+    split = even[: whole * width].view(whole, width, pairs, 2).permute(0, 2, 3, 1)
+    blocks[:whole, :pairs].copy_(split)
+    if rest:
+        blocks[whole, :pairs, :, :rest].copy_(even[whole * width :].view(rest, pairs, 2).permute(1, 2, 0))
+    if inputs % 2:  # the last input, whose pair has no second one
+        last = weight[:, -1]
+        blocks[:whole, pairs, 0].copy_(last[: whole * width].view(whole, width))
+        if rest:
+            blocks[whole, pairs, 0, :rest].copy_(last[whole * width :])

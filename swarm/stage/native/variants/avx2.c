@@ -1,0 +1,7 @@
+#if defined(__x86_64__) && defined(__linux__)
+#pragma GCC target("avx2,fma")
+#define VARIANT avx2
+#include "../simd/avx2.h"
+
+#include "../kernels/table.h"
+#endif

@@ -1,0 +1,4 @@
+#define VARIANT portable
+#include "../simd/portable.h"
+
+#include "../kernels/table.h"

@@ -1,0 +1,217 @@
+"""The AMX variant: its chain of sums, what it reads, and what stands between it and its users.
+
+Where the processor has no AMX, a preloaded library (``amx_emulator.c``) does what the six instructions would do, and
+these tests and ``test_variants`` run once more with it, in a process of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from swarm.stage import cores, native
+from swarm.stage.native.linears import NativeLinear
+
+HERE = Path(__file__).parent
+SOURCES = Path(native.__file__).parent
+LIBRARY = native.library()
+RUNS = LIBRARY is not None and "amx" in native.variants(LIBRARY)
+FLAGS = Path("/proc/cpuinfo")
+EMULATED = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps"}
+TILE_PAIRS = 16
+
+Floats = NDArray[np.float32]
+
+needs_amx = pytest.mark.skipif(not RUNS, reason="no AMX: runs under the emulator, by the test at the end of this file")
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def chain(rows: torch.Tensor, weights: torch.Tensor) -> Floats:
+    """The sums that Intel's manual gives for rows ``[row, input]`` times ``[input, output]``, step by step.
+
+    A product of two bfloat16 is exact in float64, and so is what decides how the sum of it and a float32 is rounded.
+    """
+    x, w = (part.double().numpy() for part in (rows, weights))
+    sums = np.zeros((len(x), w.shape[1]), np.float32)
+    for begin in range(0, len(w), 2 * TILE_PAIRS):
+        halves = np.zeros((2, *sums.shape), np.float32)
+        for at in range(begin, min(begin + 2 * TILE_PAIRS, len(w))):
+            halves[at % 2] = halves[at % 2].astype(np.float64) + x[:, at, None] * w[at]
+        sums += halves[0] + halves[1]
+    return sums
+
+
+@needs_amx
+@pytest.mark.parametrize("shape", [(96, 64), (64, 30), (70, 97), (130, 1026)], ids=str)
+def test_a_product_is_the_manual_s_chain(shape: tuple[int, int]) -> None:
+    """Bit for bit, in one row and in many, whatever the number of inputs."""
+    weight, rows = numbers(1, *shape), numbers(2, 70, shape[1])
+    right = torch.from_numpy(chain(rows, weight.T)).bfloat16()
+    with torch.inference_mode(), native.using("amx"), cores.computing(2, 70):
+        module = NativeLinear(weight, None)
+        assert torch.equal(module(rows), right)
+        assert torch.equal(module(rows[3:4]), right[3:4])
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The product that attention is made of, by itself."""
+    built = tmp_path_factory.mktemp("pieces") / "pieces.so"
+    command = ["cc", "-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", f"-I{SOURCES}"]
+    subprocess.run([*command, str(HERE / "amx_pieces.c"), "-o", str(built)], check=True, timeout=240)
+    library = ctypes.CDLL(str(built))
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    library.guarded.restype = pointer
+    library.guarded.argtypes = [count]
+    product = [pointer, count, count, ctypes.c_int, pointer, count, count, pointer, count, ctypes.c_int, pointer]
+    library.piece_of_product.argtypes = product
+    return library
+
+
+def guarded(pieces: ctypes.CDLL, like: NDArray[np.generic]) -> int:
+    """A copy of an array, behind which nothing may be read."""
+    at = int(pieces.guarded(like.nbytes))
+    ctypes.memmove(at, like.ctypes.data, like.nbytes)
+    return at
+
+
+@needs_amx
+@needs_compiler
+@pytest.mark.parametrize("vectors", [1, 2, 3, 4])
+@pytest.mark.parametrize("pairs", [1, 15, 16, 17, 145, 250])
+def test_pieces_of_every_size(pieces: ctypes.CDLL, vectors: int, pairs: int) -> None:
+    """One to four vectors out of wider steps, rows apart, sums apart, in one call or cut after any 16 pairs: the same
+    chain. Nothing is read behind rows, weights or sums."""
+    room = vectors * 16 + 32  # of a step, and between rows of sums
+    weights, x = numbers(3, 2 * pairs, room), numbers(4, 80, 2 * pairs + 6)
+    right = chain(x[:, : 2 * pairs], weights[:, : vectors * 16])
+    packed = weights.view(pairs, 2, room).transpose(1, 2).contiguous().view(torch.int16).numpy().reshape(-1)
+    at_weights = guarded(pieces, packed[: packed.size - 2 * 32])  # the last step ends with its last vector
+    for rows in (1, 2, 16, 17, 32, 33, 63, 80):
+        at_x = guarded(pieces, x[:rows].view(torch.int16).numpy().reshape(-1)[:-6])
+        for cut in {0, *range(TILE_PAIRS, pairs, 8 * TILE_PAIRS)}:
+            sums = np.full((rows, room), 7.0, np.float32)
+            at_sums = guarded(pieces, sums.reshape(-1)[: sums.size - 32])
+            for first, last in ((0, cut), (cut, pairs)) if cut else ((0, pairs),):
+                where = (at_weights + first * room * 4, room * 4, last - first, vectors)
+                operand = (at_x + 4 * first, 2 * pairs + 6, rows)
+                pieces.piece_of_product(*where, *operand, at_sums, room, first == 0, at_weights if cut else None)
+            pieces.end_of_piece()
+            ctypes.memmove(sums.ctypes.data, at_sums, sums.nbytes - 4 * 32)
+            assert np.array_equal(sums[:, : vectors * 16], right[:rows]), (rows, cut)
+            assert np.all(sums[:, vectors * 16 :] == 7.0), "what lies between the rows of sums is not ours"
+
+
+# --- what stands between the variant and its users --------------------------------------------------------------------
+
+
+@pytest.mark.skipif(LIBRARY is None, reason=f"no native kernels: {native.absence()}")
+def test_a_variant_that_fails_its_proof_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one computes, the reason is kept, and nobody can choose the other by name."""
+    assert LIBRARY is not None
+    first, second = native.variants(LIBRARY)[:2]
+    honest = native._proof
+    monkeypatch.setattr(native, "_proof", lambda opened, name: "it is wrong" if name == first else honest(opened, name))
+    monkeypatch.setattr(native, "_passed_over", [])
+    monkeypatch.setattr(native, "_chosen", native._chosen[:])
+    try:
+        assert native.take(LIBRARY, native.variants(LIBRARY))
+        assert native.variant() == second
+        assert f"{first}: it is wrong" in native.passed_over()
+        with pytest.raises(ValueError, match="fails on this processor"):
+            native.choose(LIBRARY, first)
+    finally:
+        monkeypatch.undo()
+        native.choose(LIBRARY, native.variant())
+
+
+@pytest.mark.skipif(
+    LIBRARY is None or shutil.which("objdump") is None, reason="no native kernels, or no objdump to look into them"
+)
+def test_no_instruction_is_used_that_is_not_emulated() -> None:
+    """Of all that AMX has, the library uses what the tests run."""
+    assert LIBRARY is not None
+    listing = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", LIBRARY._name], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    used = set(re.findall(r"^ +[0-9a-f]+:\t((?:\w*tile\w*|tdp\w+|\w+ +.*%tmm.*))", listing, re.MULTILINE))
+    names = {line.split()[0] for line in used}
+    assert names == EMULATED if RUNS else names in (EMULATED, set()), (
+        "a library may have been built without the variant"
+    )
+
+
+# --- the emulator -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if "emulator" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("this is the emulated process")
+    if not FLAGS.exists() or "avx512_bf16" not in FLAGS.read_text():
+        pytest.skip("AMX is emulated on x86-64 with AVX-512 BF16 alone, which the rest of the variant needs")
+    if LIBRARY is None or shutil.which("cc") is None:
+        pytest.skip("no native kernels, or no C compiler for the emulator")
+    built = tmp_path_factory.mktemp("emulator") / "emulator.so"
+    command = ["cc", "-std=gnu11", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(
+        [*command, "-shared", "-fPIC", str(HERE / "amx_emulator.c"), "-o", str(built)], check=True, timeout=240
+    )
+    return built
+
+
+def emulated(emulator: Path, *arguments: str, **how: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**own, "LD_PRELOAD": str(emulator), **how},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(RUNS, reason="the processor has AMX, and runs all of this by itself")
+def test_the_variant_under_the_emulator(emulator: Path) -> None:
+    """All tests of it, none left out, and attention, which cuts its products otherwise. The process fails if it leaves
+    tiles set up. pytest's own handler of faults would stand in the emulator's way."""
+    files = [f"tests/model/test_{name}.py" for name in ("variants", "amx", "attention")]
+    wanted = "amx-torch or chain or pieces_of or (test_rows and bfloat16 and 20 and not without)"
+    options = ["-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", wanted]
+    done = emulated(emulator, "-m", "pytest", *options, *files)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert re.search(r"^\d+ passed, \d+ deselected", done.stdout, re.MULTILINE), done.stdout[-400:]  # none skipped
+
+
+@pytest.mark.skipif(RUNS, reason="the processor has AMX, and is what it is")
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [
+        ("", ""),
+        ("forgets", "its products are wrong"),
+        ("uneven", "a row has other bits among few rows than among many"),
+    ],
+    ids=["sound", "forgets", "uneven"],
+)
+def test_a_processor_that_computes_otherwise(emulator: Path, how: str, wrong: str) -> None:
+    """The proof at load passes a sound one, and passes over one that is wrong or whose bits depend on the rows."""
+    program = "from swarm.stage import native; native.library(); print(native.variant(), native.passed_over(), sep=';')"
+    done = emulated(emulator, "-c", program, AMX_EMULATOR=how)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == (f"avx512bf16;amx: {wrong}" if wrong else "amx;")

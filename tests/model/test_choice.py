@@ -1,0 +1,155 @@
+"""Which of our own kernels computes, and whose bits are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.errors import ConfigError
+from swarm.stage import kernels, native, rounding
+from swarm.stage.model import Skeleton
+from swarm.stage.native import choice
+from tests.model.models import llama_config
+
+CPU = torch.device("cpu")
+
+needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Choices are the process's: other tests shall not see these."""
+    before = native.variant()
+    monkeypatch.setattr(native, "_refusals", [])
+    yield
+    monkeypatch.undo()
+    opened = native.library()
+    if before and opened is not None:
+        native.choose(opened, before)
+
+
+def here() -> list[str]:
+    opened = native.library()
+    assert opened is not None
+    return native.variants(opened)
+
+
+@needs_library
+def test_the_quickest_is_chosen() -> None:
+    """Of all, or of those with portable bits; or the one that is named."""
+    for bits in ("auto", "fast"):
+        choice.settle("auto", bits)
+        assert native.variant() == here()[0]
+    choice.settle("auto", "portable")
+    assert native.variant() == next(name for name in here() if name in choice.PORTABLE)
+    for name in here():
+        choice.settle(name, "auto")
+        assert native.variant() == name
+
+
+@needs_library
+def test_what_the_processor_lacks_is_an_error() -> None:
+    """It names what the processor has."""
+    absent = next(name for name in ("neon", "avx2") if name not in here())
+    with pytest.raises(ConfigError) as caught:
+        choice.settle(absent, "auto")
+    assert f"worker.kernels = {absent!r} can't run on this processor" in str(caught.value)
+    assert all(name in str(caught.value) for name in here())
+
+
+@needs_library
+def test_one_that_fails_its_proof_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickest of the others computes, for whoever leaves the choice; whoever asked for it by name is told why it
+    can't be had."""
+    first, honest = here()[0], native._proof
+    monkeypatch.setattr(native, "_passed_over", [])
+    monkeypatch.setattr(native, "_proof", lambda opened, name: "it is wrong" if name == first else honest(opened, name))
+    for bits in ("auto", "fast", "portable"):
+        choice.settle("auto", bits)
+        assert native.variant() == next(name for name in here()[1:] if bits != "portable" or name in choice.PORTABLE)
+    choice.settle("auto", "auto")
+    assert native.passed_over() == f"{first}: it is wrong"
+    with pytest.raises(ConfigError, match="it is wrong"):
+        choice.settle(first, "auto")
+
+
+@needs_library
+def test_bits_that_a_kernel_does_not_have_are_an_error() -> None:
+    """However the two settings came together."""
+    for name in here():
+        if name not in choice.PORTABLE:
+            with pytest.raises(ConfigError, match="has bits of its own"):
+                choice.settle(name, "portable")
+
+
+def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves the choice gets torch's kernels; who asks for ours or for portable bits is told why there are none."""
+    monkeypatch.setattr(native, "_refusals", ["nothing was built"])
+    choice.settle("auto", "auto")
+    for named, bits, asked in (("avx2", "auto", "worker.kernels = 'avx2'"), ("auto", "portable", "worker.bits")):
+        with pytest.raises(ConfigError, match=rf"{asked}.* nothing was built"):
+            choice.settle(named, bits)
+    with pytest.raises(ConfigError, match=r"can't be had for this model.* nothing was built"):
+        choice.demand_portable(own=False)
+    choice.demand_portable(own=True)
+
+
+def test_torch_is_taken_at_its_word() -> None:
+    """Then there are no kernels of our own in this process."""
+    choice.settle("torch", "auto")
+    assert native.library() is None
+    assert native.absence() == "worker.kernels is torch"
+
+
+def told(dtype: torch.dtype, *left: str) -> tuple[str, str]:
+    skeleton = Skeleton(llama_config(), CPU, dtype)
+    text = kernels.describe(skeleton, (), left)
+    return text, kernels.bits(skeleton, left, text)
+
+
+@needs_library
+def test_whose_bits_are_told() -> None:
+    """Kernels of the portable family have equal bits, whichever it is; a dtype, other kernels and what is left to torch
+    make others. In float32, all of ours have those of the family."""
+    for name in here():
+        choice.settle(name, "auto")
+        text, bits = told(torch.float32)
+        assert f"linears native {name};" in text
+        assert ("portable bits;" in text, bits) == (True, "portable bits, torch.float32")
+        text, bits = told(torch.bfloat16)
+        assert (bits == "portable bits, torch.bfloat16") is (name in choice.PORTABLE)
+        assert ("portable bits;" if name in choice.PORTABLE else f"; bits of {name};") in text
+    choice.settle("portable", "auto")
+    text, bits = told(torch.float32, "bmm", "softmax")
+    assert "portable bits but for torch's bmm, softmax;" in text
+    assert bits == text
+    choice.settle("torch", "auto")
+    assert "; bits of torch;" in told(torch.float32)[0]
+
+
+Operation = Any
+
+
+@pytest.mark.parametrize(
+    ("operation", "found"),
+    [
+        (lambda x: (x * 2.0 + x) / (x - 0.5), set()),
+        (lambda x: torch.cat((-x[..., 1:], x[..., :1]), dim=-1).to(torch.bfloat16), set()),
+        (lambda x: (x > 0).cumsum(-1), set()),
+        (lambda x: torch.topk(x, 2), set()),
+        (lambda x: x.softmax(-1), {"softmax"}),
+        (lambda x: torch.nn.functional.linear(x, x), {"linear"}),
+        (lambda x: torch.rsqrt(x.pow(2).mean(-1)), {"pow", "mean", "rsqrt"}),
+        (lambda x: torch.tanh(x).sum(), {"tanh", "sum"}),
+    ],
+    ids=["arithmetic", "moves", "whole numbers", "choices", "softmax", "product", "norm", "curve"],
+)
+def test_operations_with_the_processors_bits(operation: Operation, found: set[str]) -> None:
+    """What every processor rounds alike is not named; what it sums or approximates in its own way is."""
+    x = torch.randn(4, 4)
+    with torch.inference_mode(), rounding.watching() as seen:
+        operation(x)
+    assert {name.lstrip("_") for name in seen} == found

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""What drawing a token costs: our kernel beside the usual way (a whole sort in float64), in turns, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from swarm.stage.waiting import wait_passively
+
+wait_passively()
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from swarm.params import SamplingParams  # noqa: E402
+from swarm.stage import native  # noqa: E402
+from swarm.stage.executor import SampleJob  # noqa: E402
+from swarm.stage.native.sampling import draw_rows  # noqa: E402
+from swarm.stage.sampling import uniform  # noqa: E402
+
+WORDS = (32_000, 151_936, 262_144)
+ROWS = (1, 16)
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.7},
+    "top_p .95": {"temperature": 0.7, "top_p": 0.95},
+    "top_k 50": {"temperature": 0.7, "top_k": 50},
+    "min_p .05": {"temperature": 0.7, "min_p": 0.05},
+    "logprobs 5": {"logprobs": 5},
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1},
+    "everything": {
+        "temperature": 0.7,
+        "top_k": 1000,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "logprobs": 5,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {7: 1.0},
+    },
+}
+HISTORY = 2000
+
+
+def usual(row: np.ndarray[Any, Any], job: SampleJob) -> int:
+    """A token by sorting, as libraries do it."""
+    params, scores = job.params, row.astype(np.float64)
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    _penalise(scores, job)
+    if params.logprobs is not None:
+        _logs(row.astype(np.float64), params.logprobs)
+    if params.greedy:
+        return int(scores.argmax())
+    weights = np.exp((scores - scores.max()) / params.temperature)
+    if params.top_k:
+        weights[weights < np.partition(weights, -params.top_k)[-params.top_k]] = 0
+    if params.top_p < 1:
+        order = np.argsort(-weights, kind="stable")
+        before = np.cumsum(weights[order]) - weights[order]
+        weights[order[before >= params.top_p * weights.sum()]] = 0
+    if params.min_p:
+        weights[weights < params.min_p] = 0
+    summed = np.cumsum(weights)
+    return int(np.searchsorted(summed, uniform(job.seed, len(job.history)) * summed[-1], side="right"))
+
+
+def _penalise(scores: np.ndarray[Any, Any], job: SampleJob) -> None:
+    params = job.params
+    if params.repetition_penalty != 1:
+        seen = np.unique(np.asarray(job.history))
+        found = scores[seen]
+        scores[seen] = np.where(found > 0, found / params.repetition_penalty, found * params.repetition_penalty)
+        said, counts = np.unique(np.asarray(job.history[job.num_prompt :]), return_counts=True)
+        scores[said] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def _logs(scores: np.ndarray[Any, Any], count: int) -> list[float]:
+    logs = scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
+    best = np.argpartition(logs, -count)[-count:]
+    return [float(logs[each]) for each in best[np.argsort(-logs[best])]]
+
+
+def usual_step(logits: torch.Tensor, jobs: Sequence[SampleJob]) -> list[int]:
+    """A step's tokens in the usual way; greedy ones by torch alone."""
+    scores = logits.float()
+    if not torch.isfinite(scores).all():
+        raise SystemExit("the logits are not finite")
+    largest = torch.argmax(scores, -1).tolist()
+    if jobs[0].params == SamplingParams():
+        return list(largest)
+    return [usual(row, job) for row, job in zip(scores.numpy(), jobs, strict=True)]
+
+
+def in_turns(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """The best time of each in seconds; they take turns, so that whatever disturbs meets all of them."""
+    spent: list[list[float]] = [[] for _ in ways]
+    for _ in range(rounds + 1):
+        for way, times in zip(ways, spent, strict=True):
+            began = time.perf_counter()
+            way()
+            times.append(time.perf_counter() - began)
+    return [min(times[1:]) for times in spent]
+
+
+def logits_like(shape: str, rows: int, words: int, dtype: torch.dtype) -> torch.Tensor:
+    """``model``: few tokens have almost all the weight, as after a prompt; ``flat``: thousands share it."""
+    chance = np.random.default_rng(words + rows)
+    scores = chance.normal(size=(rows, words)) * 2 if shape == "flat" else chance.gumbel(size=(rows, words)) * 1.5
+    return torch.from_numpy(scores.astype(np.float32)).to(dtype)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--words", type=int, nargs="*", default=WORDS)
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--shape", choices=("model", "flat"), default="model")
+    arguments = parser.parse_args()
+    if native.library() is None:
+        parser.error(native.absence())
+    torch.set_num_threads(arguments.threads)
+    print(f"{_processor()}, {arguments.threads} threads, variant {native.variant()}: {shlex.join(sys.argv)}")
+    print(f"{'words':>8} {'rows':>4}  {'':12} {'ms a token':>10} {'by sorting':>10} {'ratio':>6}")
+    for words in arguments.words:
+        for rows in arguments.rows:
+            _compare(logits_like(arguments.shape, rows, words, getattr(torch, arguments.dtype)), arguments)
+
+
+def _compare(logits: torch.Tensor, arguments: argparse.Namespace) -> None:
+    rows, words = logits.shape
+    history = [int(each) for each in np.random.default_rng(1).integers(words, size=HISTORY)]
+    for name, fields in CASES.items():
+        jobs = [SampleJob(row, SamplingParams(**fields), row, history, HISTORY // 2) for row in range(rows)]
+        ways = (
+            lambda jobs=jobs: draw_rows(logits, jobs, (2,), arguments.threads),
+            lambda jobs=jobs: usual_step(logits, jobs),
+        )
+        ours, theirs = (spent / rows * 1e3 for spent in in_turns(ways, arguments.rounds))
+        print(f"{words:8} {rows:4}  {name:12} {ours:10.3f} {theirs:10.3f} {theirs / ours:6.1f}", flush=True)
+
+
+def _processor() -> str:
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Compare a hundred thousand answers in a crowd with the same requests alone, to the last bit of their logprobs.
+
+A broker and workers (real processes) with a small model of random weights and little room for keys and values. First
+every distinct request is asked alone, one after the other. Then they are asked at random, many at once, while the
+crowd around them changes all the time: prompts begin alike (prefix hits), come in chunks, sequences give way for want
+of room, and every now and then a worker is killed and another one started, so that layers move and are replayed.
+
+    tools/contract.py                                                # 100,000 pairs in bfloat16
+    tools/contract.py --requests 2000 --architecture qwen3_moe --dtype float32
+
+Prints the pairs that were compared and how many differed; exit code 1 if any did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from transformers import AutoConfig
+
+from swarm import AsyncClient, ClientError
+from tests.faults.bench import Answer, Swarm, answer_of
+from tests.faults.zygote import Zygote
+from tests.integration.processes import Processes
+from tests.model.models import ARCHITECTURES, random_model
+
+VOCABULARY = 500
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 336,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MORE_MIB = 67  # than a worker needs to start: room for fewer sequences than are asked for at once
+PATIENCE_S = 300.0
+SAY_EVERY_S = 20.0
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: list[int]
+    options: dict[str, Any]
+
+
+def requests_of(count: int, seed: int) -> list[Request]:
+    """Greedy and drawn ones, of all lengths; some begin alike, for two to five blocks."""
+    chance = random.Random(seed)
+    beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(32 * blocks)] for blocks in (2, 3, 5)]
+    found = []
+    for number in range(count):
+        prompt = [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((1, 3, 9, 17, 33, 64, 70, 130, 201)))]
+        if chance.random() < 0.4:
+            prompt = chance.choice(beginnings) + prompt[:50]
+        options: dict[str, Any] = {"max_tokens": chance.choice((1, 2, 4, 8)), "logprobs": 2}
+        if chance.random() < 0.7:
+            options |= {"temperature": 0.9, "seed": number, "top_p": chance.choice((1.0, 0.9))}
+        else:
+            options |= {"temperature": 0.0}
+        found.append(Request(prompt, options))
+    return found
+
+
+async def ask(client: AsyncClient, request: Request) -> Answer:
+    done = await client.generate(request.prompt, ignore_eos=True, timeout=PATIENCE_S, **request.options)
+    return answer_of(done)
+
+
+@dataclass
+class Contract:
+    """The crowd: who is compared with what, and who dies."""
+
+    swarm: Swarm
+    client: AsyncClient
+    requests: list[Request]
+    alone: list[Answer]
+    limit: str
+    seed: int
+    compared: int = 0
+    deaths: int = 0
+    different: list[str] = field(default_factory=list)
+
+    async def run(self, count: int, at_once: int, kill_every_s: float) -> None:
+        killer = asyncio.create_task(self._kill(kill_every_s)) if kill_every_s else None
+        teller = asyncio.create_task(self._tell(count))
+        left = iter(range(count))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(at_once):
+                    group.create_task(self._ask(random.Random(self.seed * 1000 + number), left))
+        finally:
+            for task in filter(None, (killer, teller)):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def _ask(self, chance: random.Random, left: Any) -> None:
+        for _ in left:
+            index = chance.randrange(len(self.requests))
+            try:
+                found = await ask(self.client, self.requests[index])
+            except ClientError as error:
+                if "quarantined" not in str(error):  # it was near three deaths: promised
+                    self.different.append(f"request {index} failed: {error}")
+                continue
+            self.compared += 1
+            if found != self.alone[index]:
+                self.different.append(f"request {index}: {found} instead of {self.alone[index]}")
+
+    async def _kill(self, every_s: float) -> None:
+        chance, number = random.Random(self.seed), 0
+        while True:
+            await asyncio.sleep(every_s * chance.uniform(0.5, 1.5))
+            self.swarm.kill(chance.choice(sorted(self.swarm.workers)))
+            number += 1
+            self.deaths += 1
+            self.swarm.start_worker(f"new{number}", "--memory-limit", self.limit)
+
+    async def _tell(self, count: int) -> None:
+        while True:
+            await asyncio.sleep(SAY_EVERY_S)
+            print(f"{self.compared} of {count}, {self.deaths} deaths, {len(self.different)} differ", flush=True)
+
+
+async def least_mib(swarm: Processes) -> int:
+    """The least memory with which a worker would start, as it says itself."""
+    swarm.start_worker("absurd", "--memory-limit", "100MiB")
+    await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
+    found = re.search(r"the least is (\d+) MiB", swarm.log("absurd"))
+    if found is None:
+        raise SystemExit(f"a worker did not say how much memory it needs: {swarm.log('absurd')[-500:]}")
+    return int(found[1])
+
+
+def write_model(folder: Path, architecture: str, dtype: str) -> None:
+    config = AutoConfig.for_model(architecture, **(SHAPE | ARCHITECTURES[architecture] | {"head_dim": 64}))
+    random_model(config, getattr(torch, dtype)).save_pretrained(folder)
+
+
+@asynccontextmanager
+async def serving(model: Path, folder: Path, options: argparse.Namespace) -> AsyncIterator[tuple[Swarm, str]]:
+    environment = {"SWARM_BROKER__KV_HEADROOM": "1", "SWARM_BROKER__SETTLE_S": "0.1"}
+    with Zygote(model) as zygote, Swarm(model, folder, zygote, environment) as swarm:
+        swarm.start_broker(options.workers)
+        limit = f"{await least_mib(swarm) + MORE_MIB}MiB"
+        for number in range(options.workers):
+            swarm.start_worker(f"w{number}", "--memory-limit", limit)
+        yield swarm, limit
+
+
+def connected(swarm: Swarm) -> AsyncClient:
+    return AsyncClient(swarm.url, connect_timeout_s=60, reconnect_timeout_s=120)
+
+
+async def contract(model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    requests = requests_of(options.distinct, options.seed)
+    async with serving(model, folder, options) as (swarm, limit), connected(swarm) as client:
+        await swarm.until_serving(client, options.workers)
+        began = time.monotonic()
+        alone = [await ask(client, request) for request in requests]
+        alone_s, began = time.monotonic() - began, time.monotonic()
+        kernels = {row["kernels"] for row in (await client.query("plan"))["stages"]}  # type: ignore[union-attr]
+        crowd = Contract(swarm, client, requests, alone, limit, options.seed)
+        await crowd.run(options.requests, options.at_once, options.kill_every)
+        stats = await client.query("stats")
+        return {
+            "architecture": options.architecture,
+            "dtype": options.dtype,
+            "kernels": sorted(kernels),
+            "compared": crowd.compared,
+            "differ": len(crowd.different),
+            "first": crowd.different[:3],
+            "at_once": options.at_once,
+            "distinct": len(requests),
+            "kv_capacity": (await client.query("status"))["kv_capacity"],
+            "deaths": crowd.deaths,
+            "preemptions": stats["scheduler"]["preemptions"],  # type: ignore[index,call-overload]
+            "prefix_hits": stats["pipeline"].get("prefix_hits"),  # type: ignore[union-attr]
+            "alone_s": round(alone_s),
+            "crowd_s": round(time.monotonic() - began),
+            "processor": processor(),
+        }
+
+
+def processor() -> str:
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        if found:
+            return found[1]
+    return platform.processor()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100_000, help="pairs (default: %(default)s)")
+    parser.add_argument("--distinct", type=int, default=1500, help="requests asked alone (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--kill-every", type=float, default=15.0, metavar="S", help="on average; 0: nobody dies")
+    parser.add_argument("--architecture", choices=sorted(ARCHITECTURES), default="llama")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="swarm-contract-"))
+    write_model(folder / "model", options.architecture, options.dtype)
+    result = asyncio.run(contract(folder / "model", folder, options))
+    print(json.dumps(result, indent=1))
+    if result["differ"]:
+        print(f"the logs are in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
