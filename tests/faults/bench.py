@@ -17,7 +17,7 @@ from swarm.failpoints import TRACE_VARIABLE, VARIABLE
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
-TOKENS = 180  # so that answers still run when what died is back
+TOKENS = 120
 WAIT_S = 60.0  # for an answer, whatever happens meanwhile
 PREFIX = [3 + (11 * j) % 450 for j in range(100)]  # three blocks that two requests have in common
 
@@ -144,18 +144,29 @@ class Bench:
 
     @asynccontextmanager
     async def under_load(self, *, cases: Sequence[int] = range(len(CASES)), warm: float = 30) -> AsyncIterator[None]:
-        """Inside, all requests run, at least ``warm`` tokens are drawn; at the end, each answer is as undisturbed."""
+        """Inside, all requests run, again and again, so that no machine is too quick for what a test waits for; before,
+        at least ``warm`` tokens are drawn. At the end, each answer is as undisturbed."""
         before = (await self.figures()).get("tokens", 0.0)
-        answers = [asyncio.create_task(ask(self.client, index)) for index in cases]
+        inside = True
+
+        async def answered(index: int) -> list[Answer]:
+            found = [await ask(self.client, index)]
+            while inside:
+                found.append(await ask(self.client, index))
+            return found
+
+        answers = [asyncio.create_task(answered(index)) for index in cases]
         try:
             if warm:
                 await self.until(lambda s: s.get("tokens", 0.0) >= before + warm)
             yield
+            inside = False
             found = await asyncio.gather(*answers)
         finally:
             for answer in answers:
                 answer.cancel()
-        assert found == [self.expected[index] for index in cases]
+        for index, many in zip(cases, found, strict=True):
+            assert all(answer == self.expected[index] for answer in many), f"case {index} had other answers"
 
     async def right(self, cases: Sequence[int] = range(len(CASES))) -> None:
         """All requests, now, answer as undisturbed."""
