@@ -55,7 +55,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-MORE_MIB = 67  # than a worker needs to start: room for fewer sequences than are asked for at once
+MORE_MIB = 66  # than a worker needs to start: room for fewer sequences than are asked for at once
 PATIENCE_S = 300.0
 SAY_EVERY_S = 20.0
 
@@ -72,10 +72,10 @@ def requests_of(count: int, seed: int) -> list[Request]:
     beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(32 * blocks)] for blocks in (2, 3, 5)]
     found = []
     for number in range(count):
-        prompt = [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((1, 3, 9, 17, 33, 64, 70, 130, 201)))]
+        prompt = [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((1, 9, 33, 64, 130, 201, 300)))]
         if chance.random() < 0.4:
             prompt = chance.choice(beginnings) + prompt[:50]
-        options: dict[str, Any] = {"max_tokens": chance.choice((1, 2, 4, 8)), "logprobs": 2}
+        options: dict[str, Any] = {"max_tokens": chance.choice((1, 2, 6, 16)), "logprobs": 2}
         if chance.random() < 0.7:
             options |= {"temperature": 0.9, "seed": number, "top_p": chance.choice((1.0, 0.9))}
         else:
