@@ -113,7 +113,7 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
         }
     worker = settings.worker
     if worker.bits == "portable":
-        if worker.kernels in ("amx", "avx512bf16", "torch"):
+        if worker.kernels in ("amx", "avx512bf16", "neonbf16", "torch"):
             yield {
                 "worker.kernels": "these kernels have bits of their own, and worker.bits is portable; name avx512, "
                 "avx2, neon or portable, or leave the choice to auto",

@@ -244,7 +244,7 @@ class WorkerSettings(Section):
         default=0,
         description="Threads that compute. 0: the machine's cores; swarm up shares them out among its workers.",
     )
-    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", "portable", "torch"] = Field(
+    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "portable", "torch"] = Field(
         default="auto",
         description="What computes. auto: the quickest of Swarm's own kernels that the processor can run and "
         "worker.bits allows; torch's where there are none. One by its name, for comparisons: portable runs anywhere, "

@@ -123,22 +123,39 @@ def test_every_variant_of_this_processor(here: Command, expected: Lines) -> None
         assert unlike == [], name
 
 
-def test_threads_change_nothing(expected: Lines) -> None:
-    """Lines of one case with one thread and with three differ by their names only."""
+def same_by_threads(found: Lines) -> int:
+    """How many cases were computed with one thread and with three; their lines must differ by their names only."""
     by_case: dict[str, set[str]] = {}
-    for line in expected:
+    for line in found:
         name, _, digest = line.rpartition(" ")
         if " threads=" in name:
             by_case.setdefault(name.partition(" threads=")[0], set()).add(digest)
-    assert len(by_case) > 250
     assert [case for case, digests in by_case.items() if len(digests) != 1] == []
+    return len(by_case)
+
+
+def test_threads_change_nothing(expected: Lines) -> None:
+    assert same_by_threads(expected) > 250
 
 
 @needs_aarch64
 def test_aarch64(aarch64: Command, expected: Lines) -> None:
-    """NEON and plain C, compiled for another processor: the same bits as here."""
-    found = all_lines([[*aarch64, each, "cases"] for each in ("neon", "portable")])
+    """NEON and plain C, compiled for another processor: the same bits as here; with BFDOT, in all that isn't a product
+    of bfloat16."""
+    *found, bfdot = all_lines([[*aarch64, each, "cases"] for each in ("neon", "portable", "neonbf16")])
     assert [differing(each, expected) for each in found] == [[], []]
+    unlike = differing(bfdot, expected)
+    assert unlike
+    assert [line for line in unlike if not line.startswith(OWN_BITS)] == []
+    assert same_by_threads(bfdot) > 250
+
+
+@needs_aarch64
+def test_aarch64_proves_itself(tmp_path: Path) -> None:
+    """What every variant is asked at load, of those for aarch64: right, and no row's bits depend on its neighbours."""
+    command = [CROSS, *flags(), *macros(), "-static", TESTS / "prover.c", *sources(), "-lm"]
+    found = lines([EMULATOR, str(compiled(command, tmp_path / "prover"))])
+    assert found == ["neonbf16: right", "neon: right", "portable: right"]
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

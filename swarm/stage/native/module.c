@@ -13,7 +13,8 @@ extern const SwarmKernels swarm_kernels_portable;
 extern const SwarmKernels swarm_kernels_avx2, swarm_kernels_avx512, swarm_kernels_avx512bf16, swarm_kernels_amx;
 #endif
 #if defined(__aarch64__) && defined(__linux__)
-extern const SwarmKernels swarm_kernels_neon;
+#include <sys/auxv.h>
+extern const SwarmKernels swarm_kernels_neon, swarm_kernels_neonbf16;
 #endif
 
 typedef struct {
@@ -38,6 +39,11 @@ __attribute__((unused)) static int has_avx512bf16(void) { return has_avx512() &&
 __attribute__((unused)) static int has_amx(void) { return has_avx512bf16() && swarm_tiles_refused() == NULL; }
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+#define BF16 (1ul << 14) /* HWCAP2_BF16, which older headers lack */
+__attribute__((unused)) static int has_neonbf16(void) { return (getauxval(AT_HWCAP2) & BF16) != 0; }
+#endif
+
 /* The quickest first. */
 static const Variant VARIANTS[] = {
 #if defined(__x86_64__) && defined(__linux__)
@@ -54,8 +60,13 @@ static const Variant VARIANTS[] = {
     {&swarm_kernels_avx2, has_avx2},
 #endif
 #endif
-#if defined(__aarch64__) && defined(__linux__) && defined(SWARM_HAS_NEON)
+#if defined(__aarch64__) && defined(__linux__)
+#ifdef SWARM_HAS_NEONBF16
+    {&swarm_kernels_neonbf16, has_neonbf16},
+#endif
+#ifdef SWARM_HAS_NEON
     {&swarm_kernels_neon, anywhere},
+#endif
 #endif
     {&swarm_kernels_portable, anywhere},
 };

@@ -1,7 +1,4 @@
-/*
- * Tiles of bfloat16 rows, by the instruction that multiplies two pairs at once (VDPBF16PS, AVX-512 BF16). Every output
- * is one chain over the pairs of inputs; its bits are its own, not those of tiles.h.
- */
+/* A tile of bfloat16 rows by VDPBF16PS (AVX-512 BF16), which adds a pair's two products to each of sixteen sums. */
 #ifndef SWARM_TILES_BF16_H
 #define SWARM_TILES_BF16_H
 
@@ -35,46 +32,11 @@ INLINE void pair_tile(int rows, int vectors, const uint16_t *weights, int64_t st
   }
 }
 
-#define DEFINE_PAIR_TILE(ROWS, VECTORS)                                                                          \
-  static void pair_tile_##ROWS##_##VECTORS(Piece piece, const uint16_t *x, int64_t stride, Sums sums, Fetch fetch) { \
-    pair_tile(ROWS, VECTORS, (const uint16_t *)piece.weights, piece.step, piece.pairs, x, stride, sums, fetch);  \
-  }
-#define DEFINE_PAIR_TILES(ROWS) \
-  DEFINE_PAIR_TILE(ROWS, 1) DEFINE_PAIR_TILE(ROWS, 2) DEFINE_PAIR_TILE(ROWS, 3) DEFINE_PAIR_TILE(ROWS, 4)
-#define PAIR_TILES(ROWS) {pair_tile_##ROWS##_1, pair_tile_##ROWS##_2, pair_tile_##ROWS##_3, pair_tile_##ROWS##_4}
-
-DEFINE_PAIR_TILES(1)
-DEFINE_PAIR_TILES(2)
-DEFINE_PAIR_TILES(3)
-DEFINE_PAIR_TILES(4)
-DEFINE_PAIR_TILES(5)
-DEFINE_PAIR_TILES(6)
-
-typedef void (*PairTile)(Piece, const uint16_t *, int64_t, Sums, Fetch);
-static const PairTile PAIRS_TILES[][4] = {PAIR_TILES(1), PAIR_TILES(2), PAIR_TILES(3),
-                                          PAIR_TILES(4), PAIR_TILES(5), PAIR_TILES(6)};
-
-/* As multiply_wide of tiles.h. */
-static void multiply_pairs(Piece piece, const uint16_t *x, int64_t stride, int64_t rows, Sums sums,
-                           const char *ahead) {
-  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, step_lines = piece.step / 64;
-  int lines = tiles == 1 || ahead == NULL ? 0 : (int)(tiles < step_lines ? (step_lines + tiles - 1) / tiles : 1);
-  for (int64_t row = 0, at = 0; at < tiles; at++) {
-    int64_t some = (rows - row) / (tiles - at);
-    int fetched = at * lines < step_lines ? lines : NONE;
-    PAIRS_TILES[some - 1][piece.vectors - 1](piece, x + row * stride, stride,
-                                             (Sums){sums.at + row * sums.stride, sums.stride, sums.first},
-                                             (Fetch){ahead, fetched});
-    if (fetched > 0) ahead += fetched * piece.pairs * 64;
-    row += some;
-  }
-}
+#include "tiles_pairs.h"
 
 /* As v_store_bf16, in one instruction; what is denormal becomes 0, as it does when it is multiplied. */
 INLINE void store_pairs(uint16_t *to, vec x) { _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x)); }
 
-#define MULTIPLIES_PAIRS(kind) ((kind) == SWARM_BFLOAT16)
-#define MULTIPLY_PAIRS multiply_pairs
 #define STORE_PAIRS store_pairs
 
 #endif
