@@ -72,10 +72,10 @@ def requests_of(count: int, seed: int) -> list[Request]:
     beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(32 * blocks)] for blocks in (2, 3, 5)]
     found = []
     for number in range(count):
-        prompt = [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((1, 9, 33, 64, 130, 201, 300)))]
+        prompt = [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((1, 3, 9, 17, 33, 64, 70, 130, 201)))]
         if chance.random() < 0.4:
             prompt = chance.choice(beginnings) + prompt[:50]
-        options: dict[str, Any] = {"max_tokens": chance.choice((1, 2, 6, 16)), "logprobs": 2}
+        options: dict[str, Any] = {"max_tokens": chance.choice((1, 2, 4, 8)), "logprobs": 2}
         if chance.random() < 0.7:
             options |= {"temperature": 0.9, "seed": number, "top_p": chance.choice((1.0, 0.9))}
         else:
