@@ -225,11 +225,16 @@ class Client:
                 self._thread = threading.Thread(target=self._serve, args=(started,), name="swarm client", daemon=True)
                 self._thread.start()
                 started.wait()
-            assert self._loop is not None  # set before ``started``
+            if self._loop is None or not self._thread.is_alive():
+                why = "it could not begin, or belongs to the process that this one was forked from"
+                raise Unavailable(f"this client's thread does not run ({why}): make a new client")
             return self._loop
 
     def _serve(self, started: threading.Event) -> None:
-        asyncio.run(self._serve_until_stopped(started))
+        try:
+            asyncio.run(self._serve_until_stopped(started))
+        finally:
+            started.set()  # also if there is no loop to be had
 
     async def _serve_until_stopped(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

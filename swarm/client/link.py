@@ -30,9 +30,10 @@ from swarm.client.events import (
     Withdraw,
 )
 from swarm.client.session import Session
-from swarm.errors import ClientError, Unavailable, WireError
+from swarm.errors import ClientError, InvalidRequest, Unavailable, WireError
 from swarm.wire import channel as wire
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.messages import ClientMessage
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
@@ -89,6 +90,7 @@ class Link:
         self._keys = count()
         self._outbox: deque[list[Bytes]] = deque(maxlen=_MAX_OUTBOX)
         self._busy = asyncio.Event()
+        self._refusal = ""  # why nothing can be asked of it any more
         self._runner = self._loop.create_task(self._run(), name="swarm client")
         self._runner.add_done_callback(self._stopped)
 
@@ -96,6 +98,7 @@ class Link:
 
     def start(self, event: Start, mailbox: Mailbox) -> None:
         """Begin a request whose news go to the mailbox."""
+        _refuse_unspeakable(event.submit)
         self.do(event)
         self._mailboxes[event.submit.request_id] = mailbox
 
@@ -106,7 +109,8 @@ class Link:
 
     async def ask(self, question: Ask) -> Answer:
         """The broker's answer. Raises RequestTimeout or Unavailable."""
-        self._refuse_if_closed()
+        self._refuse_if_over()
+        _refuse_unspeakable(question.question)
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._answers[question.key] = future
         try:
@@ -114,7 +118,7 @@ class Link:
             return await future
         finally:
             del self._answers[question.key]
-            if not self._context.closed:
+            if not self._refusal:
                 self.do(Withdraw(question.key))
 
     def new_key(self) -> int:
@@ -122,7 +126,7 @@ class Link:
 
     def do(self, event: Event) -> None:
         """Tell the session and carry out what it answers."""
-        self._refuse_if_closed()
+        self._refuse_if_over()
         for action in self.session.handle(event, self._loop.time()):
             self._carry_out(action)
         if not self.session.idle:
@@ -132,7 +136,7 @@ class Link:
         """Cancel what is live, let the words leave, and release everything."""
         if self._context.closed:
             return
-        if not self._runner.done():
+        if not self._refusal:
             for request_id, mailbox in list(self._mailboxes.items()):
                 self.leave(request_id)
                 mailbox.put(Failed(request_id, Unavailable("the client was closed")))
@@ -180,19 +184,19 @@ class Link:
             self.do(Tick())
 
     def _stopped(self, runner: asyncio.Task[None]) -> None:
-        """Nobody may wait for a connection that is closed or has broken."""
+        """Nobody may wait for a connection that is closed or has broken, now or later."""
         broken = None if runner.cancelled() else runner.exception()
-        why = "the client was closed" if broken is None else f"the client's connection broke: {broken!r}"
+        self._refusal = "this client is closed" if broken is None else _epitaph(broken)
         for request_id, mailbox in self._mailboxes.items():
-            mailbox.put(Failed(request_id, Unavailable(why)))
+            mailbox.put(Failed(request_id, Unavailable(self._refusal)))
         self._mailboxes.clear()
         for future in self._answers.values():
             if not future.done():
-                future.set_exception(Unavailable(why))
+                future.set_exception(Unavailable(self._refusal))
 
-    def _refuse_if_closed(self) -> None:
-        if self._context.closed:
-            raise Unavailable("this client is closed")
+    def _refuse_if_over(self) -> None:
+        if self._refusal:
+            raise Unavailable(self._refusal)
 
     # --- carrying out
 
@@ -226,3 +230,18 @@ class Link:
         """Send what there is room for; the next tick tries the rest."""
         while self._outbox and self._channel.send(self._outbox[0]):
             self._outbox.popleft()
+
+
+def _refuse_unspeakable(message: ClientMessage) -> None:
+    """What can't be encoded is its caller's fault, and nobody else's: it must not come up when all is told again."""
+    try:
+        CLIENT.encode(message)
+    except WireError as error:
+        raise InvalidRequest(f"this can't be sent: {error}", code="invalid") from None
+
+
+def _epitaph(broken: BaseException) -> str:
+    """Why a link is of no use any more. It is a bug that has ended it, whatever it was."""
+    while isinstance(broken, BaseExceptionGroup):
+        broken = broken.exceptions[0]
+    return f"this client has broken ({type(broken).__name__}: {broken}): make a new one, and report this"

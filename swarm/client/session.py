@@ -304,11 +304,14 @@ class Session:
 
     def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
         """One continuation ended badly: nobody wants the others."""
-        cancel = self._leave(request.id, now) if len(request.continuations) > 1 else []
-        return cancel + self._confirmed(request, message)
+        acks = self._confirmed(request, message)
+        if not request.ended:
+            return acks + self._leave(request.id, now)
+        return acks if request.outlives_caller else acks + self._say(request.last_acks())
 
     def _confirmed(self, request: Ongoing, message: Finished) -> Actions:
-        request.continuations[message.index].ended = True
+        continuation = request.continuations[message.index]
+        continuation.ended = continuation.end_acked = True
         if request.ended:
             del self._requests[request.id]
         return self._say([request.ack_up_to(message.index, message.num_tokens)])

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from swarm.client.events import (
     Answered,
     Ask,
     Connected,
+    Consumed,
+    Deliver,
     Disconnected,
+    Ended,
+    Event,
     Failed,
     Leave,
     Received,
     Send,
     Start,
+    StopFound,
     Taken,
     Tick,
 )
@@ -22,11 +33,14 @@ from swarm.wire.messages import (
     Attach,
     Cancel,
     Detach,
+    Finished,
+    Malformed,
     Recall,
     Recalled,
     Rejected,
     Report,
     Submit,
+    Timing,
     Tokens,
 )
 
@@ -89,5 +103,98 @@ def test_recalling_is_a_question() -> None:
     assert session.handle(Received(missing), 0.1) == [Answered(1, missing)]
 
 
-def submit_of(request_id: str, *, detached: bool = False) -> Submit:
-    return Submit(request_id=request_id, prompt=(1,), params=SamplingParams(), seed=1, detached=detached)
+def submit_of(request_id: str, *, detached: bool = False, n: int = 1) -> Submit:
+    return Submit(request_id=request_id, prompt=(1,), params=SamplingParams(n=n), seed=1, detached=detached)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_bad_end_of_what_outlives_its_reader(attached: bool) -> None:
+    """The others go on for whoever reads them next; with the last of them it is forgotten, whichever was bad."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    for ends in (("failed", "length"), ("length", "failed")):
+        session.handle(Start(submit_of("d", detached=True, n=2), attached=attached), 0.0)
+        session.handle(Received(Accepted(request_id="d")), 0.0)
+        actions = [a for i, reason in enumerate(ends) for a in session.handle(Received(end_of("d", i, reason)), 0.1)]
+        (failed,) = [action for action in actions if isinstance(action, Failed)]
+        assert failed.request_id == "d"
+        said = [action.message for action in actions if isinstance(action, Send)]
+        assert (Detach(request_id="d") in said) == (ends[0] == "failed")
+        assert Cancel(request_id="d") not in said
+        assert session.idle
+
+
+REASONS = st.sampled_from(["stop", "length", "cancelled", "failed"])
+EVENTS = ["up", "down", "tokens", "accepted", "rejected", "malformed", "take", "stop", "leave", "cancel", "tick"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_nothing_that_comes_breaks_a_session(data: st.DataObject) -> None:
+    """Requests of all kinds, with several continuations, and a broker that says anything at any time: a request fails
+    once at most, nothing is told behind its end, and in the end nothing is left of it."""
+    session, now, over = Session("tcp://here"), 0.0, set[str]()
+
+    def do(event: Event) -> None:
+        for action in session.handle(event, now):
+            if isinstance(action, Failed | Deliver | Ended):
+                assert action.request_id not in over
+            if isinstance(action, Failed):
+                over.add(action.request_id)
+        assert list(session.invariants()) == []
+
+    kinds = data.draw(st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=2))
+    for number, (n, detached, attached) in enumerate(kinds):
+        do(Start(submit_of(f"r{number}", detached=detached, n=n), attached=attached))
+    for kind in data.draw(st.lists(st.sampled_from(EVENTS + ["end"] * 6), max_size=40)):
+        name, index = f"r{data.draw(st.integers(0, len(kinds) - 1))}", data.draw(st.integers(0, 2))
+        now += 0.1
+        if kind in ("leave", "cancel"):
+            over.add(name)  # nobody listens any more
+            do(Leave(name, cancel=kind == "cancel"))
+        elif kind in ("take", "stop"):
+            _take(session, name, index, do, stop=kind == "stop")
+        else:
+            do(_event(data, kind, name, index))
+    for number in range(len(kinds)):
+        session.handle(Leave(f"r{number}"), now)
+    do(Connected())
+    for _ in range(80):
+        now += 0.5
+        do(Tick())
+    assert session.idle
+
+
+def _event(data: st.DataObject, kind: str, name: str, index: int) -> Event:
+    number, again = data.draw(st.sampled_from([0, 0, 1, 2, 8])), data.draw(st.sampled_from([None, 1.0]))
+    said = {
+        "tokens": Tokens(request_id=name, index=index, start=number, ids=(1, 2)),
+        "end": end_of(name, index, data.draw(REASONS), number),
+        "accepted": Accepted(request_id=name),
+        "rejected": Rejected(request_id=name, code="unknown", reason="?", retry_after_s=again),
+        "malformed": Malformed(reason="?"),
+    }
+    others: dict[str, Event] = {"up": Connected(), "down": Disconnected(), "tick": Tick()}
+    return others.get(kind) or Received(said[kind])
+
+
+def _take(session: Session, name: str, index: int, do: Callable[[Event], None], *, stop: bool) -> None:
+    """The caller takes all that was delivered, and may find a stop string in it."""
+    request = session._requests.get(name)
+    if request is None or request.left or index >= len(request.continuations):
+        return
+    expected = request.continuations[index].expected
+    if stop and expected:
+        do(StopFound(name, index, expected - 1))
+    do(Consumed(name, index, expected))
+
+
+def end_of(request_id: str, index: int, reason: str, num_tokens: int = 0) -> Finished:
+    return Finished(
+        request_id=request_id,
+        index=index,
+        reason=reason,  # type: ignore[arg-type]
+        num_prompt=1,
+        num_tokens=num_tokens,
+        timing=Timing(0.0, 0.0, 0.0, 0),
+    )

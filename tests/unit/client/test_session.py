@@ -463,11 +463,22 @@ def test_bad_ends_have_their_types(driver: Driver) -> None:
 def test_one_bad_end_ends_all_continuations(driver: Driver) -> None:
     """The caller is told once; the broker is told that nobody wants the others, and that the end was heard."""
     driver.running(n=2)
-    failed, cancel, acked = driver.get(finished(3, reason="failed", detail="lost", index=1))
+    failed, acked, cancel = driver.get(finished(3, reason="failed", detail="lost", index=1))
     assert isinstance(failed, Failed)
-    assert cancel == Send(Cancel(request_id="r"))
     assert acked == ack(3, index=1)
+    assert cancel == Send(Cancel(request_id="r"))
     assert driver.get(finished(0, reason="cancelled")) == [ack(0)]
+    assert driver.session.idle
+
+
+def test_a_bad_end_behind_good_ones(driver: Driver) -> None:
+    """Nothing is left to be cancelled; what nobody will read of the others is acknowledged."""
+    driver.running(n=2)
+    driver.get(tokens(0, 2))
+    driver.get(finished(2))
+    failed, acked, other = driver.get(finished(3, reason="failed", detail="lost", index=1))
+    assert isinstance(failed, Failed)
+    assert (acked, other) == (ack(3, index=1), ack(2))
     assert driver.session.idle
 
 

@@ -1,0 +1,73 @@
+"""The link by itself: nobody waits for one that is over. Nothing listens at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from swarm.client.events import Action, Ask, Event, Failed, Start, Tick
+from swarm.client.link import Link, Mailbox
+from swarm.client.session import Session
+from swarm.errors import InvalidRequest, Unavailable
+from swarm.params import SamplingParams
+from swarm.wire.messages import Describe, Query, Submit
+
+NOBODY = "tcp://127.0.0.1:9"
+
+
+class Breaking(Session):
+    """One with a bug."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        if isinstance(event, Tick):
+            raise KeyError("a bug")
+        return Session.handle(self, event, now)
+
+
+@pytest.fixture
+async def link() -> AsyncIterator[Link]:
+    link = Link(Breaking(NOBODY))
+    yield link
+    await link.aclose()
+
+
+def submit(request_id: str) -> Submit:
+    return Submit(request_id=request_id, prompt=(1,), params=SamplingParams(), seed=1)
+
+
+async def test_a_broken_link_fails_everybody_at_once(link: Link) -> None:
+    """Requests and questions under way, and whatever is asked of it later; in words that name what broke it."""
+    mailbox = Mailbox()
+    link.start(Start(submit("a")), mailbox)
+    with pytest.raises(Unavailable, match=r"this client has broken \(KeyError: 'a bug'\): make a new one"):
+        await asyncio.wait_for(link.ask(Ask(1, Describe(), 60.0)), 2.0)
+    news = await asyncio.wait_for(mailbox.get(), 2.0)
+    assert isinstance(news, Failed)
+    assert isinstance(news.error, Unavailable)
+    with pytest.raises(Unavailable, match="has broken"):
+        link.start(Start(submit("b")), Mailbox())
+    with pytest.raises(Unavailable, match="has broken"):
+        await link.ask(Ask(2, Describe(), 60.0))
+    link.leave("a")  # no error: there is nothing left to be left
+
+
+async def test_a_closed_link_refuses(link: Link) -> None:
+    """The same for one that its owner has closed."""
+    await link.aclose()
+    with pytest.raises(Unavailable, match="is closed"):
+        link.start(Start(submit("a")), Mailbox())
+    with pytest.raises(Unavailable, match="is closed"):
+        await link.ask(Ask(1, Describe(), 60.0))
+
+
+async def test_what_cannot_be_encoded_is_refused_at_once() -> None:
+    """Else it would come up when the connection stands, and end it for all who share it."""
+    link = Link(Session(NOBODY))
+    with pytest.raises(InvalidRequest, match="can't be encoded"):
+        link.start(Start(submit("half a \ud83d pair")), Mailbox())
+    with pytest.raises(InvalidRequest, match="can't be encoded"):
+        await link.ask(Ask(1, Query(what="trace", request_id="\ud83d"), 60.0))
+    assert link.session.idle
+    await link.aclose()
