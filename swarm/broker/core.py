@@ -20,6 +20,7 @@ from swarm.broker.events import (
     AssetPartArrived,
     BeatHeard,
     ClientSaid,
+    ClientStuck,
     ClientUnreachable,
     DescriptorsCounted,
     DoorClosed,
@@ -189,9 +190,8 @@ class BrokerCore:
                 self._members.said(peer, message, now)
             case WorkerDisconnected(peer):
                 self._members.disconnected(peer, now)
-            case ClientUnreachable(client):
-                self._requests.unreachable(client, now)
-                self._hosts.unreachable(client)
+            case ClientUnreachable() | ClientStuck():
+                self._client_missed(event, now)
             case AssetPartArrived():
                 self._members.asset_part_arrived(event, now)
             case MessageRefused(door):
@@ -311,6 +311,13 @@ class BrokerCore:
                 self._hosts.done(message)
             case StopWorker():
                 self._inquiries.stop_worker(client, message, now)
+
+    def _client_missed(self, event: ClientUnreachable | ClientStuck, now: float) -> None:
+        if isinstance(event, ClientStuck):
+            self._requests.stuck(event.client)
+            return
+        self._requests.unreachable(event.client, now)
+        self._hosts.unreachable(event.client)
 
     def _about_request(self, client: bytes, message: RequestMessage, now: float) -> None:
         match message:

@@ -1,7 +1,8 @@
 """The way of tokens to their clients: what the journal has, within the client's window, and the end behind them.
 
 The broker keeps no buffer for a client beside the tokens themselves. Whoever doesn't acknowledge gets a window's worth
-and no more; what was sent and not acknowledged is sent again when the client attaches.
+and no more; what was sent and not acknowledged is sent again when the client attaches. A client that does not even take
+that from its connection, whose queue has become full, is *stuck*: it is told nothing more before it says something.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Delivery:
         self._has_journal = has_journal
 
     def say(self, request: Request, message: Accepted | Tokens | Finished) -> None:
-        if request.client is not None:
-            self._out.append(SayClient(request.client, message))
+        if request.listener is not None:
+            self._out.append(SayClient(request.listener, message))
 
     def reject(self, client: bytes, request_id: str, refusal: Refusal) -> None:
         """Not this, not now, or not any more: to the client that said it."""
@@ -39,7 +40,7 @@ class Delivery:
     def deliver(self, sequence: Sequence) -> None:
         """Send what is committed and within the window, then the end if there is one."""
         request = sequence.request
-        if request.client is None or not request.accepted or sequence.unsure:
+        if request.listener is None or not request.accepted or sequence.unsure:
             return
         while sequence.sent < sequence.committed and sequence.sent - sequence.delivered < WINDOW:
             self.say(request, self._next_tokens(sequence))

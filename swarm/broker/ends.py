@@ -92,7 +92,7 @@ class Ends:
 
     def leave_alone(self, request: Request, now: float) -> None:
         """Nobody reads it."""
-        request.client, request.detached_at = None, now
+        request.client, request.stuck, request.detached_at = None, False, now
         self.await_client(request, now)
 
     def keep_deadline(self, request: Request) -> None:

@@ -22,7 +22,14 @@ class ClientSaid:
 
 @dataclass(frozen=True, slots=True)
 class ClientUnreachable:
-    """A message to a client could not be delivered: it is gone, or its queue is full."""
+    """A client is gone: its connection is closed, or there was none for a message."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStuck:
+    """A message to a client was dropped, though it is connected: it has not read for long, and its queue is full."""
 
     client: bytes
 
@@ -207,6 +214,7 @@ def described(event: Event) -> dict[str, object] | None:
 Event = (
     ClientSaid
     | ClientUnreachable
+    | ClientStuck
     | WorkerSaid
     | AssetPartArrived
     | MessageRefused

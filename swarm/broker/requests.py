@@ -144,7 +144,7 @@ class Requests:
             self._delivery.deliver(sequence)
 
     def _adopt(self, request: Request, client: bytes) -> None:
-        request.client = client
+        request.client, request.stuck = client, False
         request.detached_at = None
 
     def _stand_at(self, sequence: Sequence, next_index: int) -> None:
@@ -163,8 +163,17 @@ class Requests:
             self._stand_at(sequence, ack.next_index)
         position = min(sequence.num_prompt + ack.next_index, sequence.sent)
         sequence.delivered = max(sequence.delivered, position)
+        if sequence.request.stuck:
+            self._go_on(sequence.request)
         self._delivery.deliver(sequence)
         self.ends.forget_if_done(sequence.request)
+
+    def _go_on(self, request: Request) -> None:
+        """Its reader reads again. What was sent and dropped is sent once more: all that was not acknowledged."""
+        request.stuck = False
+        for sequence in request.sequences:
+            sequence.sent, sequence.finish_sent = sequence.delivered, False
+            self._delivery.deliver(sequence)
 
     def detach(self, client: bytes, detach: Detach, now: float) -> None:
         """Its reader goes on purpose."""
@@ -181,6 +190,13 @@ class Requests:
         for request in self._state.requests.values():
             if request.client == client:
                 self.ends.leave_alone(request, now)
+
+    def stuck(self, client: bytes) -> None:
+        """It is there, and does not read: nothing more is sent, its requests run on as for any slow reader. If it never
+        comes to itself, its connection breaks sooner or later."""
+        for request in self._state.requests.values():
+            if request.client == client:
+                request.stuck = True
 
     # --- what shall end ----------------------------------------------------------------------------------------------
 
@@ -216,6 +232,7 @@ class Requests:
         self.ends.end_all(request, "cancelled", "" if by_reader else "another client cancelled it", now)
         if not by_reader:
             return
+        request.stuck = False
         for sequence in request.sequences:
             if not sequence.finish_sent:
                 self._delivery.say(request, finished(sequence))

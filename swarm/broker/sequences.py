@@ -167,12 +167,18 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     accepted: bool = False
     detached_at: float | None = None
+    stuck: bool = False  # its reader is there and does not read: what was sent last did not go out
     restored: bool = False  # it was in the journal only, for a while
     read_at: float | None = None  # when it was read from there because somebody asked for it
 
     @property
     def id(self) -> str:
         return self.submit.request_id
+
+    @property
+    def listener(self) -> bytes | None:
+        """Whom to tell of it now."""
+        return None if self.stuck else self.client
 
     @property
     def ended(self) -> bool:

@@ -29,6 +29,7 @@ from swarm.broker.events import (
     AssetPartArrived,
     BeatHeard,
     ClientSaid,
+    ClientStuck,
     ClientUnreachable,
     DescriptorsCounted,
     DoorClosed,
@@ -308,7 +309,7 @@ class BrokerService:
         match action:
             case act.SayClient(client, message, payload):
                 if not self._front.send(client, SERVER.encode(message, payload)):
-                    return ClientUnreachable(client)
+                    return ClientStuck(client) if self._front.has(client) else ClientUnreachable(client)
             case act.Dispatch():
                 self._unsent.append(action)
                 self._flush()

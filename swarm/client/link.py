@@ -157,14 +157,17 @@ class Link:
 
     async def _receive(self) -> None:
         async for event in self._channel:
-            if event is wire.Link.UP:
-                self.num_connects += 1
-                self.do(Connected())
-            elif event is wire.Link.DOWN:
-                self._outbox.clear()  # after the next connect, the session tells everything again
-                self.do(Disconnected())
-            else:
-                self._arrived(event)
+            self._came(event)
+
+    def _came(self, event: Frames | wire.Link) -> None:
+        if event is wire.Link.UP:
+            self.num_connects += 1
+            self.do(Connected())
+        elif event is wire.Link.DOWN:
+            self._outbox.clear()  # after the next connect, the session tells everything again
+            self.do(Disconnected())
+        elif not isinstance(event, wire.Link):
+            self._arrived(event)
 
     def _arrived(self, frames: Frames) -> None:
         try:
@@ -180,6 +183,8 @@ class Link:
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(_TICK_S)
+            for event in self._channel.waiting():  # nobody is judged while words of theirs lie unread
+                self._came(event)
             self._flush()
             self.do(Tick())
 

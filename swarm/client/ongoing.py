@@ -92,6 +92,15 @@ class Ongoing:
     def is_starved(self) -> bool:
         return any(c.starved for c in self.continuations)
 
+    def forgive(self, pause_s: float, now: float) -> None:
+        """Its client stood still: its limits move. When it is told again does not: something may have been lost."""
+        lost_s = min(pause_s, now - self.started)
+        self.started += lost_s
+        if self.deadline is not None:
+            self.deadline += lost_s
+        if self.left_at is not None:
+            self.left_at = min(now, self.left_at + pause_s)
+
     def take(self, message: Tokens) -> Deliver | None:
         """The new ones among tokens that begin at or before the next expected one, as far as there is room."""
         continuation = self.continuations[message.index]

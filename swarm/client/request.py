@@ -32,7 +32,8 @@ Source = str | tuple[int, ...] | Conversation
 class RequestOptions(TypedDict, total=False):
     """Keywords of every verb that makes a request: the fields of :class:`SamplingParams`, and
 
-    ``timeout``: seconds until the caller gives up (RequestTimeout; the request is cancelled); ``deadline_s``: seconds
+    ``timeout``: seconds until the caller gives up (RequestTimeout; the request is cancelled; pauses of its own process
+    of more than a second count as half a second); ``deadline_s``: seconds
     after which the swarm itself shall not bother; ``priority``: "high", "normal", "low" or a number, -100 to 100, of
     which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
     are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;

@@ -18,6 +18,8 @@ The rules:
   that was detached, or made elsewhere, is not cancelled but let go of (``Detach``), and forgotten at once.
 * **Every wait ends.** Without a connection, or without a word from the broker (it is asked one, see ``QUIET_S``), what
   is live fails with :class:`Unavailable`.
+* **Our own pauses are nobody's lateness.** If this process stood still (stopped, a closed lid, a blocked loop), every
+  limit moves by that. The shell reads what has come before it lets time pass.
 """
 
 from __future__ import annotations
@@ -78,6 +80,9 @@ Actions = list[Action]
 
 QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
 NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
+PAUSE_S = 1.0  # the shell tells of time ten times a second: a longer gap is a pause of this process
+# So much of a pause counts all the same: or the time limits of a caller whose loop is always late would never pass.
+USUAL_GAP_S = 0.5
 CONFIRM_CANCEL_S = 30.0  # how long a left request is remembered for a broker that doesn't confirm its end
 
 
@@ -102,6 +107,7 @@ class Session:
     _lost_at: float | None = None  # since when the connection is gone; None before the first one
     _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
     _probed_at: float = 0.0
+    _ticked_at: float = 0.0  # the last tick, or when there began to be something to tick for
 
     @property
     def idle(self) -> bool:
@@ -109,8 +115,9 @@ class Session:
         return not self._requests and not self._questions
 
     @property
-    def num_requests(self) -> int:
-        return len(self._requests)
+    def request_ids(self) -> tuple[str, ...]:
+        """Those that are live here."""
+        return tuple(self._requests)
 
     def handle(self, event: Event, now: float) -> Actions:
         actions: Actions = []
@@ -159,7 +166,7 @@ class Session:
     def _wake(self, now: float) -> None:
         """The silence of an idle connection says nothing about the broker: it is measured from here on."""
         if self.idle:
-            self._heard_at = self._probed_at = now
+            self._heard_at = self._probed_at = self._ticked_at = now
 
     def _consumed(self, event: Consumed, now: float) -> Actions:
         request = self._requests.get(event.request_id)
@@ -368,10 +375,23 @@ class Session:
     # --- time
 
     def _tick(self, now: float) -> Actions:
+        pause_s, self._ticked_at = now - self._ticked_at, now
+        if pause_s > PAUSE_S:
+            self._forgive(pause_s - USUAL_GAP_S, now)
         actions = self._time_limits(now)
         if self.connected:
             return actions + self._nudges(now) + self._silence(now)
         return actions + self._absence(now)
+
+    def _forgive(self, pause_s: float, now: float) -> None:
+        """This process stood still. What began in the pause has lost no more than the time since then."""
+        self._heard_at = min(now, self._heard_at + pause_s)
+        if self._lost_at is not None:
+            self._lost_at = min(now, self._lost_at + pause_s)
+        for question in self._questions.values():
+            question.started = min(now, question.started + pause_s)
+        for request in self._requests.values():
+            request.forgive(pause_s, now)
 
     def _time_limits(self, now: float) -> Actions:
         actions: Actions = []

@@ -283,7 +283,7 @@ class Audit:
 def _is_held_back(sequence: Sequence) -> bool:
     """What may be told is told with the event that makes it so."""
     request = sequence.request
-    if request.client is None or not request.accepted or sequence.unsure:
+    if request.listener is None or not request.accepted or sequence.unsure:
         return False
     return sequence.sent < sequence.committed and sequence.sent - sequence.delivered < WINDOW
 

@@ -1,4 +1,8 @@
-"""A client's session and whoever calls it, wired to the simulated network."""
+"""A client's session and whoever calls it, wired to the simulated network.
+
+Its process may stand still: what comes then waits in its connection, which holds only so much, and is heard at once
+when it goes on. What came beyond that is lost, as the broker is told.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,10 @@ if TYPE_CHECKING:
     from swarm.sim.cluster import Cluster
 
 
+RECONNECT_TIMEOUT_S = 30.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
+TICK_S = 0.5
+QUEUE = 8  # messages that a connection holds for one that does not read
 
 
 class ClientNode:
@@ -23,11 +30,13 @@ class ClientNode:
         self._cluster = cluster
         self._world = cluster.world
         self.name = name
-        self.session = Session(url="sim", reconnect_timeout_s=600.0)
+        self.session = Session(url="sim", reconnect_timeout_s=RECONNECT_TIMEOUT_S)
         self._consume_s = consume_s
         self._link: Link | None = None
         self._taken_at: dict[tuple[str, int], float] = {}  # when all that was delivered will have been taken
         self.stop_at: dict[tuple[str, int], int] = {}
+        self._frozen_until: float | None = None
+        self._held_back: list[client_event.Event] = []
         self._connect()
         self._tick()
 
@@ -35,7 +44,30 @@ class ClientNode:
     def peer(self) -> bytes:
         return self.name.encode()
 
+    @property
+    def has_room(self) -> bool:
+        """Can its connection take one more message?"""
+        return self._frozen_until is None or len(self._held_back) < QUEUE
+
+    def freeze(self, for_s: float) -> None:
+        """SIGSTOP, SIGCONT after a while."""
+        until = max(self._world.now + for_s, self._frozen_until or 0.0)
+        self._frozen_until = until
+        self._world.at(for_s, lambda: self._thaw() if self._frozen_until == until else None)
+
+    def _thaw(self) -> None:
+        """What came meanwhile is there at once, before or behind the timer."""
+        self._frozen_until = None
+        held, self._held_back = self._held_back, []
+        if self._world.random.random() < 0.5:
+            held.insert(0, client_event.Tick())
+        for event in held:
+            self.feed(event)
+
     def feed(self, event: client_event.Event) -> None:
+        if self._frozen_until is not None:
+            self._held_back.append(event)
+            return
         self._world.tell(self.name, event)
         for action in self.session.handle(event, self._world.now):
             self._perform(action)
@@ -63,7 +95,9 @@ class ClientNode:
             self._world.at(self._world.draw(KNOCK_S), self._connect)
 
     def _connect(self) -> None:
-        if not self._cluster.broker.alive:
+        if self._frozen_until is not None:  # without a connection it is gone, to the broker, and may be for too long
+            self._cluster.audit.may_fail.update(self.session.request_ids)
+        if not self._cluster.broker.alive or self._frozen_until is not None:
             self._world.at(self._world.draw(KNOCK_S), self._connect)
             return
         self._link = self._cluster.network.link(self.name, "broker", "client", self._world.pace.control)
@@ -71,9 +105,10 @@ class ClientNode:
         self.feed(client_event.Connected())
 
     def _tick(self) -> None:
-        for action in self.session.handle(client_event.Tick(), self._world.now):
-            self._perform(action)
-        self._world.at(0.5, self._tick)
+        if self._frozen_until is None:
+            for action in self.session.handle(client_event.Tick(), self._world.now):
+                self._perform(action)
+        self._world.at(TICK_S, self._tick)
 
     def _perform(self, action: client_event.Action) -> None:
         self._world.tell(f"{self.name} ->", action)

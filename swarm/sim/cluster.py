@@ -220,7 +220,9 @@ class Cluster:
 
     def to_client(self, client: bytes, message: ServerMessage) -> None:
         node = self.clients.get(client)
-        if node is not None:
+        if node is not None and not node.has_room:
+            self.world.at(0.0, self._for_this_broker(broker_event.ClientStuck(client)))
+        elif node is not None:
             self._link(client, node.name, "client").carry(lambda: node.hear(message))
 
     def to_worker(self, peer: bytes, order: Order) -> None:

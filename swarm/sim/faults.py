@@ -30,6 +30,8 @@ def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
     living = [cluster.workers[incarnation] for incarnation in sorted(cluster.workers)]
     if fault.kind in _AT_LARGE:
         _AT_LARGE[fault.kind](cluster, living, fault)
+    elif fault.kind == "client_freeze":
+        clients[fault.who % len(clients)].freeze(fault.for_s)
     elif fault.kind == "client_drop":
         clients[fault.who % len(clients)].lose_connection(fault.for_s)
     elif living and fault.kind == "leave":

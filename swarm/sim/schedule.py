@@ -35,6 +35,7 @@ FaultKind = Literal[
     "double",  # a second process under a name in use
     "join",
     "client_drop",
+    "client_freeze",  # SIGSTOP, SIGCONT: longer than any of its limits
     "control_drop",  # the connection between a living worker and the broker breaks
     "edge_drop",  # a connection between two stages breaks
     "pipe_drop",  # the one between broker and first stage
@@ -58,7 +59,10 @@ CROWDED = 0.25  # how often many grow where the room for keys and values is so s
 DEADLINE = 0.1  # how often a request has one
 SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
 BAD_WEATHER = 0.5
-FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+CLIENT_FAULTS = ("client_freeze",)  # these come by a chance of their own
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in CLIENT_FAULTS)
+FROZEN_CLIENT = 0.05  # how often a client stands still
+FROZEN_S = (31.0, 40.0)
 AT_ONCE = 0.3  # how often a fault strikes together with the one before it
 ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one
 ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends one
@@ -159,7 +163,9 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     if faults:
         schedule = _hard(Random(f"hard {seed}"), schedule)
     crowd = Random(f"crowd {seed}")
-    return _crowded(crowd, schedule) if crowd.random() < CROWDED else schedule
+    if crowd.random() < CROWDED:
+        schedule = _crowded(crowd, schedule)
+    return _with_client_faults(Random(f"clients {seed}"), schedule) if faults else schedule
 
 
 def _settings(random: Random) -> BrokerSettings:
@@ -322,6 +328,14 @@ def _faults(random: Random) -> tuple[Fault, ...]:
         at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
         faults.append(_fault(random, at))
     return tuple(faults)
+
+
+def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
+    """Clients that stand still, longer than they would wait for a broker."""
+    if random.random() >= FROZEN_CLIENT:
+        return schedule
+    fault = Fault("client_freeze", random.uniform(0.4, 4.5), random.randrange(8), random.uniform(*FROZEN_S))
+    return replace(schedule, faults=(*schedule.faults, fault))
 
 
 def _fault(random: Random, at: float) -> Fault:

@@ -120,6 +120,7 @@ class _AsyncChannel(Generic[Event]):
     def __init__(self, context: Context, kind: int, limit_bytes: int, queue: int, linger_ms: int) -> None:
         self._socket = context.socket(kind)
         set_options(self._socket, limit_bytes, queue, linger_ms)
+        self._queue = queue
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._arrived: deque[Event] = deque()  # never more than _BATCH messages and what the monitor said
@@ -139,6 +140,18 @@ class _AsyncChannel(Generic[Event]):
                     break
             self._look_again(self._socket)
         return self._arrived.popleft()
+
+    def waiting(self) -> Iterator[Event]:
+        """What is there already, in order, without waiting: a queue's worth at most."""
+        for _ in range(self._queue):
+            if not self._arrived:
+                self._take()
+            if not self._arrived:
+                break
+            yield self._arrived.popleft()
+        if self._arrived:
+            self._ready.set()
+        self._look_again(self._socket)
 
     def close(self) -> None:
         """Close the socket. End the task that receives first: nothing will wake it any more."""
@@ -226,6 +239,10 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | GateClosed]):
         """False: the peer is not connected, or it does not read and its queue is full."""
         return self._send([peer, *frames])
 
+    def has(self, peer: bytes) -> bool:
+        """Is it connected, as far as is known?"""
+        return self._connections.has(peer)
+
     def _take(self) -> bool:
         frames = receive_now(self._socket)
         lost = self._read_monitor()  # after the message: see Connections
@@ -303,24 +320,11 @@ class AsyncPullChannel(_ListeningChannel[Frames | GateClosed]):
         gates: Gates | None = None,
     ) -> None:
         super().__init__(context, zmq.PULL, limit_bytes, queue, linger_ms=0, gates=gates)
-        self._queue = queue
         try:
             self.endpoint = bind_free_port(self._socket, host, ports)
         except ConfigError:
             self.close()
             raise
-
-    def waiting(self) -> Iterator[Frames | GateClosed]:
-        """What is there already, in order, without waiting: a queue's worth at most."""
-        for _ in range(self._queue):
-            if not self._arrived:
-                self._take()
-            if not self._arrived:
-                break
-            yield self._arrived.popleft()
-        if self._arrived:
-            self._ready.set()
-        self._look_again(self._socket)
 
     def _take(self) -> bool:
         for event in self._monitor.events():

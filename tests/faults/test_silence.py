@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import sys
 
 import pytest
 
@@ -50,6 +52,35 @@ async def test_the_broker_is_stopped_and_wakes(bench: Bench) -> None:
     assert after.get("workers_lost", 0) == before.get("workers_lost", 0)
     assert after["own_pauses"] > before.get("own_pauses", 0)
     assert {n["name"]: n["pid"] for n in await bench.nodes() if n["layers"]} == pids
+
+
+READER = """
+import json, sys
+from swarm import Client
+with Client(sys.argv[1], connect_timeout_s=60.0, reconnect_timeout_s=3.0) as client:
+    tokens = []
+    for piece in client.stream([3, 1, 4], max_tokens=900, ignore_eos=True, temperature=1.0, seed=9):
+        tokens.append(piece.token)
+        if len(tokens) == 100:
+            print("reads", flush=True)
+    print(json.dumps(tokens))
+"""
+
+
+async def test_a_client_is_stopped_and_wakes(bench: Bench) -> None:
+    """For twice as long as it would wait for a silent broker: it gets every token."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", READER, bench.swarm.url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), 60.0) == b"reads\n"
+    process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(6.0)
+    process.send_signal(signal.SIGCONT)
+    out, errors = await asyncio.wait_for(process.communicate(), 60.0)
+    assert process.returncode == 0, errors.decode()
+    whole = await bench.client.generate([3, 1, 4], max_tokens=900, ignore_eos=True, temperature=1.0, seed=9)
+    assert json.loads(out) == list(whole.tokens)
 
 
 @needs_cgroup("freezer")

@@ -31,6 +31,7 @@ from swarm.broker.events import (
     AcceptanceWritten,
     BeatHeard,
     ClientSaid,
+    ClientStuck,
     EpochWritten,
     Event,
     RequestRead,
@@ -463,6 +464,8 @@ class Watch:
                     self.sent.pop((attach.request_id, index), None)
             case RequestRead(request_id):
                 self.sent = {place: num for place, num in self.sent.items() if place[0] != request_id}
+            case ClientStuck():
+                self.sent.clear()  # what went out last did not arrive
             case ClientSaid(_, Submit() as again):
                 for index in range(again.params.n):
                     self.sent.pop((again.request_id, index), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.actions import NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
-from swarm.broker.events import ClientUnreachable, StepFinished
+from swarm.broker.events import ClientStuck, ClientUnreachable, StepFinished
 from swarm.broker.intake import NOT_SERVING_S
 from swarm.broker.requests import MAX_TOKENS_PER_MESSAGE, WINDOW, derive_seed
 from swarm.wire.messages import (
@@ -681,6 +681,42 @@ def test_a_client_that_comes_back_within_the_grace_goes_on(make_bench) -> None:
     assert tokens_of(bench.say(Attach(request_id="r", next_index=(0,)), OTHER), OTHER) == [(0, (TOKEN,))]
     bench.tick(3.0)
     assert bench.sequence().reason is None
+
+
+def test_a_client_that_does_not_read_is_not_away(make_bench) -> None:
+    """Its queue is full: nothing more is sent, and its request runs on, however long that takes. With its first word it
+    gets all that it has not acknowledged, and the end."""
+    bench = make_bench(settings(requests=request_settings(client_grace_s=2.0))).serve(1)
+    bench.say(submit(max_tokens=6, ignore_eos=True))
+    bench.finish()
+    bench.finish()
+    bench.feed(ClientStuck(CLIENT))
+    bench.take()
+    bench.finish()
+    bench.tick(30.0)
+    bench.run_dry()
+    assert said(bench.log) == []
+    assert bench.sequence().reason == "length"
+    *tokens, end = said(bench.say(Ack(request_id="r", index=0, next_index=1)))
+    assert tokens == [Tokens(request_id="r", index=0, start=1, ids=(TOKEN,) * 5)]
+    assert isinstance(end, Finished)
+
+
+def test_a_client_that_does_not_read_and_goes(make_bench) -> None:
+    """Once its connection breaks it has the grace, like others. Its Cancel, or an Attach, is a word like any other."""
+    bench = make_bench(settings(requests=request_settings(client_grace_s=2.0))).serve(1)
+    for name in ("r", "s", "t"):
+        bench.say(submit(name))
+    bench.feed(ClientStuck(CLIENT))
+    assert isinstance(said(bench.say(Cancel(request_id="s")))[-1], Finished)
+    assert said(bench.say(Attach(request_id="t", next_index=(0,)))) == []
+    bench.take()
+    bench.finish()
+    bench.finish()
+    assert {m.request_id for m in said(bench.log, Tokens)} == {"t"}
+    bench.feed(ClientUnreachable(CLIENT))
+    bench.tick(2.5)
+    assert bench.sequence().reason == "cancelled"
 
 
 def test_retention(make_bench) -> None:

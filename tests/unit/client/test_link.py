@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import pytest
 
-from swarm.client.events import Action, Ask, Event, Failed, Start, Tick
+from swarm.client.events import Action, Ask, Event, Failed, Received, Start, Tick
 from swarm.client.link import Link, Mailbox
 from swarm.client.session import Session
 from swarm.errors import InvalidRequest, Unavailable
 from swarm.params import SamplingParams
-from swarm.wire.messages import Describe, Query, Submit
+from swarm.wire.codec import SERVER
+from swarm.wire.messages import Describe, Malformed, Query, Submit
 
 NOBODY = "tcp://127.0.0.1:9"
 
@@ -60,6 +62,29 @@ async def test_a_closed_link_refuses(link: Link) -> None:
         link.start(Start(submit("a")), Mailbox())
     with pytest.raises(Unavailable, match="is closed"):
         await link.ask(Ask(1, Describe(), 60.0))
+
+
+class Listing(Session):
+    """One that notes what it is told."""
+
+    told: ClassVar[list[Event]] = []
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self.told.append(event)
+        return Session.handle(self, event, now)
+
+
+async def test_what_has_come_is_read_before_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause the broker's words may lie unread in the socket: nobody is judged before they are heard."""
+    session = Listing(NOBODY)
+    link = Link(session)
+    word = SERVER.encode(Malformed(reason="late"))
+    monkeypatch.setattr(link._channel, "waiting", lambda: iter([list(map(memoryview, word))]))
+    with pytest.raises(InvalidRequest, match="late"):
+        await link.ask(Ask(1, Describe(), 60.0))
+    kinds = [type(event) for event in session.told]
+    assert kinds.index(Received) < (kinds.index(Tick) if Tick in kinds else len(kinds))
+    await link.aclose()
 
 
 async def test_what_cannot_be_encoded_is_refused_at_once() -> None:

@@ -60,6 +60,7 @@ from swarm.wire.messages import (
 )
 
 URL = "tcp://host:5700"
+TICK_S = 0.1
 TIMING = Timing(0.0, 0.1, 0.2, 0)
 
 
@@ -79,6 +80,15 @@ class Driver:
         return self.do(Received(message))  # type: ignore[arg-type]
 
     def wait(self, seconds: float) -> list[Action]:
+        """As the shell does: with a tick every so often."""
+        actions, until = [], self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + TICK_S)
+            actions += self.do(Tick())
+        return actions + self.do(Tick())
+
+    def pause(self, seconds: float) -> list[Action]:
+        """This process stands still."""
         self.now += seconds
         return self.do(Tick())
 
@@ -416,6 +426,71 @@ def test_a_quiet_request_is_told_again(driver: Driver) -> None:
     assert attach(5) not in driver.wait(NUDGE_S)
     driver.do(Consumed("r", 0, 5))
     assert attach(5) in driver.wait(0)
+
+
+# --- our own pauses ---------------------------------------------------------------------------------------------------
+
+
+def test_our_own_pause_is_not_the_brokers_silence(driver: Driver) -> None:
+    """However long it was, the broker gets the whole time from then on; it is asked for what may have been lost."""
+    driver.running()
+    driver.do(Ask(1, Query(what="plan"), 20.0))
+    driver.wait(1)
+    assert errors(driver.pause(3600)) == []
+    assert errors(driver.wait(18)) == []
+    assert [type(error) for error in errors(driver.wait(1))] == [RequestTimeout]  # the question's own limit
+    assert errors(driver.wait(9)) == []
+    [error] = errors(driver.wait(1))
+    assert "has said nothing for 30 s" in str(error)
+
+
+def test_our_own_pause_does_not_count_while_the_broker_is_away(driver: Driver) -> None:
+    """Nor against its coming back, nor against the first connection."""
+    driver.running()
+    driver.do(Disconnected())
+    driver.wait(20)
+    second = submit(request_id="r2")
+    driver.do(Start(second))
+    driver.wait(3)
+    assert driver.pause(60) == []
+    assert driver.wait(1) == []
+    assert [action.request_id for action in driver.wait(1) if isinstance(action, Failed)] == ["r2"]
+    assert [action.request_id for action in driver.wait(5) if isinstance(action, Failed)] == ["r"]
+
+
+def test_our_own_pause_moves_a_callers_limit(driver: Driver) -> None:
+    """As it moves all others; only of a loop that is always late, a part of every pause counts."""
+    driver.running(timeout_s=3.0)
+    assert errors(driver.pause(60)) == []
+    driver.get(tokens(0, 1))
+    driver.do(Consumed("r", 0, 1))
+    assert errors(driver.wait(2)) == []
+    assert [type(error) for error in errors(driver.wait(1))] == [RequestTimeout]
+    driver.get(finished(1, reason="cancelled"))
+    driver.running(timeout_s=3.0)
+    assert errors([action for _ in range(5) for action in driver.pause(2)]) == []
+    assert [type(error) for error in errors(driver.pause(2))] == [RequestTimeout]
+
+
+def test_a_request_that_began_in_a_pause_has_its_own_time_only(driver: Driver) -> None:
+    """A caller that blocks the loop, and starts something between: limits move by what each has lost."""
+    driver.running()
+    driver.now += 40
+    driver.do(Start(submit(request_id="r2"), 3.0))
+    driver.now += 2
+    driver.do(Tick())
+    assert errors(driver.wait(2.9)) == []
+    assert [type(error) for error in errors(driver.wait(2.2))] == [RequestTimeout]
+
+
+def test_an_idle_hour_is_no_pause(driver: Driver) -> None:
+    """Nobody ticks then; what begins afterwards has its limit from there."""
+    driver.running()
+    driver.get(finished(0))
+    driver.now += 3600
+    driver.do(Start(submit(), 3.0))
+    assert errors(driver.wait(2.9)) == []
+    assert [type(error) for error in errors(driver.wait(0.1))] == [RequestTimeout]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
