@@ -6,6 +6,7 @@
     │   └── StageSetError      a set of layer ranges is not a pipeline (``kind`` says which rule it breaks)
     ├── JournalError           the journal can't be opened, read or written: names the file and the remedy
     ├── WireError              bytes from a peer can't be understood: names the field
+    │   └── ForeignMessage      they came whole, but say what has no meaning here: the peer is of another build
     ├── IllegalMove            a core was asked for something its rules forbid: a bug, with its story
     └── ClientError            what a caller of the client library can meet
         ├── InvalidRequest     the request is wrong; nothing was started
@@ -54,6 +55,10 @@ class WireError(SwarmError):
     """A message can't be understood. The only exception that decoding raises, whatever the bytes are."""
 
     hint_status = 400
+
+
+class ForeignMessage(WireError):
+    """A message is whole, and no message of this build: its sender is of another one."""
 
 
 class IllegalMove(SwarmError):

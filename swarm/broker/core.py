@@ -194,8 +194,8 @@ class BrokerCore:
                 self._client_missed(event, now)
             case AssetPartArrived():
                 self._members.asset_part_arrived(event, now)
-            case MessageRefused(door):
-                self._message_refused(door, now)
+            case MessageRefused():
+                self._message_refused(event, now)
             case Tick():
                 self._tick(now)
             case DoorClosed() | DescriptorsCounted():
@@ -228,9 +228,11 @@ class BrokerCore:
             case Stopping():
                 self._write_steps(now, at_once=True)
 
-    def _message_refused(self, door: str, now: float) -> None:
-        self.state.count(f"malformed_{door}")
-        if door == "data":  # the last stage's answer to a step, most likely: it will not come again
+    def _message_refused(self, refused: MessageRefused, now: float) -> None:
+        self.state.count(f"malformed_{refused.door}")
+        if refused.foreign:
+            self._members.not_understood(refused.peer, refused.foreign)
+        if refused.door == "data":  # the last stage's answer to a step, most likely: it will not come again
             self._members.damaged(now)
 
     def _fill_pipe(self, now: float) -> None:

@@ -55,9 +55,12 @@ class AssetPartArrived:
 
 @dataclass(frozen=True, slots=True)
 class MessageRefused:
-    """Bytes that can't be understood came through a door: "client", "control", "beat" or "data"."""
+    """Bytes that can't be understood came through a door: "client", "control", "beat" or "data". ``foreign``: they came
+    whole, and this is what has no meaning here; ``peer``: then, who said it."""
 
     door: str
+    peer: bytes = b""
+    foreign: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,14 @@ class Members:
         self._planner.changed(now)
         self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 
+    def not_understood(self, peer: bytes, reason: str) -> None:
+        """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
+        understood before; what it says now is not worth its life.)"""
+        known = self._state.workers.get(peer.decode(errors="replace"))
+        if known is None or known.is_gone:
+            reason = f"the broker can't understand it ({reason}): install the same version on both"
+            self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
+
     def _replace(self, former: Worker, hello: Hello, now: float) -> None:
         """The newest process of a name is the one that counts; the one before, should it live, must end."""
         if not former.is_gone:

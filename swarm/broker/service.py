@@ -58,12 +58,14 @@ from swarm.broker.requests import RequestSettings
 from swarm.broker.rules import PlanRules
 from swarm.broker.scheduler import SchedulerSettings
 from swarm.clock import Clock, SystemClock
-from swarm.errors import WireError
+from swarm.errors import ForeignMessage, WireError
 from swarm.log import get_logger
 from swarm.wire.channel import Arrived, AsyncPullChannel, GateClosed, PeerLost, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.gate import Gates
+from swarm.wire.greeting import greeting, read_greeting, why_strangers
 from swarm.wire.messages import AssetPart, LayerRange, Malformed, StepDone, WorkerMessage
+from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames
 
 if TYPE_CHECKING:
@@ -208,6 +210,8 @@ class BrokerService:
             if not isinstance(event, Arrived):
                 self._feed(_left_or_closed("client", event))
                 continue
+            if self._greeted(self._front, event, client_schema()):
+                continue
             try:
                 message, _ = CLIENT.decode(event.frames)
             except WireError as error:
@@ -222,13 +226,26 @@ class BrokerService:
             if not isinstance(event, Arrived):
                 self._feed(_left_or_closed("worker", event))
                 continue
+            if self._greeted(self._control, event, schema()):
+                continue
             try:
                 message, payload = WORKER.decode(event.frames)
             except WireError as error:
                 log.warning("worker_message_refused", worker=event.peer.decode(errors="replace"), reason=str(error))
-                self._feed(MessageRefused("control"))
+                foreign = str(error) if isinstance(error, ForeignMessage) else ""
+                self._feed(MessageRefused("control", event.peer, foreign))
                 continue
             self._worker_said(event.peer, message, payload)
+
+    def _greeted(self, door: RouterChannel, event: Arrived, own: str) -> bool:
+        """Whether it is a greeting; it is answered with ours, and whoever knocks says what is to be said of it."""
+        theirs = read_greeting(event.frames)
+        if theirs is None:
+            return False
+        if why_strangers(theirs, own) is not None:
+            log.warning("stranger_greeted", peer=event.peer.hex(), is_of=str(theirs)[:500])
+        door.send(event.peer, greeting(own))
+        return True
 
     def _worker_said(self, peer: bytes, message: WorkerMessage, payload: memoryview | None) -> None:
         if not isinstance(message, AssetPart):

@@ -31,8 +31,20 @@ Reply = Description | AssetPart | Recalled | Report
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """Somebody has taken the connection; who that is will be known when it greets."""
+
+
+@dataclass(frozen=True, slots=True)
 class Connected:
-    """The connection stands (again)."""
+    """The connection stands (again), to a broker that speaks as we do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estranged:
+    """The connection stands, to a broker that can't be talked to."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,15 @@ class Received:
 
     message: ServerMessage
     payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """Something came from the broker that has no meaning here. ``request_id``: which request it is about, if it says so
+    in the usual place."""
+
+    reason: str
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +127,21 @@ class Tick:
     """Time has passed."""
 
 
-Event = Connected | Disconnected | Received | Start | Consumed | StopFound | Leave | Ask | Withdraw | Tick
+Event = (
+    Reached
+    | Connected
+    | Estranged
+    | Disconnected
+    | Received
+    | NotUnderstood
+    | Start
+    | Consumed
+    | StopFound
+    | Leave
+    | Ask
+    | Withdraw
+    | Tick
+)
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import secrets
 from collections import deque
 from itertools import count
 
+import msgspec
 import zmq
 
 from swarm.client.events import (
@@ -17,9 +18,12 @@ from swarm.client.events import (
     Deliver,
     Disconnected,
     Ended,
+    Estranged,
     Event,
     Failed,
     Leave,
+    NotUnderstood,
+    Reached,
     Received,
     Reply,
     Send,
@@ -33,7 +37,9 @@ from swarm.client.session import Session
 from swarm.errors import ClientError, InvalidRequest, Unavailable, WireError
 from swarm.wire import channel as wire
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.greeting import greeting, read_greeting, why_strangers
 from swarm.wire.messages import ClientMessage
+from swarm.wire.schema import client_schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
@@ -162,7 +168,8 @@ class Link:
     def _came(self, event: Frames | wire.Link) -> None:
         if event is wire.Link.UP:
             self.num_connects += 1
-            self.do(Connected())
+            self._channel.send(greeting(client_schema()))
+            self.do(Reached())
         elif event is wire.Link.DOWN:
             self._outbox.clear()  # after the next connect, the session tells everything again
             self.do(Disconnected())
@@ -170,10 +177,15 @@ class Link:
             self._arrived(event)
 
     def _arrived(self, frames: Frames) -> None:
+        theirs = read_greeting(frames)
+        if theirs is not None:
+            reason = why_strangers(theirs, client_schema())
+            self.do(Connected() if reason is None else Estranged(reason))
+            return
         try:
             message, payload = SERVER.decode(frames)
-        except WireError:
-            self.session.num_ignored += 1  # whoever waits for it has a time limit
+        except WireError as error:
+            self.do(NotUnderstood(str(error), _about(frames[0])))
             return
         self.do(Received(message, b"" if payload is None else bytes(payload)))
 
@@ -235,6 +247,19 @@ class Link:
         """Send what there is room for; the next tick tries the rest."""
         while self._outbox and self._channel.send(self._outbox[0]):
             self._outbox.popleft()
+
+
+class _About(msgspec.Struct):
+    """What is read of a message that can't be understood."""
+
+    request_id: str = ""
+
+
+def _about(header: Bytes) -> str:
+    try:
+        return msgspec.msgpack.decode(header, type=_About).request_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _refuse_unspeakable(message: ClientMessage) -> None:

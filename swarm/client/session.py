@@ -18,6 +18,8 @@ The rules:
   that was detached, or made elsewhere, is not cancelled but let go of (``Detach``), and forgotten at once.
 * **Every wait ends.** Without a connection, or without a word from the broker (it is asked one, see ``QUIET_S``), what
   is live fails with :class:`Unavailable`.
+* **What can't be understood ends in words.** A broker of another build is known by its greeting, before anything else
+  is said to it; a message that makes no sense all the same fails whom it is about, at once.
 * **Our own pauses are nobody's lateness.** If this process stood still (stopped, a closed lid, a blocked loop), every
   limit moves by that. The shell reads what has come before it lets time pass.
 """
@@ -35,9 +37,12 @@ from swarm.client.events import (
     Consumed,
     Disconnected,
     Ended,
+    Estranged,
     Event,
     Failed,
     Leave,
+    NotUnderstood,
+    Reached,
     Received,
     Reply,
     Send,
@@ -104,6 +109,8 @@ class Session:
     _requests: dict[str, Ongoing] = field(default_factory=dict)
     _questions: dict[int, _Question] = field(default_factory=dict)
     _ever_heard: bool = False
+    _reached: bool = False  # somebody listens there
+    _stranger: str = ""  # why the broker that is there can't be talked to
     _lost_at: float | None = None  # since when the connection is gone; None before the first one
     _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
     _probed_at: float = 0.0
@@ -137,18 +144,20 @@ class Session:
                 actions = self._ask(event, now)
             case Withdraw(key):
                 self._questions.pop(key, None)
-            case Connected():
-                actions = self._connected(now)
-            case Disconnected():
-                self._disconnected(now)
+            case NotUnderstood():
+                self._heard_at, self._ever_heard = now, True
+                actions = self._not_understood(event, now)
             case Tick():
                 actions = self._tick(now)
+            case _:
+                actions = self._connection(event, now)
         return actions
 
     # --- the caller's wishes
 
     def _start(self, event: Start, now: float) -> Actions:
         submit = event.submit
+        self._refuse_strangers()
         if submit.request_id in self._requests:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
         self._wake(now)
@@ -159,9 +168,14 @@ class Session:
         return self._tell_again(request, now) if self.connected else []
 
     def _ask(self, event: Ask, now: float) -> Actions:
+        self._refuse_strangers()
         self._wake(now)
         self._questions[event.key] = _Question(event, now)
         return self._say([event.question])
+
+    def _refuse_strangers(self) -> None:
+        if self._stranger:
+            raise Unavailable(self._stranger)
 
     def _wake(self, now: float) -> None:
         """The silence of an idle connection says nothing about the broker: it is measured from here on."""
@@ -208,6 +222,18 @@ class Session:
 
     # --- the connection
 
+    def _connection(self, event: Event, now: float) -> Actions:
+        match event:
+            case Reached():
+                self._reached = True
+            case Connected():
+                return self._connected(now)
+            case Estranged(reason):
+                return self._estranged(reason, now)
+            case Disconnected():
+                self._disconnected(now)
+        return []
+
     def _connected(self, now: float) -> Actions:
         self.connected, self._heard_at, self._probed_at = True, now, now
         actions: Actions = []
@@ -216,7 +242,14 @@ class Session:
         actions += [Send(question.ask.question) for question in self._questions.values()]
         return actions
 
+    def _estranged(self, reason: str, now: float) -> Actions:
+        """It stays so until the connection breaks: then there may be another broker."""
+        self._stranger = f"the broker at {self.url} can't be talked to: {reason}"
+        error = Unavailable(self._stranger)
+        return self._give_up(self._live(), error, now) + self._unanswered(list(self._questions), error)
+
     def _disconnected(self, now: float) -> None:
+        self._reached, self._stranger = False, ""
         if self.connected:
             self.connected, self._lost_at = False, now
 
@@ -372,6 +405,19 @@ class Session:
         failed: Actions = [Failed(request.id, error) for request in requests if not request.left]
         return failed + self._unanswered(list(self._questions), error)
 
+    def _not_understood(self, event: NotUnderstood, now: float) -> Actions:
+        """It would only come again. Whom it was for will not hear better: the request that it names, or whoever has
+        asked something."""
+        self.num_ignored += 1
+        error = Unavailable(
+            f"the broker at {self.url} says what this client does not understand ({event.reason}): "
+            "install the same version on both"
+        )
+        if event.request_id:
+            named = [request for request in self._live() if request.id == event.request_id]
+            return self._give_up(named, error, now)
+        return self._unanswered(list(self._questions), error)
+
     # --- time
 
     def _tick(self, now: float) -> Actions:
@@ -439,7 +485,9 @@ class Session:
         keys = [key for key, q in self._questions.items() if self._waited_enough(q.started, now)]
         if not requests and not keys:
             return []
-        if self._lost_at is None:
+        if self._lost_at is None and self._reached:
+            error = Unavailable(f"something listens at {self.url}, but it does not answer like a broker")
+        elif self._lost_at is None:
             error = Unavailable(f"no broker answers at {self.url}: is `swarm up` running there?")
         else:
             error = Unavailable(f"the broker at {self.url} went away and has not come back")

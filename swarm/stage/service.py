@@ -27,7 +27,7 @@ import zmq
 from swarm import failpoints
 from swarm.clock import Clock, SystemClock
 from swarm.demo import model_path
-from swarm.errors import ConfigError, WireError
+from swarm.errors import ConfigError, ForeignMessage, WireError
 from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage import keeper
@@ -42,6 +42,7 @@ from swarm.stage.torch_executor import TorchExecutor
 from swarm.stage.vitals import LOOK_S, Vitals
 from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
 from swarm.wire.codec import BEAT, DATA, ORDER, WORKER
+from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     PROTOCOL_VERSION,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
+GREET_S = 3.0  # a broker that lives greets back at once
 OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
 
 log = get_logger(__name__)
@@ -172,6 +174,7 @@ class WorkerService:
         )
         self._beats: BeatThread | None = None
         self._connected = self._closed = False
+        self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
         self._up = asyncio.Event()
         self._probe = LinkProbe(self._send, clock)
         self._link: LinkCost | None = None
@@ -239,16 +242,33 @@ class WorkerService:
     async def _hear_orders(self) -> None:
         async for event in self._control:
             if event is Link.UP:
-                self._connected = True
-                self._up.set()
-                if self._link_is_known:
-                    self._compute.post(BrokerConnected())
+                self._control.send(greeting(schema()))
+                waits_for = self._ungreeted = object()
+                self._loop.call_later(GREET_S, self._miss_greeting, waits_for)
             elif event is Link.DOWN:
-                self._connected = False
+                self._connected, self._ungreeted = False, None
                 self._say_goodbye(self._departure.disconnected())
                 log.warning("broker_gone", note="knocking until it is back")
             elif not isinstance(event, Link):
                 self._take_order(event)
+
+    def _greeted(self, theirs: Greeting) -> None:
+        """The broker has said who it is; before, nothing else was said to it."""
+        self._ungreeted = None
+        reason = why_strangers(theirs, schema())
+        if reason is not None:
+            reason = f"this worker can't talk to the broker at {self._settings.client.url}: {reason}"
+            self._perform(act.Exit(EX_CONFIG, reason), None)
+            return
+        self._connected = True
+        self._up.set()
+        if self._link_is_known:
+            self._compute.post(BrokerConnected())
+
+    def _miss_greeting(self, waits_for: object) -> None:
+        if waits_for is self._ungreeted:
+            url = self._settings.client.url
+            log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
 
     async def _measure_link(self) -> None:
         """Once, before the first Hello, which tells of it."""
@@ -259,8 +279,16 @@ class WorkerService:
             self._compute.post(BrokerConnected())
 
     def _take_order(self, frames: list[memoryview]) -> None:
+        theirs = read_greeting(frames)
+        if theirs is not None:
+            self._greeted(theirs)
+            return
         try:
             order, _ = ORDER.decode(frames)
+        except ForeignMessage as error:
+            reason = f"the broker says what this worker does not understand ({error}): install the same version on both"
+            self._perform(act.Exit(EX_CONFIG, reason), None)
+            return
         except WireError as error:
             log.warning("order_refused", reason=str(error))
             return

@@ -23,7 +23,7 @@ from typing import Final, Generic, TypeVar, cast, get_args
 import msgspec
 from msgspec import inspect
 
-from swarm.errors import WireError
+from swarm.errors import ForeignMessage, WireError
 from swarm.wire import tensors
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
@@ -144,10 +144,10 @@ class Door(Generic[M]):
         try:
             version = _ENVELOPE.decode(header).v
             if version != PROTOCOL_VERSION:
-                raise WireError(f"protocol version {version} is not spoken here, only {PROTOCOL_VERSION}")
+                raise ForeignMessage(f"protocol version {version} is not spoken here, only {PROTOCOL_VERSION}")
             return self._decoder.decode(header)
         except _UNREADABLE as error:
-            raise WireError(self._explain(error, _peek_kind(header))) from None
+            raise ForeignMessage(self._explain(error, _peek_kind(header))) from None
 
     def _explain(self, error: Exception, kind: object) -> str:
         """msgspec's complaint with the message's kind and the field's name in front: ``step.rows[3].count: …``."""

@@ -1,14 +1,15 @@
 """A name for the messages as this build knows them.
 
 Peers refuse messages with fields that they don't know, so two builds that differ in one can't work together, even where
-the protocol's number is the same (while it is being developed). Workers and broker compare this name when they meet.
+the protocol's number is the same (while it is being developed). Whoever meets compares this name (``greeting``).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 import xxhash
@@ -22,6 +23,16 @@ _PLACE: Final = re.compile(re.escape(messages.__name__) + r"\.[a-z_]+\.")
 @cache
 def schema() -> str:
     """The same for the same kinds, fields, types and bounds; sixteen hexadecimal digits."""
-    kinds = sorted(messages.Message.__subclasses__(), key=lambda kind: kind.__name__)
+    return _name(messages.Message.__subclasses__())
+
+
+@cache
+def client_schema() -> str:
+    """The same for what passes the client door, either way."""
+    return _name((*get_args(messages.ClientMessage), *get_args(messages.ServerMessage)))
+
+
+def _name(kinds: Iterable[type[messages.Message]]) -> str:
+    kinds = sorted(kinds, key=lambda kind: kind.__name__)
     described = "\n".join(repr(msgspec.inspect.type_info(kind)) for kind in kinds)
     return xxhash.xxh3_64_hexdigest(_PLACE.sub(f"{messages.__name__}.", described).encode())

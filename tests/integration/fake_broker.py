@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import xxhash
 import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from swarm.errors import ConfigError, WireError
 from swarm.wire.channel import Arrived, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     Accepted,
@@ -53,6 +55,7 @@ from swarm.wire.messages import (
     TokenLogprob,
     Tokens,
 )
+from swarm.wire.schema import client_schema
 from swarm.wire.sockets import DATA_PORTS
 
 WINDOW = 256
@@ -127,7 +130,8 @@ def say(text: str) -> list[int]:
 class FakeBroker:
     """``answer`` scripts a request's continuations. ``allowed`` tokens of each are sent at once, the rest when it grows
     (None: all). ``chunk`` tokens travel together. ``refuse`` may turn a submission down. ``lose`` tells which token
-    messages vanish on their way; ``repeat`` sends each twice."""
+    messages vanish on their way; ``repeat`` sends each twice. ``greets``: how it greets back (None: not at all).
+    ``retell`` changes what it says on the way."""
 
     answer: Callable[[Submit, int], list[int]]
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
@@ -139,6 +143,8 @@ class FakeBroker:
     lose: Callable[[Tokens], bool] = lambda _: False
     repeat: bool = False
     silent: bool = False
+    greets: Greeting | None = field(default_factory=lambda: Greeting(schema=client_schema()))
+    retell: Callable[[ServerMessage, list[bytes]], list[bytes]] = lambda _, frames: frames
     reports: dict[str, Report] = field(default_factory=dict)
     heard: list[ClientMessage] = field(default_factory=list)
     known: dict[str, Known] = field(default_factory=dict)
@@ -224,6 +230,10 @@ class FakeBroker:
                 await self._arrived(event)
 
     async def _arrived(self, event: Arrived) -> None:
+        if read_greeting(event.frames) is not None:
+            if self.greets is not None and self._door is not None:
+                self._door.send(event.peer, [msgspec.msgpack.encode(self.greets)])
+            return
         try:
             message, _ = CLIENT.decode(event.frames)
         except WireError as error:
@@ -375,4 +385,4 @@ class FakeBroker:
 
     def _say(self, peer: bytes, message: ServerMessage, payload: bytes | None = None) -> None:
         if self._door is not None:
-            self._door.send(peer, SERVER.encode(message, payload))
+            self._door.send(peer, self.retell(message, SERVER.encode(message, payload)))  # type: ignore[arg-type]

@@ -54,6 +54,7 @@ def test_whose_fault_it_is() -> None:
     assert {n for n, s in status.items() if s < 500} == {
         "ConfigError",
         "WireError",
+        "ForeignMessage",
         "InvalidRequest",
         "Overloaded",
         "RequestCancelled",

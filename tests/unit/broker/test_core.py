@@ -10,6 +10,7 @@ from swarm.broker.events import ClientUnreachable, MessageRefused, StepFinished
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     CopyDone,
+    Denied,
     Describe,
     Description,
     Failure,
@@ -18,7 +19,7 @@ from swarm.wire.messages import (
     Query,
     Report,
 )
-from tests.unit.broker.bench import TOKEN, Bench, done_of, said, submit
+from tests.unit.broker.bench import TOKEN, Bench, done_of, orders, said, submit
 
 
 def describe(bench: Bench) -> Description:
@@ -100,6 +101,20 @@ def test_messages_of_later_protocols_are_counted(serving: Bench) -> None:
     message = CopyDone(incarnation="w0.1", sequence=1, layers=LayerRange(0, 1), to="w1.1", kv=1)
     assert serving.tell("w0", message) == []
     assert serving.state.counters["unexpected_control"] == 1
+
+
+def test_a_worker_of_another_build_is_told(serving: Bench) -> None:
+    """Its introduction came whole and has no meaning here: it would wait for an answer for ever. A member's life is not
+    at stake for one such message, and a damaged one is nobody's build."""
+    ((peer, denied),) = orders(serving.feed(MessageRefused("control", b"w9.1", "hello.speed: unknown field")))
+    assert peer == "w9.1"
+    assert isinstance(denied, Denied)
+    assert denied.reason == (
+        "the broker can't understand it (hello.speed: unknown field): install the same version on both"
+    )
+    member = next(iter(serving.workers.values())).peer
+    assert orders(serving.feed(MessageRefused("control", member, "stats.speed: unknown field"))) == []
+    assert orders(serving.feed(MessageRefused("control", b"w9.1"))) == []
 
 
 def test_an_unreachable_stranger(serving: Bench) -> None:

@@ -17,9 +17,12 @@ from swarm.client.events import (
     Deliver,
     Disconnected,
     Ended,
+    Estranged,
     Event,
     Failed,
     Leave,
+    NotUnderstood,
+    Reached,
     Received,
     Send,
     Start,
@@ -570,6 +573,44 @@ def test_malformed_fails_what_is_unanswered(driver: Driver) -> None:
     [failed] = driver.get(Malformed(reason="kind: strange"))
     assert isinstance(failed, Failed)
     assert failed.request_id == "r"
+
+
+def test_a_broker_of_another_build(driver: Driver) -> None:
+    """What is live fails with the reason, whatever comes later is refused; until the connection breaks, for then there
+    may be another broker."""
+    driver.do(Start(submit()))
+    driver.do(Ask(1, Describe(), 60.0))
+    assert driver.do(Reached()) == []
+    failed, unanswered = driver.do(Estranged("it is swarm 9"))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Unavailable)
+    assert str(failed.error) == f"the broker at {URL} can't be talked to: it is swarm 9"
+    assert isinstance(unanswered, Unanswered)
+    for event in (Start(submit()), Ask(2, Describe(), 60.0)):
+        with pytest.raises(Unavailable, match="it is swarm 9"):
+            driver.do(event)
+    assert driver.session.idle
+    driver.do(Disconnected())
+    driver.do(Start(submit()))
+    driver.do(Reached())
+    assert driver.do(Connected()) == [Send(submit())]
+
+
+def test_what_cannot_be_understood_fails_whom_it_is_about(driver: Driver) -> None:
+    """The request that it names, or else whoever has asked something; nobody, if nobody waits for it."""
+    driver.running()
+    second = submit(request_id="r2")
+    driver.do(Start(second))
+    failed, cancel = driver.do(NotUnderstood("finished.cost: unknown field", "r"))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Unavailable)
+    assert "does not understand (finished.cost: unknown field): install the same version on both" in str(failed.error)
+    assert cancel == Send(Cancel(request_id="r"))
+    assert driver.do(NotUnderstood("?", "somebody else's")) == []
+    assert driver.do(NotUnderstood("?")) == []
+    driver.do(Ask(1, Describe(), 60.0))
+    assert [type(action) for action in driver.do(NotUnderstood("?"))] == [Unanswered]
+    assert driver.session.request_ids == ("r", "r2")  # the first only to have its Cancel confirmed
 
 
 def test_an_id_in_use(driver: Driver) -> None:
