@@ -14,6 +14,7 @@
         ├── Unavailable        no broker answers, or it went away and did not come back
         ├── RequestFailed      the swarm accepted the request and could not finish it
         ├── RequestCancelled   somebody cancelled it
+        ├── ReadElsewhere      another client reads the request now; it goes on
         └── RequestTimeout     the caller's own time limit passed
 
 ``hint_status`` is the HTTP status a gateway would answer with; it also says whose fault it
@@ -103,6 +104,12 @@ class RequestCancelled(ClientError):
     """The request was cancelled by somebody else than the caller."""
 
     hint_status = 499
+
+
+class ReadElsewhere(ClientError):
+    """Another client has attached to the request, and gets what comes of it from now on. It goes on."""
+
+    hint_status = 409
 
 
 class RequestTimeout(ClientError):

@@ -83,7 +83,7 @@ class Durability:
             return
         sequence.end_written = True
         self._delivery.deliver(sequence)
-        self._ends.forget_if_done(sequence.request)
+        self._ends.forget_if_done(sequence.request, sequence.request.client)
         self._ends.make_room()
 
     def end_was_not_written(self, sequence_id: int) -> None:

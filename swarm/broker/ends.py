@@ -189,8 +189,11 @@ class Ends:
             self._archive.note_dropped(request)
         self.forget(request)
 
-    def forget_if_done(self, request: Request) -> None:
-        if request.fully_delivered and all(self._delivery.is_safe(each) for each in request.sequences):
+    def forget_if_done(self, request: Request, reader: bytes | None) -> None:
+        """Whoever has it all needs it no more. Others may: they find it in the journal, once that has it; without one,
+        it waits for who submitted it."""
+        is_spare = request.end_written if self._settings.has_journal else reader == request.owner
+        if request.fully_delivered and is_spare:
             self.forget(request)
 
     def forget(self, request: Request) -> None:

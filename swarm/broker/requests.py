@@ -68,7 +68,7 @@ class Requests:
     def _make_request(self, client: bytes, submit: Submit, now: float) -> Request:
         assert self._state.manifest is not None
         deadline_at = None if submit.deadline_s is None else now + submit.deadline_s
-        request = Request(submit, client, now, deadline_at, tenant_of(submit, client))
+        request = Request(submit, client, now, deadline_at, tenant_of(submit, client), owner=client)
         limit = limit_of(submit, self._state.manifest)
         for index in range(submit.params.n):
             sequence = Sequence(
@@ -92,10 +92,11 @@ class Requests:
             reason = f"request id {submit.request_id} is in use for another request: choose a new one"
             self._delivery.reject(client, submit.request_id, Refusal("conflict", reason))
             return
+        known.owner = client
         self._adopt(known, client)
         if known.accepted:
             self._delivery.say(known, Accepted(request_id=known.id))
-            self._attach(known, client, (0,) * len(known.sequences))
+            self._read_from(known, (0,) * len(known.sequences))
 
     def accepted(self, request_id: str, sequences: tuple[int, ...]) -> None:
         """The journal has it: it may be announced and served."""
@@ -128,22 +129,30 @@ class Requests:
     def attach(self, client: bytes, attach: Attach) -> None:
         request = self._state.requests.get(attach.request_id)
         if request is not None:
-            self._attach(request, client, attach.next_index)
+            self._attach(request, client, attach)
         elif not self._ask_journal(client, attach):
             self._delivery.reject(client, attach.request_id, Refusal("unknown", _UNKNOWN))
 
-    def _attach(self, request: Request, client: bytes, next_index: tuple[int, ...]) -> None:
-        if len(next_index) != len(request.sequences):
-            reason = f"the request has {len(request.sequences)} continuations, not {len(next_index)}"
+    def _attach(self, request: Request, client: bytes, attach: Attach) -> None:
+        if len(attach.next_index) != len(request.sequences):
+            reason = f"the request has {len(request.sequences)} continuations, not {len(attach.next_index)}"
             self._delivery.reject(client, request.id, Refusal("unknown", reason))
-            return
-        self._adopt(request, client)
+        elif attach.again and request.client not in (None, client):
+            self._delivery.reject(client, request.id, _SUPERSEDED)
+        else:
+            self._adopt(request, client)
+            self._read_from(request, attach.next_index)
+
+    def _read_from(self, request: Request, next_index: tuple[int, ...]) -> None:
         for sequence, index in zip(request.sequences, next_index, strict=True):
             self._stand_at(sequence, index)
             sequence.finish_sent = False
             self._delivery.deliver(sequence)
 
     def _adopt(self, request: Request, client: bytes) -> None:
+        """From now on this is its reader. One at a time: the one before it is told."""
+        if request.client not in (None, client):
+            self._delivery.reject(request.client, request.id, _SUPERSEDED)
         request.client, request.stuck = client, False
         request.detached_at = None
 
@@ -159,6 +168,9 @@ class Requests:
         sequence = self._find(ack.request_id, ack.index)
         if sequence is None:
             return
+        if sequence.request.client not in (None, client):
+            self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has
+            return
         if sequence.unsure:
             self._stand_at(sequence, ack.next_index)
         position = min(sequence.num_prompt + ack.next_index, sequence.sent)
@@ -166,7 +178,7 @@ class Requests:
         if sequence.request.stuck:
             self._go_on(sequence.request)
         self._delivery.deliver(sequence)
-        self.ends.forget_if_done(sequence.request)
+        self.ends.forget_if_done(sequence.request, client)
 
     def _go_on(self, request: Request) -> None:
         """Its reader reads again. What was sent and dropped is sent once more: all that was not acknowledged."""
@@ -269,7 +281,7 @@ class Requests:
             case Recall():
                 self._answer_recall(client, message, problem or _UNKNOWN)
             case Attach() if request is not None:
-                self._attach(request, client, message.next_index)
+                self._attach(request, client, message)
             case Ack() if request is not None:
                 self._adopt(request, client)
                 self.ack(client, message)
@@ -296,4 +308,5 @@ class Requests:
         return request.sequences[index]
 
 
+_SUPERSEDED = Refusal("superseded", "another client has attached to this request and reads it now")
 _UNKNOWN = "this request is not known: its id is wrong, or it ended too long ago to be kept"

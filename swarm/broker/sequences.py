@@ -166,6 +166,7 @@ class Request:
     tenant: str = ""  # on whose account it is computed
     sequences: list[Sequence] = field(default_factory=list)
     accepted: bool = False
+    owner: bytes | None = None  # who submitted it last
     detached_at: float | None = None
     stuck: bool = False  # its reader is there and does not read: what was sent last did not go out
     restored: bool = False  # it was in the journal only, for a while

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from swarm.client import assets
-from swarm.client.events import Ask, Failed, Reply
+from swarm.client.events import Ask, Failed, Reply, Revoke
 from swarm.client.link import Link, Mailbox
 from swarm.client.request import (
     Conversation,
@@ -138,8 +138,9 @@ class AsyncClient:
 
     def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> PromptStream:
         """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
-        each continuation on. The latest reader gets what comes. The text of a token depends on those before it, which
-        is why they are fetched, too; ``completion`` has them all. Leaving the iterator early cancels nothing.
+        each continuation on. The latest reader gets what comes; the one before it ends with ReadElsewhere. The text of
+        a token depends on those before it, which is why they are fetched, too; ``completion`` has them all. Leaving the
+        iterator early cancels nothing.
 
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
         check_attach(request_id, next_index, timeout)
@@ -165,9 +166,7 @@ class AsyncClient:
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
         check_attach(request_id, 0, None)
         call = await self._recall(request_id, _ASK_TIMEOUT_S)
-        mailbox = Mailbox()
-        call.start(mailbox, _ASK_TIMEOUT_S, attached=True)
-        call.leave(cancel=True)
+        call.link.do(Revoke(call.submit))
         await self.describe()  # what was said before has been heard when this is answered
 
     @overload

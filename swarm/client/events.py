@@ -107,6 +107,13 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Revoke:
+    """The caller wants a request to end that was made elsewhere, and does not read it."""
+
+    submit: Submit
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """The caller has a question; ``key`` comes back with the answer. ``timeout_s`` counts from now."""
 
@@ -138,6 +145,7 @@ Event = (
     | Consumed
     | StopFound
     | Leave
+    | Revoke
     | Ask
     | Withdraw
     | Tick

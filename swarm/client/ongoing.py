@@ -10,6 +10,7 @@ from swarm.errors import (
     ClientError,
     InvalidRequest,
     Overloaded,
+    ReadElsewhere,
     RequestCancelled,
     RequestFailed,
     Unavailable,
@@ -59,6 +60,7 @@ class Ongoing:
     attached: bool = False  # another process may have made it; here it is only read
     sent: bool = False
     accepted: bool = False
+    is_reader: bool = False  # the broker has answered us as its reader
     attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
     nudge_at: float = 0.0  # when it is told again if nothing is heard of it
     left_at: float | None = None  # since when only the broker's confirmation is awaited
@@ -136,7 +138,8 @@ class Ongoing:
         self.attaching = True
         for continuation in self.continuations:
             continuation.starved = False
-        return Attach(request_id=self.id, next_index=tuple(c.expected for c in self.continuations))
+        next_index = tuple(c.expected for c in self.continuations)
+        return Attach(request_id=self.id, next_index=next_index, again=self.is_reader)
 
     def stops(self) -> list[Stop]:
         return [
@@ -171,6 +174,8 @@ def refusal(message: Rejected, accepted: bool) -> ClientError:
             return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)
         case "unavailable":
             return Unavailable(message.reason)
+        case "superseded":
+            return ReadElsewhere(message.reason)
         case "unknown" if accepted:
             return RequestFailed(message.reason)  # it was taken, and then forgotten: not the caller's fault
         case _:

@@ -45,6 +45,7 @@ from swarm.client.events import (
     Reached,
     Received,
     Reply,
+    Revoke,
     Send,
     Start,
     StopFound,
@@ -138,6 +139,8 @@ class Session:
                 actions = self._start(event, now)
             case StopFound():
                 actions = self._stop_found(event)
+            case Revoke():
+                actions = self._revoke(event, now)
             case Leave(request_id, cancel):
                 actions = self._leave(request_id, now, cancel=cancel)
             case Ask():
@@ -203,6 +206,19 @@ class Session:
             return []
         request.continuations[event.index].stop_at = event.at_index
         return self._say(request.stops())
+
+    def _revoke(self, event: Revoke, now: float) -> Actions:
+        """As if it had been read here and left: the ``Cancel`` is said again until the broker confirms, or long enough.
+        It is never attached to, or its reader would hear of another reader, and not that it was cancelled."""
+        submit = event.submit
+        self._refuse_strangers()
+        if submit.request_id in self._requests:
+            raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
+        self._wake(now)
+        continuations = [Continuation() for _ in range(submit.params.n)]
+        request = Ongoing(submit, now, None, continuations, attached=True, sent=True, accepted=True, left_at=now)
+        self._requests[submit.request_id] = request
+        return self._say([Cancel(request_id=submit.request_id)])
 
     def _leave(self, request_id: str, now: float, *, cancel: bool = False) -> Actions:
         request = self._requests.get(request_id)
@@ -296,7 +312,7 @@ class Session:
 
     def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
         """The broker has it: each of these says so."""
-        request.accepted, request.nudge_at = True, now + NUDGE_S
+        request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
         if isinstance(message, Accepted):
             return []
         if message.index >= len(request.continuations):
@@ -382,7 +398,9 @@ class Session:
             request.attaching, request.nudge_at = False, now + message.retry_after_s
             return []
         del self._requests[request.id]
-        return [Failed(request.id, refusal(message, request.accepted))]
+        is_taken = message.code == "superseded" and request.submit.detached and not request.accepted
+        news: Actions = [Taken(request.id)] if is_taken else []
+        return [*news, Failed(request.id, refusal(message, request.accepted))]
 
     def _answer(self, message: Reply, payload: bytes) -> Actions:
         keys = [key for key, question in self._questions.items() if _answers(message, question.ask.question)]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from swarm.client import events as client_event
 from swarm.client.session import Session
+from swarm.errors import ClientError
 from swarm.sim.network import Link
-from swarm.wire.messages import ClientMessage, ServerMessage
+from swarm.wire.messages import ClientMessage, Finished, ServerMessage
 
 if TYPE_CHECKING:
     from swarm.sim.cluster import Cluster
@@ -39,6 +40,11 @@ class ClientNode:
         self._held_back: list[client_event.Event] = []
         self._connect()
         self._tick()
+
+    @property
+    def pace(self) -> tuple[float, float]:
+        """How slowly its caller takes tokens."""
+        return self._consume_s
 
     @property
     def peer(self) -> bytes:
@@ -116,14 +122,23 @@ class ClientNode:
             case client_event.Send(message):
                 self._send(message)
             case client_event.Deliver():
-                self._cluster.audit.delivered(action)
+                self._delivered(action)
                 self._take_soon(action)
             case client_event.Ended(request_id, index, finished):
-                self._cluster.audit.ended(request_id, index, finished)
+                self._ended(request_id, index, finished)
             case client_event.Failed(request_id, error):
-                self._cluster.audit.failed(request_id, str(error))
+                self._failed(request_id, error)
             case _:
                 pass
+
+    def _delivered(self, action: client_event.Deliver) -> None:
+        self._cluster.audit.delivered(action)
+
+    def _ended(self, request_id: str, index: int, finished: Finished) -> None:
+        self._cluster.audit.ended(request_id, index, finished)
+
+    def _failed(self, request_id: str, error: ClientError) -> None:
+        self._cluster.audit.failed(request_id, error)
 
     def _send(self, message: ClientMessage) -> None:
         if self._link is not None:

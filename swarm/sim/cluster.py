@@ -35,6 +35,7 @@ from swarm.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from swarm.sim.reader import Reader
     import numpy as np
     from numpy.typing import NDArray
 
@@ -62,6 +63,7 @@ class Cluster:
         self.specs = {spec.name: spec for spec in schedule.workers}
         self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}
+        self.readers: list[Reader] = []
         self.traps: list[Trap] = []
         self.struck: Counter[str] = Counter()  # by kind of fault
         self.num_garbled = self.num_refused = 0
@@ -323,6 +325,8 @@ class Cluster:
         """All is quiet."""
         state, workers = self.broker.core.state, list(self.workers.values())
         self.audit.check_end(state, workers)
+        for reader in self.readers:
+            reader.check_end()
         self.audit.check_members(state, workers)
         if self.num_refused != self.num_garbled:
             raise Violation(f"I7: of {self.num_garbled} garbled tensors {self.num_refused} were refused")

@@ -12,6 +12,7 @@ from swarm.sim.audit import Violation
 from swarm.sim.client import ClientNode
 from swarm.sim.cluster import Cluster
 from swarm.sim.faults import strike
+from swarm.sim.reader import Reader
 from swarm.sim.schedule import RequestSpec, Schedule, make_schedule
 from swarm.sim.world import World
 
@@ -117,6 +118,10 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
         for index, stop_at in spec.stops.items():
             client.stop_at[request_id, index] = stop_at
         client.feed(Start(spec.submit))
+        if spec.read_after is not None:
+            reader = Reader(cluster, f"r-{request_id}", client.pace, spec.submit)
+            cluster.readers.append(reader)
+            world.at(spec.read_after, reader.begin)
         if spec.leaves_after is not None:
             cluster.audit.left.add(request_id)
             world.at(spec.leaves_after, lambda: client.feed(Leave(request_id)))
@@ -157,4 +162,5 @@ def _all_ended(cluster: Cluster, schedule: Schedule) -> bool:
         case.end for (request, _), case in cluster.audit.expected.items() if request not in cluster.audit.left
     )
     under_way = state.running or state.waiting or state.flights or state.to_release or state.to_retire
-    return cluster.broker.alive and not under_way and state.book.serving and all(waited_for)
+    served = cluster.broker.alive and not under_way and state.book.serving
+    return served and all(waited_for) and all(reader.is_done for reader in cluster.readers)

@@ -61,6 +61,7 @@ SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what i
 BAD_WEATHER = 0.5
 CLIENT_FAULTS = ("client_freeze",)  # these come by a chance of their own
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in CLIENT_FAULTS)
+READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
 FROZEN_S = (31.0, 40.0)
 AT_ONCE = 0.3  # how often a fault strikes together with the one before it
@@ -103,6 +104,7 @@ class RequestSpec:
     client: int
     leaves_after: float | None  # the caller cancels then
     stops: dict[int, int]  # continuation -> token index at which a stop string is found
+    read_after: float | None = None  # another client attaches then, if it is accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,9 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     crowd = Random(f"crowd {seed}")
     if crowd.random() < CROWDED:
         schedule = _crowded(crowd, schedule)
+    readers = Random(f"readers {seed}")
+    if readers.random() < READ_ELSEWHERE and schedule.settings.requests.has_journal:
+        schedule = _read_elsewhere(readers, schedule)
     return _with_client_faults(Random(f"clients {seed}"), schedule) if faults else schedule
 
 
@@ -328,6 +333,15 @@ def _faults(random: Random) -> tuple[Fault, ...]:
         at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
         faults.append(_fault(random, at))
     return tuple(faults)
+
+
+def _read_elsewhere(random: Random, schedule: Schedule) -> Schedule:
+    """Detached ones, and ones with a second reader."""
+    requests = []
+    for spec in schedule.requests:
+        after = random.uniform(0.0, 4.0) if random.random() < 0.6 else None
+        requests.append(replace(_with(spec, detached=random.random() < 0.4), read_after=after))
+    return replace(schedule, requests=tuple(requests))
 
 
 def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:

@@ -57,6 +57,7 @@ def test_whose_fault_it_is() -> None:
         "ForeignMessage",
         "InvalidRequest",
         "Overloaded",
+        "ReadElsewhere",
         "RequestCancelled",
     }
 

@@ -57,10 +57,13 @@ class Recall(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Send what comes from ``next_index[i]`` on of continuation ``i`` to me from now on; the latest attachment wins."""
+    """Send what comes from ``next_index[i]`` on of continuation ``i`` to me from now on; the latest attachment wins,
+    and the reader before it is told (``Rejected``, "superseded"). ``again``: I am a reader already, and only want to go
+    on, if nobody else has come meanwhile."""
 
     request_id: RequestId
     next_index: Annotated[tuple[Position, ...], msgspec.Meta(max_length=64)]
+    again: bool = False
 
 
 class Ack(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.actions import NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import Action, NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ClientStuck, ClientUnreachable, StepFinished
 from swarm.broker.intake import NOT_SERVING_S
 from swarm.broker.requests import MAX_TOKENS_PER_MESSAGE, WINDOW, derive_seed
@@ -13,6 +13,7 @@ from swarm.wire.messages import (
     Ack,
     Attach,
     Cancel,
+    Detach,
     Failure,
     Finished,
     Hop,
@@ -94,6 +95,8 @@ def test_the_same_request_again_is_the_same_request(serving: Bench) -> None:
     serving.finish()
     serving.take()
     actions = serving.say(submit(), OTHER)
+    told, *actions = actions
+    assert is_superseded(told, CLIENT)
     assert actions == [
         SayClient(OTHER, Accepted(request_id="r")),
         SayClient(OTHER, Tokens(request_id="r", index=0, start=0, ids=(TOKEN, TOKEN))),
@@ -109,7 +112,8 @@ def test_resubmission_before_acceptance_moves_the_answer(serving: Bench) -> None
     """A client that reconnects before the journal has answered is told on its new connection, once."""
     serving.held = {WriteAcceptance}
     serving.say(submit())
-    assert serving.say(submit(), OTHER) == []
+    (told,) = serving.say(submit(), OTHER)
+    assert is_superseded(told, CLIENT)
     assert [a for a in serving.write_out() if isinstance(a, SayClient)] == [SayClient(OTHER, Accepted(request_id="r"))]
 
 
@@ -451,12 +455,59 @@ def test_attach_continues_and_sends_the_end_again(serving: Bench) -> None:
     serving.say(submit(max_tokens=4))
     serving.run_dry()
     serving.take()
-    tokens, end = said(serving.say(Attach(request_id="r", next_index=(1,)), OTHER))
+    told, *_ = actions = serving.say(Attach(request_id="r", next_index=(1,)), OTHER)
+    assert is_superseded(told, CLIENT)
+    _, tokens, end = said(actions)
     assert tokens == Tokens(request_id="r", index=0, start=1, ids=(TOKEN,) * 3)
     assert isinstance(end, Finished)
     # With everything in hand, only the end is sent.
     (end,) = said(serving.say(Attach(request_id="r", next_index=(4,)), OTHER))
     assert isinstance(end, Finished)
+
+
+def test_one_reader_at_a_time(serving: Bench) -> None:
+    """Who attaches is the reader, and the one before is told. What that one says afterwards counts no more: not
+    what it acknowledges, nor that it would go on reading. When the present reader has gone, it may."""
+    serving.say(submit(max_tokens=6, ignore_eos=True))
+    serving.finish()
+    serving.finish()
+    (told, news) = serving.say(Attach(request_id="r", next_index=(0,)), OTHER)
+    assert is_superseded(told, CLIENT)
+    assert news == SayClient(OTHER, Tokens(request_id="r", index=0, start=0, ids=(TOKEN, TOKEN)))
+    assert serving.say(Ack(request_id="r", index=0, next_index=2)) == []
+    assert serving.sequence().delivered == 3
+    (told,) = serving.say(Attach(request_id="r", next_index=(2,), again=True))
+    assert is_superseded(told, CLIENT)
+    serving.say(Attach(request_id="r", next_index=(2,), again=True), OTHER)
+    assert serving.sequence().delivered == 5
+    serving.say(Detach(request_id="r"), OTHER)
+    assert said(serving.say(Attach(request_id="r", next_index=(1,), again=True))) == [
+        Tokens(request_id="r", index=0, start=1, ids=(TOKEN,))
+    ]
+
+
+def test_another_has_read_everything(serving: Bench) -> None:
+    """Without a journal, the request waits for who submitted it, who may not have heard of the other."""
+    serving.say(submit(max_tokens=2))
+    serving.run_dry()
+    serving.say(Attach(request_id="r", next_index=(0,)), OTHER)
+    serving.say(Ack(request_id="r", index=0, next_index=2), OTHER)
+    assert "r" in serving.state.requests
+    serving.feed(ClientUnreachable(OTHER))
+    *_, end = said(serving.say(Attach(request_id="r", next_index=(0,), again=True)))
+    assert isinstance(end, Finished)
+    serving.say(Ack(request_id="r", index=0, next_index=2))
+    assert not serving.state.requests
+
+
+def is_superseded(action: Action, client: bytes) -> bool:
+    """Is this client told that another one reads the request now?"""
+    return (
+        isinstance(action, SayClient)
+        and action.client == client
+        and isinstance(action.message, Rejected)
+        and (action.message.code, action.message.retry_after_s) == ("superseded", None)
+    )
 
 
 def test_attach_backwards_starts_a_window_of_its_own(make_bench) -> None:

@@ -567,8 +567,14 @@ def test_running_requests_go_on_and_are_shown(journalled: Bench) -> None:
     journalled.run_dry()
     assert tokens_in(said(journalled.log)) == [TOKEN] * 3
     assert len(said(journalled.log, Finished)) == 1
-    # What was acknowledged may go.
+    # Whoever else asks for it meanwhile finds it nowhere but here.
     journalled.say(Ack(request_id="r", index=0, next_index=3))
+    assert tokens_in(said(journalled.say(Attach(request_id="r", next_index=(0,)), b"another"))) == [TOKEN] * 3
+    journalled.say(Ack(request_id="r", index=0, next_index=3), b"another")
+    assert "r" in journalled.state.requests
+    journalled.held = set()
+    journalled.feed(JournalMended())
+    journalled.write_out()
     assert journalled.state.requests == {}
 
 

@@ -20,6 +20,7 @@ from swarm.client.events import (
     Failed,
     Leave,
     Received,
+    Revoke,
     Send,
     Start,
     StopFound,
@@ -27,6 +28,7 @@ from swarm.client.events import (
     Tick,
 )
 from swarm.client.session import Session
+from swarm.errors import InvalidRequest, ReadElsewhere
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
     Accepted,
@@ -73,7 +75,7 @@ def test_an_attached_request_is_read_and_let_go_of() -> None:
     assert session.handle(Start(of, attached=True), 0.0) == [Send(Attach(request_id="a", next_index=(0,)))]
     session.handle(Received(Tokens(request_id="a", index=0, start=0, ids=(5, 6))), 0.1)
     session.handle(Disconnected(), 0.2)
-    assert session.handle(Connected(), 0.3) == [Send(Attach(request_id="a", next_index=(2,)))]
+    assert session.handle(Connected(), 0.3) == [Send(Attach(request_id="a", next_index=(2,), again=True))]
     assert session.handle(Leave("a"), 0.4) == [Send(Detach(request_id="a"))]
 
 
@@ -89,6 +91,36 @@ def test_a_request_that_cannot_be_read_now_is_asked_for_later() -> None:
     gone = Rejected(request_id="a", code="unknown", reason="never heard of it")
     (failed,) = session.handle(Received(gone), 1.3)
     assert isinstance(failed, Failed)
+
+
+def test_another_reader_comes() -> None:
+    """The caller is told, and nothing is said about the request any more. Whoever only had it taken has that."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    told = Rejected(request_id="d", code="superseded", reason="another client reads it")
+    for accepted in (True, False):
+        session.handle(Start(submit_of("d", detached=True)), 0.0)
+        if accepted:
+            session.handle(Received(Accepted(request_id="d")), 0.1)
+        *taken, failed = session.handle(Received(told), 0.2)
+        assert taken == ([] if accepted else [Taken("d")])
+        assert isinstance(failed, Failed)
+        assert isinstance(failed.error, ReadElsewhere)
+        assert session.idle
+
+
+def test_ending_what_is_read_elsewhere() -> None:
+    """It is not attached to for that; the Cancel is said again after a reconnect, until it is confirmed."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    cancel = Send(Cancel(request_id="a"))
+    assert session.handle(Revoke(submit_of("a")), 0.0) == [cancel]
+    with pytest.raises(InvalidRequest, match="in use"):
+        session.handle(Revoke(submit_of("a")), 0.0)
+    session.handle(Disconnected(), 0.1)
+    assert session.handle(Connected(), 0.2) == [cancel]
+    session.handle(Received(end_of("a", 0, "cancelled")), 0.3)
+    assert session.idle
 
 
 def test_recalling_is_a_question() -> None:

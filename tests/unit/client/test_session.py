@@ -37,6 +37,7 @@ from swarm.errors import (
     ClientError,
     InvalidRequest,
     Overloaded,
+    ReadElsewhere,
     RequestCancelled,
     RequestFailed,
     RequestTimeout,
@@ -145,7 +146,8 @@ def ack(next_index: int, index: int = 0) -> Send:
 
 
 def attach(*next_index: int) -> Send:
-    return Send(Attach(request_id="r", next_index=next_index))
+    """Of one that the broker knows as the reader."""
+    return Send(Attach(request_id="r", next_index=next_index, again=True))
 
 
 def errors(actions: list[Action]) -> list[ClientError]:
@@ -508,6 +510,7 @@ def test_an_idle_hour_is_no_pause(driver: Driver) -> None:
         ("unknown", InvalidRequest),
         ("overloaded", Overloaded),
         ("unavailable", Unavailable),
+        ("superseded", ReadElsewhere),
         ("never heard of", InvalidRequest),
     ],
 )
