@@ -35,9 +35,10 @@ from swarm.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from swarm.sim.reader import Reader
     import numpy as np
     from numpy.typing import NDArray
+
+    from swarm.sim.reader import Reader
 
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 RECONNECT_S = (0.1, 0.5)
