@@ -6,13 +6,12 @@ loses nothing, and a power cut the last moments, which are computed again.
 
 When a sequence ends, its tokens are put together into one value. What ended long ago goes (``keep_s``), and when the
 file outgrows its bound, the oldest that ended go first. Nothing that has not ended ever goes.
+How long ago that is, says ``moment``.
 """
 
 from __future__ import annotations
 
-import functools
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,11 +32,14 @@ from swarm.broker.journal.database import (
     snapshot,
     transaction,
 )
+from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.journal.reserve import Reserve
 from swarm.broker.journal.values import AnyPart, Damaged, Part, RawPart, joined, sealed, unsealed
 from swarm.log import get_logger
 from swarm.wire.messages import FinishReason, Manifest, Submit
+
+__all__ = ["MAX_LISTED", "Bounds", "Moment", "Store"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -46,7 +48,7 @@ MAX_LISTED = 1000
 
 log = get_logger(__name__)
 
-Row = tuple[int, bytes, str, float, float, str, float | None]
+Row = tuple[int, bytes, str, float, float, str, float | None, float | None]
 SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
 Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd
 
@@ -59,32 +61,6 @@ class Bounds:
     max_bytes: int = 1 << 30
 
 
-_EPOCH = time.time() - time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Now, by both clocks. ``boot`` tells one run of the machine's monotonic clock from another. ``wall`` is read once
-    per process and goes on with the monotonic clock: whoever sets the machine's clock makes nothing older."""
-
-    wall: float
-    tick: float
-    boot: str
-
-    @classmethod
-    def now(cls) -> Moment:
-        tick = time.monotonic()
-        return cls(_EPOCH + tick, tick, boot_id())
-
-
-@functools.cache
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""  # elsewhere than on Linux the wall clock must do
-
-
 class Store:
     """See the module's text. Errors of the file are JournalErrors in words."""
 
@@ -95,6 +71,7 @@ class Store:
         self._db = opened(self.path, self.reserve)
         self._durable = False
         self._num_recent = recent.FOLD  # about: the next row tells
+        self._has_earlier_boots = True  # as far as is known
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -201,11 +178,8 @@ class Store:
         """Let go what ended long ago, and the oldest beyond the bound. How many requests went."""
         try:
             with transaction(self._db):
-                gone = self._db.execute(
-                    "DELETE FROM requests WHERE ended_at IS NOT NULL AND ended_at < ?",
-                    (now.wall - self._bounds.keep_s,),
-                ).rowcount
-            while self.num_bytes > self._bounds.max_bytes and (more := self._drop_oldest()):
+                gone = self._db.execute(_DELETE_OLD, old(now, self._bounds.keep_s)).rowcount
+            while self.num_bytes > self._bounds.max_bytes and (more := self._drop_oldest(now)):
                 gone += more
             self._db.execute("PRAGMA incremental_vacuum(256)")
         except sqlite3.Error as error:
@@ -222,12 +196,15 @@ class Store:
         except (sqlite3.Error, OSError):
             return False
 
-    def _drop_oldest(self) -> int:
+    def _drop_oldest(self, now: Moment) -> int:
+        """Those of earlier boots first: whatever the clock said then, they are older than those of this one."""
         with transaction(self._db):
-            return self._db.execute(
-                "DELETE FROM requests WHERE number IN (SELECT number FROM requests WHERE ended_at IS NOT NULL "
-                "ORDER BY ended_at LIMIT 32)"
-            ).rowcount
+            if self._has_earlier_boots and now.boot:
+                gone = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
+                self._has_earlier_boots = gone > 0
+                if gone:
+                    return gone
+            return self._db.execute(_DELETE_OLDEST).rowcount
 
     @property
     def bounds(self) -> Bounds:
@@ -269,9 +246,7 @@ class Store:
         """What a broker must know to go on: everything that has not ended, and what ended within ``retained_s``."""
         try:
             facts = dict(self._db.execute("SELECT name, value FROM facts"))
-            rows = self._db.execute(
-                f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR ended_at > ? ORDER BY number", (now.wall - retained_s,)
-            ).fetchall()
+            rows = self._db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
             gathered = recent.read(self._db, Part)
             return Past(
                 epoch=_fact(facts, "epoch", int, 0),
@@ -326,8 +301,7 @@ class Store:
 
     def _record(self, row: Row, now: Moment, gathered: recent.Parts[Part] | None = None) -> RequestRecord:
         """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them."""
-        number, submit, tenant, wall, tick, boot, ended_at = row
-        age_s = now.tick - tick if boot and boot == now.boot else now.wall - wall
+        number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
         found = self._db.execute(
             "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
         ).fetchall()
@@ -337,9 +311,9 @@ class Store:
         return RequestRecord(
             submit=unsealed(submit, Submit),
             tenant=tenant,
-            age_s=max(0.0, age_s),
+            age_s=now.age_s(wall, tick, boot),
             sequences=[self._sequence(each, gathered) for each in found],
-            ended_age_s=None if ended_at is None else max(0.0, now.wall - ended_at),
+            ended_age_s=None if ended_at is None else now.age_s(ended_at, ended_tick, boot),
         )
 
     def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part]) -> SequenceRecord:
@@ -364,4 +338,19 @@ def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | 
 
 
 _INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
-_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at FROM requests"
+_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at, ended_tick FROM requests"
+# By the wall clock, which has an index; then by the clock that counts. What ended in the future was written when the
+# wall clock was wrong.
+_DELETE_OLD = (
+    "DELETE FROM requests WHERE (ended_at < :wall_limit OR ended_at > :wall) AND CASE WHEN boot = :boot AND ended_tick "
+    "IS NOT NULL THEN ended_tick < :tick_limit ELSE :knows AND ended_at < :wall_limit END"
+)
+_SELECT_PAST = (
+    f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR CASE WHEN boot = :boot AND ended_tick IS NOT NULL "
+    "THEN ended_tick > :tick_limit ELSE ended_at > :wall_limit END ORDER BY number"
+)
+_DELETE_OLDEST = (
+    "DELETE FROM requests WHERE number IN "
+    "(SELECT number FROM requests WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT 32)"
+)
+_DELETE_EARLIER = _DELETE_OLDEST.replace("ORDER BY", "AND boot <> ? ORDER BY")
