@@ -69,11 +69,13 @@ class WriteEpoch:
 
 @dataclass(frozen=True, slots=True)
 class WriteAcceptance:
-    """Journal a request, durably; then feed AcceptanceWritten."""
+    """Journal a request, durably; then feed AcceptanceWritten. ``age_s``: how long ago it was accepted, if it is
+    written once more."""
 
     submit: Submit
     sequences: tuple[int, ...]
     tenant: str = ""
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,15 @@ class WriteEnd:
     reason: FinishReason
     num_tokens: int
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAnew:
+    """The last of what memory gives a journal that was begun anew, durably: the epoch, and the number that the next
+    sequence gets. Then feed JournalRewritten."""
+
+    epoch: WriteEpoch
+    next_sequence: int
 
 
 class StepTimes(NamedTuple):
@@ -185,6 +196,7 @@ Action = (
     | WriteAcceptance
     | WriteTokens
     | WriteEnd
+    | WriteAnew
     | WriteSteps
     | ReadRequest
     | ReadList

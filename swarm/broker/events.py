@@ -143,6 +143,21 @@ class JournalMended:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalRenewed:
+    """The journal could not be believed any more. Another one is in its place, with what the old one still gave; what
+    memory has is to be written once more. ``note``: what happened, in words. ``next_sequence``: from here on no number
+    of a sequence is taken in it."""
+
+    note: str
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRewritten:
+    """The new journal has what memory gave it."""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalFigures:
     """What writing took so far, for reports."""
 
@@ -222,6 +237,8 @@ Event = (
     | ListRead
     | JournalBroke
     | JournalMended
+    | JournalRenewed
+    | JournalRewritten
     | JournalFigures
     | ProcessFigures
     | DoorClosed

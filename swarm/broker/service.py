@@ -156,8 +156,9 @@ class BrokerService:
         def failed(error: BaseException) -> None:
             loop.call_soon_threadsafe(self._fail, error)
 
-        self._writer = JournalWriter(store, self._clock, told, failed)
         self._reader = JournalReader(store.for_reading(), told, failed)
+        self._writer = JournalWriter(store, self._clock, told, failed, self._reader.turn_to)
+        self._reader.doubts = self._writer.doubt
         return replace(past, notes=notes)
 
     def _fail(self, error: BaseException) -> None:
@@ -305,6 +306,8 @@ class BrokerService:
     def _perform(self, action: act.Action) -> Event | None:
         if failpoints.armed and (place := _POINTS.get(type(action))) is not None:
             failpoints.reached(place)
+        if isinstance(action, Write | act.WriteSteps):
+            return self._write(action)
         match action:
             case act.SayClient(client, message, payload):
                 if not self._front.send(client, SERVER.encode(message, payload)):
@@ -312,8 +315,6 @@ class BrokerService:
             case act.Dispatch():
                 self._unsent.append(action)
                 self._flush()
-            case act.WriteTokens() | act.WriteAcceptance() | act.WriteEpoch() | act.WriteEnd() | act.WriteSteps():
-                return self._write(action)
             case act.ReadRequest() | act.ReadList():
                 assert self._reader is not None  # else the core would not ask
                 return self._reader.ask(action)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import NewTokens, WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.journal import Write
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.wire.messages import Manifest, Submit
@@ -114,9 +114,15 @@ class Ledger:
                     self._end(write, now)
                 case WriteAcceptance():
                     self._accept(write, now)
-                case WriteEpoch(epoch, workers, manifest, blames):
-                    self.epoch, self.workers, self.blames = epoch, workers, blames
-                    self.manifest = manifest or self.manifest
+                case WriteEpoch():
+                    self._hear(write)
+                case WriteAnew(epoch, next_sequence):
+                    self._hear(epoch)
+                    self.next_sequence = max(self.next_sequence, next_sequence)
+
+    def _hear(self, write: WriteEpoch) -> None:
+        self.epoch, self.workers, self.blames = write.epoch, write.workers, write.blames
+        self.manifest = write.manifest or self.manifest
 
     def past(self, now: float, retained_s: float) -> Past:
         kept = [r for r in self.requests.values() if r.ended_at is None or r.ended_at > now - retained_s]
@@ -152,9 +158,9 @@ class Ledger:
         if taken:
             raise Refused(f"sequences {taken} of {request_id} are another request's already")
         continuations = [Continuation(sequence, place) for place, sequence in enumerate(write.sequences)]
-        kept = self.requests[request_id] = Kept(write.submit, write.tenant, now, continuations)
+        kept = self.requests[request_id] = Kept(write.submit, write.tenant, now - write.age_s, continuations)
         self._continuations |= {each.id: (each, kept) for each in continuations}
-        self.next_sequence = max(write.sequences) + 1
+        self.next_sequence = max(self.next_sequence, max(write.sequences) + 1)
 
     def _end(self, write: WriteEnd, now: float) -> None:
         found = self._continuations.get(write.sequence)

@@ -1,6 +1,7 @@
 """The thread that reads the journal while the broker runs: requests that it no longer keeps in memory, and lists.
 
 It has a connection of its own, so that nobody who writes waits for it. It sees what was written before it was asked.
+When the journal was begun anew, it is given a connection to that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from swarm.broker.actions import ReadList, ReadRequest, StepTimes
 from swarm.broker.events import ListRead, RequestRead
 from swarm.broker.journal import steps
+from swarm.broker.journal.database import DamagedJournal, is_damage
 from swarm.broker.journal.records import RequestRecord
 from swarm.broker.journal.store import MAX_LISTED, Moment, Store
 from swarm.broker.journal.values import Damaged
@@ -35,13 +37,16 @@ Found = RequestRead | ListRead
 
 @dataclass(slots=True)
 class JournalReader:
-    """``told`` is called from the thread, and ``failed``, if that ends by a bug."""
+    """``told`` is called from the thread, and ``failed``, if that ends by a bug; and ``doubts``, with the reason, if
+    the file is found to be damaged."""
 
     store: Store
     told: Callable[[list[Found]], None]
     failed: Callable[[BaseException], None]
+    doubts: Callable[[str], None] = lambda reason: None
     _asked: deque[Ask] = field(default_factory=deque)
     _work: threading.Condition = field(default_factory=threading.Condition)
+    _next_store: Store | None = None
     _stopping: bool = False
     _thread: threading.Thread = field(init=False)
 
@@ -58,12 +63,22 @@ class JournalReader:
             self._work.notify()
         return None
 
+    def turn_to(self, store: Store) -> None:
+        """Read this one from now on; what it has before the next answer."""
+        with self._work:
+            if self._next_store is not None:
+                self._next_store.close()
+            self._next_store = store
+            self._work.notify()
+
     def close(self) -> None:
         with self._work:
             self._stopping = True
             self._work.notify()
         self._thread.join(STOP_S)
         self.store.close()
+        if self._next_store is not None:
+            self._next_store.close()
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
@@ -78,8 +93,15 @@ class JournalReader:
     def _next(self) -> Ask | None:
         with self._work:
             while not self._asked and not self._stopping:
+                self._turn()
                 self._work.wait()
+            self._turn()
             return None if self._stopping else self._asked.popleft()
+
+    def _turn(self) -> None:
+        if self._next_store is not None:
+            self.store.close()
+            self.store, self._next_store = self._next_store, None
 
     def _answer(self, ask: Ask) -> Found:
         try:
@@ -91,6 +113,8 @@ class JournalReader:
             return ListRead(ask.client, ask.query, tuple(map(row_of, self.store.ended(now, limit))))
         except (JournalError, Damaged, sqlite3.Error) as error:
             log.error("journal_not_read", reason=str(error))
+            if _is_damage(error) and self._next_store is None:
+                self.doubts(str(error))
             return _without(ask, f"the journal can't be read: {error}")
 
     def _trace(self, ask: ReadList) -> ListRead:
@@ -138,6 +162,10 @@ def _times_of(record: RequestRecord, life: steps.Life) -> RequestTimes:
         for each in record.sequences
     )
     return RequestTimes(record.submit.request_id, life.last, tuple(sequences), restored=True)
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, Damaged | DamagedJournal) or (isinstance(error, sqlite3.Error) and is_damage(error))
 
 
 def _without(ask: Ask, problem: str) -> Found:

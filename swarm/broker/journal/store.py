@@ -12,15 +12,15 @@ How long ago that is, says ``moment``.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
-from swarm.broker.actions import WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.journal import recent
+from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.journal import Lasting, Write, recent
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
@@ -36,6 +36,7 @@ from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.journal.reserve import Reserve
 from swarm.broker.journal.values import AnyPart, Damaged, Part, RawPart, joined, sealed, unsealed
+from swarm.errors import JournalError
 from swarm.log import get_logger
 from swarm.wire.messages import FinishReason, Manifest, Submit
 
@@ -45,12 +46,12 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 MAX_LISTED = 1000
+CHECKED_S = 3600.0  # what ended longer ago is looked at when somebody asks for it
 
 log = get_logger(__name__)
 
 Row = tuple[int, bytes, str, float, float, str, float | None, float | None]
 SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
-Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class Store:
         self._durable = False
         self._num_recent = recent.FOLD  # about: the next row tells
         self._has_earlier_boots = True  # as far as is known
+        self._facts: dict[str, bytes] = {}  # that were written last
+        self._new_facts: dict[str, bytes] = {}  # … in the transaction under way
+        self.is_closed = False
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -79,12 +83,43 @@ class Store:
         """The same file through a connection of its own, which can't write: for another thread."""
         other = object.__new__(Store)
         other.path, other._bounds, other._durable = self.path, self._bounds, False
-        other.reserve = self.reserve
+        other.reserve, other.is_closed = self.reserve, False
         other._db = opened_for_reading(self.path)
         return other
 
     def close(self) -> None:
+        self.is_closed = True
         self._db.close()
+
+    def fold(self) -> None:
+        """All of the write-ahead log goes into the file, synced. Raises JournalError."""
+        try:
+            is_busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+        if is_busy:
+            raise JournalError(f"another process holds the journal {self.path}: end that one")
+
+    def examine(self) -> None:
+        """Somebody else wrote into the files: is what they hold what was written here? Raises DamagedJournal if not.
+        What is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
+        self.fold()
+        other = self.for_reading()
+        try:
+            other.check(self._facts)
+        finally:
+            other.close()
+
+    def check(self, facts: Mapping[str, bytes]) -> None:
+        """Raises DamagedJournal if pages or values are not what they must be, or these facts differ."""
+        with self.reading() as db:
+            problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            found = dict(db.execute("SELECT name, value FROM facts"))
+        if problem == "ok" and any(found.get(name) != value for name, value in facts.items()):
+            problem = "it does not tell what was written last"
+        if problem != "ok":
+            raise DamagedJournal(f"the journal {self.path} is damaged ({problem})")
+        self.past(Moment.now(), retained_s=CHECKED_S)
 
     @contextmanager
     def raw(self) -> Iterator[sqlite3.Connection]:
@@ -99,7 +134,7 @@ class Store:
     def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
         """One transaction. Raises JournalError; then nothing of it is there. The sequences whose ends were not taken,
         since tokens of theirs are missing or spoiled: here they have not ended, and will be computed again."""
-        durable = any(isinstance(write, WriteEpoch | WriteAcceptance) for write in writes)
+        durable = any(isinstance(write, Lasting) for write in writes)
         try:
             if durable is not self._durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -110,7 +145,12 @@ class Store:
             with transaction(self._db):
                 if self._num_recent >= recent.FOLD:
                     self._fold()
-                return {write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)}
+                self._new_facts = {}
+                open_still = {
+                    write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)
+                }
+            self._facts |= self._new_facts
+            return open_still
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
 
@@ -131,24 +171,37 @@ class Store:
                 return self._end(write, now)
             case WriteAcceptance():
                 self._accept(write, now)
-            case WriteEpoch(epoch, workers, manifest, blames):
-                facts: dict[str, object] = {"epoch": epoch, "workers": workers, "blames": blames}
-                facts |= {} if manifest is None else {"manifest": manifest}
-                self._db.executemany(_INSERT_FACT, ((name, sealed(value)) for name, value in facts.items()))
+            case WriteEpoch():
+                self._put_facts(_facts_of(write))
+            case WriteAnew(epoch, next_sequence):
+                self._put_facts(_facts_of(epoch) | {"next_sequence": max(next_sequence, self.next_sequence)})
         return True
+
+    @property
+    def next_sequence(self) -> int:
+        """The lowest number that no sequence here has had. It never falls."""
+        row = self._db.execute("SELECT value FROM facts WHERE name = 'next_sequence'").fetchone()
+        with suppress(Damaged):
+            return 1 if row is None else unsealed(row[0], int)
+        return 1
+
+    def _put_facts(self, facts: Mapping[str, object]) -> None:
+        found = {name: sealed(value) for name, value in facts.items()}
+        self._db.executemany(_INSERT_FACT, found.items())
+        self._new_facts |= found
 
     def _accept(self, write: WriteAcceptance, now: Moment) -> None:
         submit = write.submit
         self._db.execute("DELETE FROM requests WHERE id = ?", (submit.request_id,))
         made = self._db.execute(
             "INSERT INTO requests (id, submit, tenant, accepted_at, accepted_tick, boot) VALUES (?, ?, ?, ?, ?, ?)",
-            (submit.request_id, sealed(submit), write.tenant, now.wall, now.tick, now.boot),
+            (submit.request_id, sealed(submit), write.tenant, now.wall - write.age_s, now.tick - write.age_s, now.boot),
         )
         self._db.executemany(
             "INSERT INTO sequences (id, request, place) VALUES (?, ?, ?)",
             ((sequence, made.lastrowid, place) for place, sequence in enumerate(write.sequences)),
         )
-        self._db.execute(_INSERT_FACT, ("next_sequence", sealed(max(write.sequences) + 1)))
+        self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
         """Its tokens become one value, without those that a client's stop string took back."""
@@ -331,6 +384,11 @@ class Store:
             part = unsealed(blob, kind)
             if part.place in (None, (sequence, first)):  # else its columns are damaged: it is as if it were missing
                 yield first, part
+
+
+def _facts_of(write: WriteEpoch) -> dict[str, object]:
+    facts: dict[str, object] = {"epoch": write.epoch, "workers": write.workers, "blames": write.blames}
+    return facts if write.manifest is None else facts | {"manifest": write.manifest}
 
 
 def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:

@@ -21,6 +21,7 @@ from swarm.broker.actions import (
     OrderWorker,
     SayClient,
     WriteAcceptance,
+    WriteAnew,
     WriteEnd,
     WriteEpoch,
     WriteTokens,
@@ -289,7 +290,7 @@ class Bench:
                 self.pipe.clear()
             case OrderWorker(peer, order):
                 self._obey(peer, order)
-            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch():
+            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | WriteAnew():
                 written = self._journal.write(action)
                 (self.pending if type(action) in self.held else self._due).append(written)
             case _:
