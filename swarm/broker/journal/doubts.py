@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm.broker.journal.database import DamagedJournal, UnsyncedJournal, log_of
+from swarm.broker.journal.database import DamagedJournal, UnsyncedJournal
 from swarm.errors import JournalError
 
 LEAST_S = 1.0  # between two attempts to begin anew
@@ -41,11 +41,12 @@ Seen = Mapping[str, FileSeen | None]  # by name; None: it is not there
 
 
 def seen(path: Path) -> Seen:
-    """How the journal's file and its write-ahead log look from outside."""
-    return {each.name: _file_seen(each) for each in (path, log_of(path))}
+    """How the journal's file and its write-ahead log look from outside. It is asked twice per transaction."""
+    name = os.fspath(path)
+    return {path.name: _file_seen(name), f"{path.name}-wal": _file_seen(f"{name}-wal")}
 
 
-def _file_seen(path: Path) -> FileSeen | None:
+def _file_seen(path: str) -> FileSeen | None:
     try:
         found = os.stat(path)
     except OSError:

@@ -30,7 +30,7 @@ from swarm.broker.journal.database import (
     take_from_others,
 )
 from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.broker.journal.values import Damaged, Part, sealed, unsealed
+from swarm.broker.journal.values import Damaged, Part, RawPart, sealed, unsealed
 from swarm.errors import JournalError
 from swarm.wire.messages import Submit
 
@@ -99,7 +99,7 @@ def renewed(old: Store, reason: str) -> Renewal:
         old.close()  # closing takes the write-ahead log of this name away: so not before, and not later
         note += f" with {saved} rows of the old one, {lost} parts could not be read"
         note += f"; what was there is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
-    store, _ = open_or_salvage(directory, bounds)  # it finishes what was begun
+    store, _ = open_or_salvage(directory, bounds, retained_s=0.0)  # it finishes what was begun
     return Renewal(store, note)
 
 
@@ -291,9 +291,9 @@ def _has(db: sqlite3.Connection, table: str) -> bool:
 
 _SEALED: dict[str, tuple[int, type]] = {
     "requests": (2, Submit),
-    "sequences": (5, Part),
-    "tokens": (2, Part),
-    "recent": (1, recent.Row[Part]),
+    "sequences": (5, RawPart),  # what stands beside the tokens is safe by its checksum, and takes long to look at
+    "tokens": (2, RawPart),
+    "recent": (1, recent.Row[RawPart]),
     "steps": (8, bytes),
 }
 

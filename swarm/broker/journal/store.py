@@ -46,7 +46,6 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 MAX_LISTED = 1000
-CHECKED_S = 3600.0  # what ended longer ago is looked at when somebody asks for it
 
 log = get_logger(__name__)
 
@@ -119,7 +118,7 @@ class Store:
             problem = "it does not tell what was written last"
         if problem != "ok":
             raise DamagedJournal(f"the journal {self.path} is damaged ({problem})")
-        self.past(Moment.now(), retained_s=CHECKED_S)
+        self.past(Moment.now(), retained_s=0.0)  # what has ended is looked at when somebody asks for it
 
     @contextmanager
     def raw(self) -> Iterator[sqlite3.Connection]:
