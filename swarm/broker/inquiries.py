@@ -51,11 +51,13 @@ class Inquiries:
 
     def query(self, client: bytes, query: Query, now: float) -> None:
         """Requests that have ended may be known to the journal alone, and of others what a broker before this saw."""
+        if query.what == "requests" and self._settings.has_journal:
+            self._out.append(ReadList(client, query))
+            return
         body = self._report(query, now)
         lacks_steps = query.what == "trace" and "times" in body
         is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests)
-        is_whole = query.what != "requests" and not is_unknown
-        if not self._settings.has_journal or (is_whole and not lacks_steps):
+        if not self._settings.has_journal or not (is_unknown or lacks_steps):
             self._tell(client, query, body)
         elif lacks_steps:
             whole_id = str(body["request_id"])

@@ -44,10 +44,10 @@ from swarm.broker.events import (
 )
 from swarm.broker.health import HealthSettings
 from swarm.broker.journal import Write, written
-from swarm.broker.journal.reader import Found, JournalReader
+from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
 from swarm.broker.journal.records import Past
 from swarm.broker.journal.salvage import open_or_salvage
-from swarm.broker.journal.store import Bounds, Moment
+from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.writer import Fact, JournalWriter
 from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
@@ -141,7 +141,7 @@ class BrokerService:
     def _open_journal(self, settings: Settings) -> Past | None:
         """On disk if there is a state directory, else in memory. What the journal tells of the past."""
         self._writer: JournalWriter | None = None
-        self._reader: JournalReader | None = None
+        self._readers: tuple[JournalReader, ...] = ()
         if settings.state_dir is None:
             return None
         bounds = Bounds(settings.journal.keep_s, int(settings.journal.max_bytes))
@@ -156,9 +156,16 @@ class BrokerService:
         def failed(error: BaseException) -> None:
             loop.call_soon_threadsafe(self._fail, error)
 
-        self._reader = JournalReader(store.for_reading(), told, failed)
-        self._writer = JournalWriter(store, self._clock, told, failed, self._reader.turn_to)
-        self._reader.doubts = self._writer.doubt
+        def renewed(new: Store) -> None:
+            for reader in self._readers:
+                reader.turn_to(new.for_reading())
+
+        self._writer = JournalWriter(store, self._clock, told, failed, renewed)
+        self._reader = JournalReader(store.for_reading(), told, failed, self._writer.doubt)
+        self._reporter = JournalReader(
+            store.for_reading(), told, failed, self._writer.doubt, max_waiting=MAX_REPORTS, rest=REST
+        )
+        self._readers = (self._reader, self._reporter)
         return replace(past, notes=notes)
 
     def _fail(self, error: BaseException) -> None:
@@ -172,8 +179,8 @@ class BrokerService:
         loop = asyncio.get_running_loop()
         if self._writer is not None:
             self._writer.start()
-        if self._reader is not None:
-            self._reader.start()
+        for reader in self._readers:
+            reader.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         async with asyncio.TaskGroup() as group:
@@ -193,8 +200,8 @@ class BrokerService:
         log.info("broker_stops")
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        for reader in self._readers:
+            reader.close()
         if self._writer is not None:
             self._writer.close()
         for channel in self._doors.values():
@@ -315,9 +322,8 @@ class BrokerService:
             case act.Dispatch():
                 self._unsent.append(action)
                 self._flush()
-            case act.ReadRequest() | act.ReadList():
-                assert self._reader is not None  # else the core would not ask
-                return self._reader.ask(action)
+            case act.ReadRequest() | act.ReadList():  # without a journal the core would not ask
+                return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).ask(action)
             case act.OrderWorker(peer, message):
                 if not self._control.send(peer, ORDER.encode(message)):
                     log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(message).__name__)

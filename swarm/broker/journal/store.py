@@ -35,7 +35,7 @@ from swarm.broker.journal.database import (
 from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.journal.reserve import Reserve
-from swarm.broker.journal.values import AnyPart, Damaged, Part, RawPart, joined, sealed, unsealed
+from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, joined, sealed, unsealed
 from swarm.errors import JournalError
 from swarm.log import get_logger
 from swarm.wire.messages import FinishReason, Manifest, Submit
@@ -325,7 +325,7 @@ class Store:
             raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
 
     def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
-        """Those that have ended and whose ids begin like that; the latest first."""
+        """Those that have ended and whose ids begin like that; else as ``ended``."""
         rows = self._db.execute(
             f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ? ORDER BY ended_at DESC LIMIT ?",
             (len(prefix), prefix, limit),
@@ -333,7 +333,7 @@ class Store:
         return self._readable(rows, now)
 
     def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
-        """Those that have ended, the latest first."""
+        """Those that have ended, the latest first; with their tokens, and nothing of what was asked for beside them."""
         rows = self._db.execute(
             f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?", (limit,)
         ).fetchall()
@@ -343,7 +343,7 @@ class Store:
         """A list is none the worse for one of them that is damaged."""
         for row in rows:
             try:
-                yield self._record(row, now)
+                yield self._record(row, now, {}, kind=Ids)
             except Damaged as error:
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
             except sqlite3.Error as error:
@@ -351,8 +351,15 @@ class Store:
                     raise
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
 
-    def _record(self, row: Row, now: Moment, gathered: recent.Parts[Part] | None = None) -> RequestRecord:
-        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them."""
+    def _record(
+        self,
+        row: Row,
+        now: Moment,
+        gathered: recent.Parts[Part] | None = None,
+        kind: type[Part] | type[Ids] = Part,
+    ) -> RequestRecord:
+        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them.
+        ``kind``: what of an ended one's tokens is wanted."""
         number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
         found = self._db.execute(
             "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
@@ -364,12 +371,14 @@ class Store:
             submit=unsealed(submit, Submit),
             tenant=tenant,
             age_s=now.age_s(wall, tick, boot),
-            sequences=[self._sequence(each, gathered) for each in found],
+            sequences=[self._sequence(each, gathered, kind) for each in found],
             ended_age_s=None if ended_at is None else now.age_s(ended_at, ended_tick, boot),
         )
 
-    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part]) -> SequenceRecord:
+    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part], kind: type[Part] | type[Ids]) -> SequenceRecord:
         number, place, reason, detail, tokens = row
+        if tokens is not None and kind is Ids:
+            return SequenceRecord(number, place, list(unsealed(tokens, Ids).ids), reason=reason, detail=detail)
         if tokens is not None:
             part = unsealed(tokens, Part)
         else:

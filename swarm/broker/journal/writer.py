@@ -46,13 +46,14 @@ Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed |
 class JournalWriter:
     """``told`` gets facts, in the order of the writes, from the thread or from whoever hands a write over; it must not
     wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then, and
-    nothing is written any more. ``renewed`` is given the new file for reading, if the journal was begun anew."""
+    nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
+    another connection."""
 
     store: Store
     clock: Clock
     told: Callable[[list[Fact]], None]
     failed: Callable[[BaseException], None]
-    renewed: Callable[[Store], None] = lambda reading: reading.close()
+    renewed: Callable[[Store], None] = lambda store: None
     figures: Figures = field(default_factory=Figures)
     _waiting: deque[Write] = field(default_factory=deque)
     _epochs: list[WriteEpoch] = field(default_factory=list)  # those that must not wait behind what the disk refuses
@@ -205,14 +206,13 @@ class JournalWriter:
         began = self.clock.now()
         try:
             renewal = salvage.renewed(self.store, self._doubts.reason)
-            reading = renewal.store.for_reading()
+            self.store = renewal.store
+            self.renewed(self.store)
         except JournalError as error:
             self._doubts.renewed(began, self.clock.now(), done=False)
             self.figures.failures += 1
             log.error("journal_not_renewed", reason=str(error), again_in_s=RETRY_S)
             return
-        self.store = renewal.store
-        self.renewed(reading)
         self._doubts.renewed(began, self.clock.now(), done=True)
         self.figures.renewals += 1
         with self._work:

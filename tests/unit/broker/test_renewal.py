@@ -199,7 +199,7 @@ def reader(used: Thread) -> Iterator[tuple[JournalReader, list[Any]]]:
     found: list[Any] = []
     reader = JournalReader(used.disk.for_reading(), found.extend, used.failures.put)
     reader.doubts = used.writer.doubt
-    used.writer.renewed = reader.turn_to
+    used.writer.renewed = lambda store: reader.turn_to(store.for_reading())
     reader.start()
     yield reader, found
     reader.close()
