@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,9 @@ from swarm.wire.messages import (
     Submit,
     TokenLogprob,
 )
+
+if TYPE_CHECKING:
+    from swarm.broker.suppositions import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,14 @@ class ReadList:
 
 
 @dataclass(frozen=True, slots=True)
+class Solve:
+    """Find the answer beside the loop; then feed Solved with this number."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
 class CountDescriptors:
     """Feed DescriptorsCounted."""
 
@@ -200,6 +211,7 @@ Action = (
     | WriteSteps
     | ReadRequest
     | ReadList
+    | Solve
     | CountDescriptors
     | OpenDoor
     | Note

@@ -36,6 +36,7 @@ from swarm.broker.events import (
     MessageRefused,
     ProcessFigures,
     RequestRead,
+    Solved,
     StepFinished,
     Stopping,
     Tick,
@@ -218,8 +219,8 @@ class BrokerCore:
                 self._requests.durability.end_was_not_written(sequence)
             case RequestRead(request_id, record, problem):
                 self._requests.read(request_id, record, problem, now)
-            case ListRead():
-                self._inquiries.list_read(event, now)
+            case ListRead() | Solved():
+                self._inquiries.found(event, now)
             case JournalFigures(values):
                 self.state.journal_figures = values
             case ProcessFigures(values):

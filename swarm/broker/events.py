@@ -10,6 +10,7 @@ from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, Work
 if TYPE_CHECKING:
     from swarm.broker.actions import StepTimes
     from swarm.broker.journal.records import RequestRecord
+    from swarm.broker.suppositions import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,15 @@ class ListRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Solved:
+    """What was found for the question of this number. ``problem``: why nothing was."""
+
+    number: int
+    found: Found
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalBroke:
     """The disk refuses: what was to be written is kept and tried again, and nothing counts as written meanwhile."""
 
@@ -235,6 +245,7 @@ Event = (
     | EndNotWritten
     | RequestRead
     | ListRead
+    | Solved
     | JournalBroke
     | JournalMended
     | JournalRenewed

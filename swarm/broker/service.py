@@ -56,6 +56,7 @@ from swarm.broker.recheck import RecheckSettings
 from swarm.broker.requests import RequestSettings
 from swarm.broker.rules import PlanRules
 from swarm.broker.scheduler import SchedulerSettings
+from swarm.broker.solver import Solver
 from swarm.clock import Clock, SystemClock
 from swarm.errors import WireError
 from swarm.log import get_logger
@@ -120,6 +121,7 @@ class BrokerService:
         self._unsent: deque[act.Dispatch] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
+        self._solver = Solver(self._feed)
         self.exit_code = 0
         self._tells_events = settings.log.level == "debug"
         host, port = settings.broker.host, settings.broker.port
@@ -192,6 +194,7 @@ class BrokerService:
                 group.create_task(self._retry_unsent()),
                 group.create_task(self._tick()),
                 group.create_task(self._watch_itself()),
+                group.create_task(self._solver.run()),
             ]
             await self._stop.wait()
             for task in loops:
@@ -332,16 +335,20 @@ class BrokerService:
                 self._pipe = PushChannel(self._context, endpoint)
             case act.ClosePipe():
                 self._close_pipe()
-            case act.CountDescriptors() | act.OpenDoor():
-                return self._mind_doors(action)
+            case act.CountDescriptors() | act.OpenDoor() | act.Solve():
+                return self._see_to(action)
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
         return None
 
-    def _mind_doors(self, action: act.CountDescriptors | act.OpenDoor) -> Event | None:
-        if isinstance(action, act.CountDescriptors):
-            return DescriptorsCounted(_num_descriptors(), _descriptor_limit())
-        self._doors[action.door].let_in()
+    def _see_to(self, action: act.CountDescriptors | act.OpenDoor | act.Solve) -> Event | None:
+        match action:
+            case act.CountDescriptors():
+                return DescriptorsCounted(_num_descriptors(), _descriptor_limit())
+            case act.OpenDoor(door):
+                self._doors[door].let_in()
+            case act.Solve(number, question):
+                self._solver.ask(number, question)
         return None
 
     def _write(self, write: Write | act.WriteSteps) -> Event | None:
