@@ -170,6 +170,7 @@ class BrokerNode:
 
     def _tick(self, life: int) -> None:
         if self.alive and life == self.life:
+            self.journal.look()
             self.feed(broker_event.Tick())
             self._world.at(TICK_S, lambda: self._tick(life))
 

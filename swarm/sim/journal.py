@@ -170,7 +170,7 @@ class Journal:
         self.ever_broke = False
         self.num_renewed = 0
         self.alive = True
-        self._look()
+        self._looked_at = 0.0
 
     def kill(self) -> None:
         self.alive = False
@@ -205,12 +205,11 @@ class Journal:
 
     # --- whether the file can be believed ----------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Now and then, whether there is anything to write or not."""
-        if self.alive:
-            if not self._batch and not self._is_broken:
-                self._is_sound()
-            self._world.at(LOOK_S, self._look)
+    def look(self) -> None:
+        """Called all the time; it looks now and then, whether there is anything to write or not."""
+        if self._world.now - self._looked_at >= LOOK_S and not self._batch and not self._is_broken:
+            self._looked_at = self._world.now
+            self._is_sound()
 
     def _is_sound(self) -> bool:
         """If the file is not, it is begun anew."""
