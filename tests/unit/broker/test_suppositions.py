@@ -56,7 +56,8 @@ def test_who_asks_the_same_shares_the_answer(asked: Bench) -> None:
     again = say(asked, MORE, b"c")
     assert not solves(again)
     assert len(reports(again)) == 1
-    asked.lose("w1")
+    asked.mute = {"w2"}  # it is there, and has no part yet: the plan in force is the same
+    asked.join("w2")
     assert solves(say(asked, MORE, b"c"))
 
 
