@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,9 @@ from swarm.wire.messages import (
     Submit,
     TokenLogprob,
 )
+
+if TYPE_CHECKING:
+    from swarm.broker.suppositions import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,13 @@ class WriteEpoch:
 
 @dataclass(frozen=True, slots=True)
 class WriteAcceptance:
-    """Journal a request, durably; then feed AcceptanceWritten."""
+    """Journal a request, durably; then feed AcceptanceWritten. ``age_s``: how long ago it was accepted, if it is
+    written once more."""
 
     submit: Submit
     sequences: tuple[int, ...]
     tenant: str = ""
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,15 @@ class WriteEnd:
     reason: FinishReason
     num_tokens: int
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAnew:
+    """The last of what memory gives a journal that was begun anew, durably: the epoch, and the number that the next
+    sequence gets. Then feed JournalRewritten."""
+
+    epoch: WriteEpoch
+    next_sequence: int
 
 
 class StepTimes(NamedTuple):
@@ -137,6 +151,14 @@ class ReadList:
     client: bytes
     query: Query
     only_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Solve:
+    """Find the answer beside the loop; then feed Solved with this number."""
+
+    number: int
+    question: Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +207,11 @@ Action = (
     | WriteAcceptance
     | WriteTokens
     | WriteEnd
+    | WriteAnew
     | WriteSteps
     | ReadRequest
     | ReadList
+    | Solve
     | CountDescriptors
     | OpenDoor
     | Note

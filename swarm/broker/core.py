@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.broker import scheduler
-from swarm.broker.actions import Action, Dispatch, Note, WriteSteps
+from swarm.broker.actions import Action, Dispatch, Note, WriteAnew, WriteSteps
 from swarm.broker.doors import Doors
 from swarm.broker.events import (
     AcceptanceWritten,
@@ -31,10 +31,13 @@ from swarm.broker.events import (
     JournalBroke,
     JournalFigures,
     JournalMended,
+    JournalRenewed,
+    JournalRewritten,
     ListRead,
     MessageRefused,
     ProcessFigures,
     RequestRead,
+    Solved,
     StepFinished,
     Stopping,
     Tick,
@@ -80,6 +83,7 @@ PAUSE_S = 0.25
 # So much of a pause counts all the same: were all forgiven, a broker that is always late would never miss anybody.
 USUAL_GAP_S = 0.05
 LOST_STEP_S = 1.0
+MAX_NOTES = 8  # of what was wrong with the journal, for reports: the latest
 WIRE_FACTOR = 3.0  # how many times longer than measured a link may take before what it carries counts as lost
 MOST_DOUBLINGS = 2  # of that patience, one for each loss in a row: TCP doubles its own
 BLAME_AFTER_LOSSES = 2  # steps lost without a single one that came through between
@@ -215,18 +219,35 @@ class BrokerCore:
                 self._requests.durability.end_was_not_written(sequence)
             case RequestRead(request_id, record, problem):
                 self._requests.read(request_id, record, problem, now)
-            case ListRead():
-                self._inquiries.list_read(event, now)
-            case JournalBroke(reason):
-                self._requests.durability.journal_broke(reason, now)
-            case JournalMended():
-                self._requests.durability.journal_mended()
+            case ListRead() | Solved():
+                self._inquiries.found(event, now)
             case JournalFigures(values):
                 self.state.journal_figures = values
             case ProcessFigures(values):
                 self.state.process_figures = values
             case Stopping():
                 self._write_steps(now, at_once=True)
+            case _:
+                self._journal_is(event, now)
+
+    def _journal_is(self, event: Event, now: float) -> None:
+        match event:
+            case JournalBroke(reason):
+                self._requests.durability.journal_broke(reason, now)
+            case JournalMended():
+                self._requests.durability.journal_mended()
+            case JournalRenewed(note, next_sequence):
+                self._journal_renewed(note, next_sequence, now)
+            case JournalRewritten():
+                self._note("journal_rewritten", requests=len(self.state.requests))
+
+    def _journal_renewed(self, note: str, next_sequence: int, now: float) -> None:
+        """It is told what it must know, the epoch last: with that it is whole."""
+        self.state.count("journals_renewed")
+        self.state.journal_notes = (*self.state.journal_notes, note)[-MAX_NOTES:]
+        self._note("journal_begun_anew", "error", what=note)
+        self._requests.durability.journal_renewed(next_sequence, now)
+        self._out.append(WriteAnew(self._planner.as_written(), self.state.next_sequence))
 
     def _message_refused(self, refused: MessageRefused, now: float) -> None:
         self.state.count(f"malformed_{refused.door}")

@@ -1,19 +1,19 @@
 """What the journal means for requests: known again after a restart, safe once it has them, served on without it.
 
 While nothing can be written, what runs goes on and nobody is let in; what memory let go of meanwhile is missing in the
-journal, which asks for it before it takes an end.
+journal, which asks for it before it takes an end. A journal that was begun anew is given all that memory has.
 """
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, NewTokens, WriteEnd, WriteTokens
+from swarm.broker.actions import Action, NewTokens, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.delivery import Delivery
 from swarm.broker.ends import Ends, RequestSettings
 from swarm.broker.growth import Growth
 from swarm.broker.intake import Intake, no_journal
 from swarm.broker.journal.records import Past
 from swarm.broker.kept import remembered, was_taken_back
-from swarm.broker.state import Request, SequenceState, State
+from swarm.broker.state import Request, Sequence, SequenceState, State
 
 
 class Durability:
@@ -91,6 +91,10 @@ class Durability:
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or sequence.reason is None or sequence.end_written:
             return
+        self._write_whole(sequence)
+
+    def _write_whole(self, sequence: Sequence) -> None:
+        """All of its tokens, and its end if it has one."""
         submit = sequence.request.submit
         new = NewTokens(
             sequence=sequence.id,
@@ -100,8 +104,10 @@ class Durability:
             logprobs=tuple(sequence.logprobs) if submit.params.logprobs is not None else (),
             hops=tuple(sequence.hops) if submit.hops else (),
         )
-        end = WriteEnd(sequence.id, sequence.reason, sequence.num_generated, sequence.detail)
-        self._out.extend((WriteTokens((new,)), end))
+        if new.ids:
+            self._out.append(WriteTokens((new,)))
+        if sequence.reason is not None:
+            self._out.append(WriteEnd(sequence.id, sequence.reason, sequence.num_generated, sequence.detail))
 
     # --- without a journal -------------------------------------------------------------------------------------------
 
@@ -118,6 +124,16 @@ class Durability:
             self._ends.end_all(request, "cancelled", "", now)
             self._ends.forget(request)
         self._growth.committed(tuple((sequence.id, sequence.sampled) for sequence in self._state.sequences.values()))
+
+    def journal_renewed(self, next_sequence: int, now: float) -> None:
+        """It has what could be read of the old one, perhaps. All requests are written once more, as old as they are.
+        (Who was not accepted yet was refused when the old one broke.)"""
+        self._state.next_sequence = max(self._state.next_sequence, next_sequence)
+        for request in self._state.requests.values():
+            numbers = tuple(sequence.id for sequence in request.sequences)
+            self._out.append(WriteAcceptance(request.submit, numbers, request.tenant, now - request.arrived_at))
+            for sequence in request.sequences:
+                self._write_whole(sequence)
 
     def journal_mended(self) -> None:
         """What was held back has been written."""

@@ -10,6 +10,7 @@ from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, Work
 if TYPE_CHECKING:
     from swarm.broker.actions import StepTimes
     from swarm.broker.journal.records import RequestRecord
+    from swarm.broker.suppositions import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,15 @@ class ListRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Solved:
+    """What was found for the question of this number. ``problem``: why nothing was."""
+
+    number: int
+    found: Found
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalBroke:
     """The disk refuses: what was to be written is kept and tried again, and nothing counts as written meanwhile."""
 
@@ -150,6 +160,21 @@ class JournalBroke:
 @dataclass(frozen=True, slots=True)
 class JournalMended:
     """All that was kept has been written."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRenewed:
+    """The journal could not be believed any more. Another one is in its place, with what the old one still gave; what
+    memory has is to be written once more. ``note``: what happened, in words. ``next_sequence``: from here on no number
+    of a sequence is taken in it."""
+
+    note: str
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRewritten:
+    """The new journal has what memory gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +256,11 @@ Event = (
     | EndNotWritten
     | RequestRead
     | ListRead
+    | Solved
     | JournalBroke
     | JournalMended
+    | JournalRenewed
+    | JournalRewritten
     | JournalFigures
     | ProcessFigures
     | DoorClosed

@@ -1,6 +1,7 @@
 """What clients and ``swarmctl`` may ask beside their requests: reports, the model and its files, a worker's leave.
 
-Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it.
+Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it. So do answers to
+what must be solved first (``suppositions``).
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from swarm.broker import kept, plan_report, reports
+from swarm.broker import kept, reports
 from swarm.broker.actions import Action, ReadList, SayClient
 from swarm.broker.ends import RequestSettings
-from swarm.broker.events import ListRead
+from swarm.broker.events import ListRead, Solved
 from swarm.broker.health import Judgement
 from swarm.broker.members import Members
 from swarm.broker.planning import Planner
 from swarm.broker.state import State
 from swarm.broker.statistics import PipelineStatistics
+from swarm.broker.suppositions import Suppositions
 from swarm.broker.trace import Tracer
 from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
 from swarm.wire.tensors import pack_bytes
@@ -48,14 +50,20 @@ class Inquiries:
         self._tracer = tracer
         self._statistics = statistics
         self._judgements = judgements
+        self._suppositions = Suppositions(state, planner.wanted.rules, out)
 
     def query(self, client: bytes, query: Query, now: float) -> None:
         """Requests that have ended may be known to the journal alone, and of others what a broker before this saw."""
+        if query.what == "plan":
+            self._suppositions.plan(client, query)
+            return
+        if query.what == "requests" and self._settings.has_journal:
+            self._out.append(ReadList(client, query))
+            return
         body = self._report(query, now)
         lacks_steps = query.what == "trace" and "times" in body
         is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests)
-        is_whole = query.what != "requests" and not is_unknown
-        if not self._settings.has_journal or (is_whole and not lacks_steps):
+        if not self._settings.has_journal or not (is_unknown or lacks_steps):
             self._tell(client, query, body)
         elif lacks_steps:
             whole_id = str(body["request_id"])
@@ -63,7 +71,14 @@ class Inquiries:
         else:
             self._out.append(ReadList(client, query))
 
-    def list_read(self, read: ListRead, now: float) -> None:
+    def found(self, found: ListRead | Solved, now: float) -> None:
+        """What an answer waited for."""
+        if isinstance(found, Solved):
+            self._suppositions.solved(found)
+        else:
+            self._list_read(found, now)
+
+    def _list_read(self, read: ListRead, now: float) -> None:
         query, body = read.query, self._report(read.query, now)
         if query.what == "trace":
             if "error" in body and read.steps is not None:  # it has left memory meanwhile
@@ -89,13 +104,9 @@ class Inquiries:
         self._out.append(SayClient(client, Report(what=query.what, ok="error" not in body, body=body)))
 
     def _report(self, query: Query, now: float) -> Json:
-        if query.what == "plan":
-            self._planner.wanted.explain()
         match query.what:
             case "trace":
                 return self._tracer.report(query.request_id, self._state.requests)
-            case "plan" if query.suppose is not None:
-                return plan_report.supposed(self._state, query.suppose, self._planner.wanted.suppose)
             case "recoveries":
                 return self._state.recoveries.report()
             case "stats":

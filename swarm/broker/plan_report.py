@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from swarm.broker.plan.explain import as_json, of_one_more, sentences
 from swarm.broker.plan.gauge import PlanGauge, StageGauge
 from swarm.broker.plan.problem import Shortage
@@ -114,14 +112,16 @@ def _measured(gauge: PlanGauge) -> Json:
     }
 
 
-def supposed(state: State, suppose: Suppose, propose: Callable[[Suppose], Proposal | Shortage]) -> Json:
-    """The plan that would be made; ``error`` if a worker is named that isn't there."""
+def unknown_worker(state: State, suppose: Suppose) -> str | None:
+    """What is wrong if a worker is named that isn't there."""
     known = sorted(w.name for w in state.workers.values() if not w.is_gone)
     named = [*suppose.without, *([suppose.like] if suppose.like else [])]
     unknown = next((name for name in named if name not in known), None)
-    if unknown is not None:
-        return {"error": f"no worker {unknown!r}: the workers are {', '.join(known) or 'none'}"}
-    found = propose(suppose)
+    return None if unknown is None else f"no worker {unknown!r}: the workers are {', '.join(known) or 'none'}"
+
+
+def supposed(state: State, found: Proposal | Shortage) -> Json:
+    """The plan that would be made."""
     if isinstance(found, Shortage):
         return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
     body = as_json(found.forecast)

@@ -263,17 +263,24 @@ class Planner:
         book.waits_for = f"the journal to write epoch {book.epoch}"
         if self._state.journal_problem:
             book.waits_for += f", which it can't: {self._state.journal_problem}"
+        self._out.append(self.as_written())
+
+    def as_written(self) -> WriteEpoch:
+        """What a broker after this one must know."""
+        book = self._state.book
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
-        self._out.append(WriteEpoch(book.epoch, self._holders(book.coming), self._state.manifest, blames))
+        holders = self._holders(book.coming) or tuple(self.restart.awaited)
+        return WriteEpoch(book.epoch, holders, self._state.manifest, blames)
 
-    def _holders(self, coming: Plan) -> tuple[str, ...]:
+    def _holders(self, coming: Plan | None) -> tuple[str, ...]:
         """Whom a broker that starts again should wait for: until the plan to come serves, the sequences are with the
         members of the one in force, or with those that are left of the one that fell."""
         before = self._state.book.current or self._fallen
         members = set() if before is None else before.members
         left = [w.name for w in self._state.workers.values() if w.incarnation in members and not w.is_gone]
-        return tuple(dict.fromkeys([*(stage.name for stage in coming.stages), *left]))
+        named = () if coming is None else (stage.name for stage in coming.stages)
+        return tuple(dict.fromkeys([*named, *left]))
 
     def _way_back(self) -> Proposal | None:
         """If a plan fell while requests were under way: how they go on soonest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swarm.broker import plan_report, scheduling_report
+from swarm.broker import scheduling_report
 from swarm.broker.blocks import BLOCK
 from swarm.broker.health import Judgement
 from swarm.broker.state import Request, SequenceState, State
@@ -16,8 +16,6 @@ from swarm.wire.messages import Json
 def report(what: str, state: State, now: float) -> Json:
     """The body of the answer to ``Query(what)``."""
     match what:
-        case "plan":
-            return plan_report.plan(state)
         case "requests":
             return {"requests": [_request(r, now) for r in state.requests.values()]}
         case _:

@@ -104,6 +104,8 @@ class Requests:
         request = self._state.requests.get(request_id)
         if request is None or tuple(s.id for s in request.sequences) != sequences:
             return  # cancelled meanwhile, and perhaps asked for anew: then that one is not in the journal yet
+        if request.accepted:
+            return  # it was written once more
         request.accepted = True
         for sequence in request.sequences:
             if sequence.state is SequenceState.WAITING:

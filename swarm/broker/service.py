@@ -45,10 +45,10 @@ from swarm.broker.events import (
 )
 from swarm.broker.health import HealthSettings
 from swarm.broker.journal import Write, written
-from swarm.broker.journal.reader import Found, JournalReader
+from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
 from swarm.broker.journal.records import Past
 from swarm.broker.journal.salvage import open_or_salvage
-from swarm.broker.journal.store import Bounds, Moment
+from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.writer import Fact, JournalWriter
 from swarm.broker.plan.load import Load
 from swarm.broker.planning import PlanSettings
@@ -57,6 +57,7 @@ from swarm.broker.recheck import RecheckSettings
 from swarm.broker.requests import RequestSettings
 from swarm.broker.rules import PlanRules
 from swarm.broker.scheduler import SchedulerSettings
+from swarm.broker.solver import Solver
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import get_logger
@@ -123,6 +124,7 @@ class BrokerService:
         self._unsent: deque[act.Dispatch] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
+        self._solver = Solver(self._feed)
         self.exit_code = 0
         self._tells_events = settings.log.level == "debug"
         host, port = settings.broker.host, settings.broker.port
@@ -144,7 +146,7 @@ class BrokerService:
     def _open_journal(self, settings: Settings) -> Past | None:
         """On disk if there is a state directory, else in memory. What the journal tells of the past."""
         self._writer: JournalWriter | None = None
-        self._reader: JournalReader | None = None
+        self._readers: tuple[JournalReader, ...] = ()
         if settings.state_dir is None:
             return None
         bounds = Bounds(settings.journal.keep_s, int(settings.journal.max_bytes))
@@ -159,8 +161,16 @@ class BrokerService:
         def failed(error: BaseException) -> None:
             loop.call_soon_threadsafe(self._fail, error)
 
-        self._writer = JournalWriter(store, self._clock, told, failed)
-        self._reader = JournalReader(store.for_reading(), told, failed)
+        def renewed(new: Store) -> None:
+            for reader in self._readers:
+                reader.turn_to(new.for_reading())
+
+        self._writer = JournalWriter(store, self._clock, told, failed, renewed)
+        self._reader = JournalReader(store.for_reading(), told, failed, self._writer.doubt)
+        self._reporter = JournalReader(
+            store.for_reading(), told, failed, self._writer.doubt, max_waiting=MAX_REPORTS, rest=REST
+        )
+        self._readers = (self._reader, self._reporter)
         return replace(past, notes=notes)
 
     def _fail(self, error: BaseException) -> None:
@@ -174,8 +184,8 @@ class BrokerService:
         loop = asyncio.get_running_loop()
         if self._writer is not None:
             self._writer.start()
-        if self._reader is not None:
-            self._reader.start()
+        for reader in self._readers:
+            reader.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         async with asyncio.TaskGroup() as group:
@@ -187,6 +197,7 @@ class BrokerService:
                 group.create_task(self._retry_unsent()),
                 group.create_task(self._tick()),
                 group.create_task(self._watch_itself()),
+                group.create_task(self._solver.run()),
             ]
             await self._stop.wait()
             for task in loops:
@@ -195,8 +206,8 @@ class BrokerService:
         log.info("broker_stops")
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        for reader in self._readers:
+            reader.close()
         if self._writer is not None:
             self._writer.close()
         for channel in self._doors.values():
@@ -323,6 +334,8 @@ class BrokerService:
     def _perform(self, action: act.Action) -> Event | None:
         if failpoints.armed and (place := _POINTS.get(type(action))) is not None:
             failpoints.reached(place)
+        if isinstance(action, Write | act.WriteSteps):
+            return self._write(action)
         match action:
             case act.SayClient(client, message, payload):
                 if not self._front.send(client, SERVER.encode(message, payload)):
@@ -330,11 +343,8 @@ class BrokerService:
             case act.Dispatch():
                 self._unsent.append(action)
                 self._flush()
-            case act.WriteTokens() | act.WriteAcceptance() | act.WriteEpoch() | act.WriteEnd() | act.WriteSteps():
-                return self._write(action)
-            case act.ReadRequest() | act.ReadList():
-                assert self._reader is not None  # else the core would not ask
-                return self._reader.ask(action)
+            case act.ReadRequest() | act.ReadList():  # without a journal the core would not ask
+                return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).ask(action)
             case act.OrderWorker(peer, message):
                 if not self._control.send(peer, ORDER.encode(message)):
                     log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(message).__name__)
@@ -343,16 +353,20 @@ class BrokerService:
                 self._pipe = PushChannel(self._context, endpoint)
             case act.ClosePipe():
                 self._close_pipe()
-            case act.CountDescriptors() | act.OpenDoor():
-                return self._mind_doors(action)
+            case act.CountDescriptors() | act.OpenDoor() | act.Solve():
+                return self._see_to(action)
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
         return None
 
-    def _mind_doors(self, action: act.CountDescriptors | act.OpenDoor) -> Event | None:
-        if isinstance(action, act.CountDescriptors):
-            return DescriptorsCounted(_num_descriptors(), _descriptor_limit())
-        self._doors[action.door].let_in()
+    def _see_to(self, action: act.CountDescriptors | act.OpenDoor | act.Solve) -> Event | None:
+        match action:
+            case act.CountDescriptors():
+                return DescriptorsCounted(_num_descriptors(), _descriptor_limit())
+            case act.OpenDoor(door):
+                self._doors[door].let_in()
+            case act.Solve(number, question):
+                self._solver.ask(number, question)
         return None
 
     def _write(self, write: Write | act.WriteSteps) -> Event | None:

@@ -69,7 +69,7 @@ class State:
     gauges: Gauges = field(default_factory=Gauges)
     to_release: list[int] = field(default_factory=list)
     to_retire: list[SequencePosition] = field(default_factory=list)
-    journal_notes: tuple[str, ...] = ()  # what was wrong with the journal when this broker started
+    journal_notes: tuple[str, ...] = ()  # what was wrong with the journal
     journal_problem: str = ""  # why nothing can be written at the moment
     journal_figures: dict[str, float] = field(default_factory=dict)
     process_figures: dict[str, float] = field(default_factory=dict)

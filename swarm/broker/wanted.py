@@ -141,17 +141,6 @@ class Wanted:
         found = propose(self.state, self.rules, without=worker)
         return found.text if isinstance(found, Shortage) else None
 
-    def suppose(self, suppose: Suppose) -> Proposal | Shortage:
-        """The plan that would be made if things were so. Nothing is changed."""
-        return propose(self.state, self.rules, suppose=suppose)
-
-    def explain(self) -> None:
-        """Somebody wants to know of the plan in force what one more worker would change."""
-        book = self.state.book
-        if book.current is not None and book.current.forecast is not None and book.current.forecast.one_more_s is None:
-            forecast = with_one_more(self.state, self.rules, book.current)
-            book.current = replace(book.current, forecast=forecast)
-
 
 def _candidates(state: State) -> list[Worker]:
     """Members in pipeline order: those of the present plan first, where they are, then by arrival."""

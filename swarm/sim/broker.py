@@ -59,6 +59,7 @@ class BrokerNode:
         self.alive = self.frozen = False
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
+        self._writes_again = False
         self._held_back: list[broker_event.Event] = []
         self._pipe: Link | None = None
         self._pipe_to = ""
@@ -150,6 +151,7 @@ class BrokerNode:
         if kind and self.springs("before", kind):
             return
         self._world.tell("broker", event)
+        self._writes_again = isinstance(event, broker_event.JournalRenewed | broker_event.EndNotWritten)
         guarded = guard.before(event, self.core.state)
         actions = self.core.handle(event, self._world.now)
         for action in actions:
@@ -162,10 +164,13 @@ class BrokerNode:
 
     def _take(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
+            if isinstance(fact, broker_event.JournalRewritten) and self.alive:
+                self._cluster.promises.rewritten(self.core.state)
             self.feed(fact)
 
     def _tick(self, life: int) -> None:
         if self.alive and life == self.life:
+            self.journal.look()
             self.feed(broker_event.Tick())
             self._world.at(TICK_S, lambda: self._tick(life))
 
@@ -196,8 +201,8 @@ class BrokerNode:
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)
-            case broker_act.CountDescriptors() | broker_act.OpenDoor():
-                pass  # no door ever closes here
+            case broker_act.CountDescriptors() | broker_act.OpenDoor() | broker_act.Solve():
+                pass  # no door ever closes here, and nobody asks what would be
             case _:
                 self.journal.write(action)
 
@@ -205,7 +210,7 @@ class BrokerNode:
         """Requests that the broker says are too large must be so, at this moment."""
         audit, state = self._cluster.audit, self.core.state
         self._cluster.promises.performs(action)
-        if isinstance(action, broker_act.WriteEnd):
+        if isinstance(action, broker_act.WriteEnd) and not self._writes_again:
             audit.ends(action.sequence)
         match action:
             case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):

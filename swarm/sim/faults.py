@@ -104,6 +104,14 @@ def _disk_full(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None
     cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "is_full", False))
 
 
+def _journal_lost(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.disk.lose(("deleted", "damaged", "garbled")[fault.who % 3])
+
+
+def _sync_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.disk.fails_to_sync = True
+
+
 def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.crash(node.incarnation)
 
@@ -250,4 +258,6 @@ _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "broker_crash_at": _broker_crash_at,
     "broker_loop": _broker_loop,
     "disk_full": _disk_full,
+    "journal_lost": _journal_lost,
+    "sync_fails": _sync_fails,
 }

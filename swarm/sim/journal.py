@@ -3,19 +3,24 @@
 As in ``broker.journal.writer``, what waits is written together; acceptances and epochs are synced before their facts
 are told, the rest is not. What a death of the process loses is what waited in its memory. What a power cut loses is,
 beside that, any number of the last transactions since the last sync: a half-written one is dropped by its checksum, so
-nothing is ever missing in the middle. A full disk has room set aside for some epochs.
+nothing is ever missing in the middle. A full disk has room set aside for some epochs. A file that was deleted or
+damaged, or whose sync failed, is noticed by the rules of ``broker.journal.doubts``, and begun anew.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.broker.actions import ReadList, ReadRequest, WriteAcceptance, WriteEpoch, WriteSteps
-from swarm.broker.events import JournalBroke, JournalMended, ListRead, RequestRead
-from swarm.broker.journal import Write, Written, written
+from swarm.broker.actions import ReadList, ReadRequest, WriteAnew, WriteEnd, WriteEpoch, WriteSteps
+from swarm.broker.events import EndNotWritten, JournalBroke, JournalMended, JournalRenewed, ListRead, RequestRead
+from swarm.broker.journal import Lasting, Write, Written, written
+from swarm.broker.journal.database import UnsyncedJournal
+from swarm.broker.journal.doubts import Doubts, FileSeen, Seen
 from swarm.broker.journal.reader import LISTED
 from swarm.broker.journal.records import Past
 from swarm.broker.kept import row_of
@@ -26,51 +31,123 @@ if TYPE_CHECKING:
     from swarm.sim.world import World
 
 RETRY_S = 1.0
+LOOK_S = 0.5
 RESERVE = 4  # epochs for which there is room on a full disk
 MAX_TOGETHER = 64  # writes in one transaction: enough for any disk here, few enough that deaths fall between
 
-Fact = Written | JournalBroke | JournalMended
+Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed
 
 
 class Disk:
     """What was written, in order. ``ledger``: what a reader finds there now; ``safe``: what a power cut leaves at
-    least."""
+    least.
+
+    The file may be lost under the broker that runs (``lose``). From then on until another one has all that the broker
+    knows, whoever starts would not find it all: that is not promised. So a broker that dies meanwhile finds the file as
+    it would be without that accident (``_whole``)."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.ledger, self.safe = Ledger(), Ledger()
-        self.is_full = False
+        self.is_full = self.fails_to_sync = False
         self.reserve = RESERVE
+        self.doubts = Doubts(Path("journal.db"))
+        self._number = 0  # which file is in the place
+        self._whole: Ledger | None = None
+        self._base = Ledger()  # what the file began with
         self._unsafe: deque[tuple[float, Sequence[Write]]] = deque()
         self._safe_writes: list[tuple[float, Sequence[Write]]] = []
+        self.doubts.left(self._seen)
 
-    def commit(self, writes: Sequence[Write]) -> None:
-        """It is in the file, and perhaps only in the machine's memory."""
-        self.ledger.write(writes, self._world.now)
+    @property
+    def is_hurt(self) -> bool:
+        return self._whole is not None
+
+    @property
+    def _seen(self) -> Seen:
+        return {"journal.db": FileSeen((0, self._number), 0, 0)}
+
+    def look(self) -> bool:
+        """Whether the file can be believed."""
+        self.doubts.find(self._seen)
+        return not self.doubts.reason
+
+    def lose(self, how: str) -> None:
+        """Deleted, it still gives all to whoever has it open; damaged, it gives some; garbled, nothing."""
+        if self.is_hurt:
+            return
+        self._whole, self.ledger = self.ledger, deepcopy(self.ledger)
+        if how == "deleted":
+            self._number += 1
+            return
+        self.doubts.arise("the journal is damaged")
+        if how == "damaged":
+            self.ledger.lose(lambda: self._world.random.random() < 0.5)
+        else:
+            self.ledger = Ledger()
+
+    def renew(self) -> None:
+        """Another file has what this one still gives, synced."""
+        if self._whole is None:
+            self._whole = deepcopy(self.ledger)
+        self._begin_with(self.ledger)
+
+    def rewritten(self) -> None:
+        """And now all that the broker knows."""
+        self._whole = None
+
+    def commit(self, writes: Sequence[Write]) -> set[int]:
+        """It is in the file, and perhaps only in the machine's memory. The sequences whose ends were not taken."""
+        if self._whole is not None:
+            self._whole.write(writes, self._world.now)
         self._unsafe.append((self._world.now, writes))
+        return self.ledger.write(writes, self._world.now)
 
-    def sync(self) -> None:
-        """All that was committed lasts."""
+    def sync(self) -> bool:
+        """All that was committed lasts; False: nobody knows that, from now on."""
+        if self.fails_to_sync:
+            self.fails_to_sync = False
+            self.doubts.failed(UnsyncedJournal("a sync failed"))
+        if self.doubts.reason:
+            return False
         while self._unsafe:
             at, writes = self._unsafe.popleft()
             self._safe_writes.append((at, writes))
             self.safe.write(writes, at)
+        return True
 
     def lose_power(self) -> int:
         """Any number of the last transactions that were not synced are gone. How many."""
+        if self.is_hurt:
+            return 0
         keep = self._world.random.randint(0, len(self._unsafe))
         lost = len(self._unsafe) - keep
         self._unsafe = deque(islice(self._unsafe, keep))
+        self.doubts.renewed(0.0, 0.0, done=True)
         self.sync()
-        self.ledger = Ledger()
+        self.ledger = deepcopy(self._base)
         for at, writes in self._safe_writes:
             self.ledger.write(writes, at)
         return lost
 
     def open(self, retained_s: float) -> Past:
         """What a broker finds; whatever it builds on that lasts from here on."""
+        self.fails_to_sync = False
+        if self._whole is not None:
+            self._begin_with(self._whole)
+            self._whole = None
+        self.doubts.renewed(0.0, 0.0, done=True)
         self.sync()
+        self.doubts.left(self._seen)
         return self.ledger.past(self._world.now, retained_s)
+
+    def _begin_with(self, ledger: Ledger) -> None:
+        self._number += 1
+        self._unsafe.clear()
+        self._safe_writes.clear()
+        self.ledger, self._base, self.safe = ledger, deepcopy(ledger), deepcopy(ledger)
+        self.doubts.renewed(0.0, 0.0, done=True)
+        self.doubts.left(self._seen)
 
 
 class Journal:
@@ -88,9 +165,12 @@ class Journal:
         self._waiting: deque[Write] = deque()
         self._epochs: list[Write] = []  # those that must not wait behind what the disk refuses
         self._batch: list[Write] = []
-        self._is_broken = False
+        self._open_still: set[int] = set()
+        self._is_broken = self._awaits_rewrite = self._is_renewing = False
         self.ever_broke = False
+        self.num_renewed = 0
         self.alive = True
+        self._looked_at = 0.0
 
     def kill(self) -> None:
         self.alive = False
@@ -99,11 +179,12 @@ class Journal:
     def write(self, write: Write | WriteSteps) -> None:
         if isinstance(write, WriteSteps):
             return  # no promise: it may be lost at any time
-        if self._is_broken and isinstance(write, WriteEpoch):
+        refuses = self._is_broken and not self._awaits_rewrite
+        if refuses and isinstance(write, WriteEpoch):
             self._epochs.append(write)
         else:
             self._waiting.append(write)
-        if not self._batch and not self._is_broken:  # else the next attempt takes it along
+        if not self._batch and not refuses:  # else the next attempt takes it along
             self._begin()
 
     def read(self, ask: ReadRequest | ReadList, take: Callable[[RequestRead | ListRead], None]) -> None:
@@ -122,6 +203,39 @@ class Journal:
             return RequestRead(ask.request_id, ledger.request(ask.request_id, now))
         return ListRead(ask.client, ask.query, tuple(map(row_of, ledger.ended(now, LISTED))))
 
+    # --- whether the file can be believed ----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Called all the time; it looks now and then, whether there is anything to write or not."""
+        if self._world.now - self._looked_at >= LOOK_S and not self._batch and not self._is_broken:
+            self._looked_at = self._world.now
+            self._is_sound()
+
+    def _is_sound(self) -> bool:
+        """If the file is not, it is begun anew."""
+        if not self._disk.look() and not self._is_renewing:
+            self._is_renewing = True
+            self._break(self._disk.doubts.reason)
+            self._world.at(self._world.draw(self._world.pace.journal), self._renew)
+        return not self._is_renewing
+
+    def _renew(self) -> None:
+        if not self.alive or self._reached("before", "renewal"):
+            return
+        if self._disk.is_full:
+            self._world.at(RETRY_S, self._renew)
+            return
+        self._disk.renew()
+        self._is_renewing, self._awaits_rewrite = False, True
+        self._tell([JournalRenewed("the journal was begun anew", self._disk.ledger.next_sequence)])
+        if self._reached("after", "renewal"):
+            return
+        self._fill()
+        if self._batch:
+            self._commit()
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
     def _begin(self) -> None:
         self._fill()
         if self._batch:
@@ -134,21 +248,24 @@ class Journal:
             self._batch.append(self._waiting.popleft())
 
     def _commit(self) -> None:
-        if not self.alive or self._reached("before", "commit"):
+        if not self.alive or self._reached("before", "commit") or not self._is_sound():
             return
         if self._disk.is_full:
             self._refused()
             return
-        self._disk.commit(tuple(self._batch))
+        self._open_still = self._disk.commit(tuple(self._batch))
         if not self._reached("after", "commit"):
             self._world.at(self._world.draw(self._world.pace.journal) / 2, self._done)
 
-    def _refused(self) -> None:
+    def _break(self, reason: str) -> None:
         if not self._is_broken:
             self._is_broken = self.ever_broke = True
             self._epochs += [write for write in self._waiting if isinstance(write, WriteEpoch)]
             self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteEpoch))
-            self._tell([JournalBroke("the disk is full")])
+            self._tell([JournalBroke(reason)])
+
+    def _refused(self) -> None:
+        self._break("the disk is full")
         self._batch += self._epochs
         self._epochs.clear()
         self._commit_epochs()
@@ -163,22 +280,35 @@ class Journal:
         self._disk.reserve -= 1
         self._batch = [write for write in self._batch if not isinstance(write, WriteEpoch)]
         self._disk.commit(tuple(epochs))
-        self._disk.sync()
+        if not self._disk.sync():
+            self._batch += epochs
+            return
         self._tell([written(epoch) for epoch in epochs])
 
     def _done(self) -> None:
         if not self.alive:
             return
-        if any(isinstance(write, WriteAcceptance | WriteEpoch) for write in self._batch):
-            self._disk.sync()
+        if any(isinstance(write, Lasting) for write in self._batch) and not self._disk.sync():
+            self._is_sound()  # it is not: what was to last will be written again, into another file
+            return
         if self._reached("after", "sync"):
             return
-        facts: list[Fact] = [JournalMended()] if self._is_broken else []
-        self._is_broken = False
+        if any(isinstance(write, WriteAnew) for write in self._batch):
+            self._awaits_rewrite = False
+            self._disk.rewritten()
+            self.num_renewed += 1
+        is_mended = self._is_broken and not self._awaits_rewrite
+        facts: list[Fact] = [JournalMended()] if is_mended else []
+        self._is_broken &= not is_mended
         self._disk.reserve = RESERVE
-        self._tell(facts + [written(write) for write in self._batch])
+        self._tell(facts + [self._fact(write) for write in self._batch])
         self._batch.clear()
         self._begin()
+
+    def _fact(self, write: Write) -> Fact:
+        if isinstance(write, WriteEnd) and write.sequence in self._open_still:
+            return EndNotWritten(write.sequence)
+        return written(write)
 
     def _tell(self, facts: list[Fact]) -> None:
         self._news.carry(lambda: self._take(facts))

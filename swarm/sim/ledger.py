@@ -6,11 +6,11 @@ the real one would read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import NewTokens, WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.journal import Write
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.wire.messages import Manifest, Submit
@@ -103,7 +103,9 @@ class Ledger:
     requests: dict[str, Kept] = field(default_factory=dict)
     _continuations: dict[int, tuple[Continuation, Kept]] = field(default_factory=dict)
 
-    def write(self, writes: Iterable[Write], now: float) -> None:
+    def write(self, writes: Iterable[Write], now: float) -> set[int]:
+        """The sequences whose ends were not taken, since tokens of theirs are missing."""
+        open_still: set[int] = set()
         for write in writes:
             match write:
                 case WriteTokens(tokens):
@@ -111,12 +113,33 @@ class Ledger:
                         if new.sequence in self._continuations:
                             self._continuations[new.sequence][0].add(new)
                 case WriteEnd():
-                    self._end(write, now)
+                    if not self._end(write, now):
+                        open_still.add(write.sequence)
                 case WriteAcceptance():
                     self._accept(write, now)
-                case WriteEpoch(epoch, workers, manifest, blames):
-                    self.epoch, self.workers, self.blames = epoch, workers, blames
-                    self.manifest = manifest or self.manifest
+                case WriteEpoch():
+                    self._hear(write)
+                case WriteAnew(epoch, next_sequence):
+                    self._hear(epoch)
+                    self.next_sequence = max(self.next_sequence, next_sequence)
+        return open_still
+
+    def lose(self, is_lost: Callable[[], bool]) -> None:
+        """Pages are damaged: whole requests are not there any more, or the tokens of some sequences."""
+        for request_id, kept in list(self.requests.items()):
+            if is_lost():
+                del self.requests[request_id]
+                for each in kept.continuations:
+                    del self._continuations[each.id]
+                continue
+            for each in kept.continuations:
+                if each.whole is None and is_lost():
+                    each.parts.clear()
+                    each.length = 0
+
+    def _hear(self, write: WriteEpoch) -> None:
+        self.epoch, self.workers, self.blames = write.epoch, write.workers, write.blames
+        self.manifest = write.manifest or self.manifest
 
     def past(self, now: float, retained_s: float) -> Past:
         kept = [r for r in self.requests.values() if r.ended_at is None or r.ended_at > now - retained_s]
@@ -152,14 +175,16 @@ class Ledger:
         if taken:
             raise Refused(f"sequences {taken} of {request_id} are another request's already")
         continuations = [Continuation(sequence, place) for place, sequence in enumerate(write.sequences)]
-        kept = self.requests[request_id] = Kept(write.submit, write.tenant, now, continuations)
+        kept = self.requests[request_id] = Kept(write.submit, write.tenant, now - write.age_s, continuations)
         self._continuations |= {each.id: (each, kept) for each in continuations}
-        self.next_sequence = max(write.sequences) + 1
+        self.next_sequence = max(self.next_sequence, max(write.sequences) + 1)
 
-    def _end(self, write: WriteEnd, now: float) -> None:
+    def _end(self, write: WriteEnd, now: float) -> bool:
         found = self._continuations.get(write.sequence)
-        if found is None:
-            return
+        if found is None or found[0].whole is not None:
+            return True
         continuation, kept = found
-        if continuation.end(write) and all(each.whole is not None for each in kept.continuations):
+        is_taken = continuation.end(write)
+        if is_taken and all(each.whole is not None for each in kept.continuations):
             kept.ended_at = now
+        return is_taken

@@ -46,6 +46,17 @@ class Promises:
         for request in state.requests.values():
             self._check_deadline(request)
 
+    def rewritten(self, state: State) -> None:
+        """The journal was begun anew, and is said to have all that the broker knows. (What was let in since may still
+        be on its way.)"""
+        if self._disk.is_hurt:
+            return  # it was lost again
+        lost = [r.id for r in state.requests.values() if r.accepted and r.id not in self._disk.safe.requests]
+        if lost:
+            raise Violation(f"I1: a new journal has nothing of {', '.join(lost)}")
+        if self._disk.safe.epoch < self._announced or self._disk.safe.next_sequence < max(state.sequences, default=0):
+            raise Violation("I5: a new journal would give epochs or numbers of sequences out a second time")
+
     def doubled(self, name: str) -> None:
         """A second process of this name runs."""
         self._doubled.add(name)
@@ -68,7 +79,8 @@ class Promises:
         # A worker that was out and lives is fenced with the epoch that everybody has heard of.
         if order.epoch < self._of_before or (order.epoch == self._of_before and not isinstance(order, Fence)):
             raise Violation(f"I5: epoch {order.epoch} is announced, which another broker used")
-        if self._cluster.broker.has_journal and order.epoch > max(self._announced, self._disk.safe.epoch):
+        is_certain = self._cluster.broker.has_journal and not self._disk.is_hurt
+        if is_certain and order.epoch > max(self._announced, self._disk.safe.epoch):
             raise Violation(f"I5: epoch {order.epoch} is announced, and a power cut would lose it")
         self._announced = max(self._announced, order.epoch)
 
@@ -78,7 +90,8 @@ class Promises:
                 self._cluster.audit.refused(message)
             case Accepted(request_id=request_id):
                 self._cluster.audit.promised.add(request_id)
-                if self._cluster.broker.has_journal and request_id not in self._disk.safe.requests:
+                is_certain = self._cluster.broker.has_journal and not self._disk.is_hurt
+                if is_certain and request_id not in self._disk.safe.requests:
                     raise Violation(f"I1: {request_id} is accepted, and a power cut would lose it")
             case Tokens() | Finished() if self._is_strict and self._is_kept(message.request_id):
                 self._shows(message)
@@ -98,8 +111,9 @@ class Promises:
 
     @property
     def _is_strict(self) -> bool:
-        """With a disk that refuses, what runs is shown all the same."""
-        return self._cluster.broker.has_journal and not self._cluster.broker.journal.ever_broke
+        """With a disk that refuses, or a file that was lost, what runs is shown all the same."""
+        broker = self._cluster.broker
+        return broker.has_journal and not broker.journal.ever_broke and not broker.disk.is_hurt
 
     def _is_kept(self, request_id: str) -> bool:
         """Not so if its client cancelled it: the broker confirms that and forgets it; nobody will come for the rest."""

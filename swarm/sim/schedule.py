@@ -53,6 +53,11 @@ FaultKind = Literal[
     "all_crash",  # everything dies at once
     "disk_full",  # the journal can't be written
 ]
+JournalFaultKind = Literal[
+    "journal_lost",  # its files are deleted while they are in use, or damaged, or all of them garbled
+    "sync_fails",  # what was written before is perhaps never on the disk, whatever the next sync says
+]
+JOURNAL_FAULT_KINDS: tuple[JournalFaultKind, ...] = get_args(JournalFaultKind)
 SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
 CROWDED = 0.25  # how often many grow where the room for keys and values is so short that some have to give way
@@ -74,6 +79,7 @@ BROKER_POINTS = (  # what comes to the broker, what it asks for, and how far its
     *("WriteEpoch", "WriteAcceptance", "WriteTokens", "WriteEnd", "Dispatch", "OpenPipe", "Welcome"),
     *("Prepare", "Fence", "Activate", "Replay", "Accepted", "Tokens", "Finished", "commit"),
 )
+LOST_JOURNAL = 0.15  # how often the journal itself suffers
 NO_JOURNAL = 0.1  # how often the broker keeps nothing on disk (and then never dies)
 SLOW_DISK = 0.25
 GATHER_S = 6.0  # for workers of before a restart that may never come again; less than what a recovery may take
@@ -111,7 +117,7 @@ class RequestSpec:
 class Fault:
     """``who`` and ``whom``: chance, to choose among those who are there then."""
 
-    kind: FaultKind
+    kind: FaultKind | JournalFaultKind
     at: float
     who: int
     for_s: float
@@ -164,6 +170,7 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     schedule = _ranked(Random(f"ranks {seed}"), schedule)
     if faults:
         schedule = _hard(Random(f"hard {seed}"), schedule)
+        schedule = _with_a_lost_journal(Random(f"lost {seed}"), schedule)
     crowd = Random(f"crowd {seed}")
     if crowd.random() < CROWDED:
         schedule = _crowded(crowd, schedule)
@@ -325,6 +332,15 @@ def _hard(random: Random, schedule: Schedule) -> Schedule:
     if random.random() < SMALL_LOG:
         log_bytes = random.choice([0, 256, 1024, 4096])
     return replace(schedule, weather=weather, log_bytes=log_bytes)
+
+
+def _with_a_lost_journal(random: Random, schedule: Schedule) -> Schedule:
+    """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
+    if random.random() >= LOST_JOURNAL or not schedule.settings.requests.has_journal:
+        return schedule
+    kind, at = random.choice(JOURNAL_FAULT_KINDS), random.uniform(0.4, 4.5)
+    lost = Fault(kind=kind, at=at, who=random.randrange(8), for_s=0.0, whom=random.randrange(8))
+    return replace(schedule, faults=(*schedule.faults, lost))
 
 
 def _faults(random: Random) -> tuple[Fault, ...]:

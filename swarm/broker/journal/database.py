@@ -77,6 +77,8 @@ CREATE TABLE recent (               -- tokens of the last steps; see ``journal.r
 
 _REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
 _STEPS = (_TABLES, _TIMES, _RECENT)  # from version n to n + 1
+_CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
+_NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 
 
 def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
@@ -170,7 +172,7 @@ def _make_last(path: Path, db: sqlite3.Connection) -> None:
     try:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
-        if not _is_full(path, error):
+        if _is_unsynced(error) or not _is_full(path, error):
             raise
         _sync_log(path)
 
@@ -212,6 +214,11 @@ def in_words(path: Path, error: sqlite3.Error) -> JournalError:
     """What SQLite says, as what it means for the journal."""
     if is_damage(error):
         return DamagedJournal(f"the journal {path} is damaged ({_reason(error)})")
+    if _is_unsynced(error):
+        why = "the disk is full" if reserve.is_full(path.parent) else _reason(error)
+        return UnsyncedJournal(
+            f"the journal {path} could not be synced, so it is not known what is on the disk ({why})"
+        )
     if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return JournalError(f"another process holds the journal {path} ({_reason(error)}): end that one")
     kind = FullDisk if _is_full(path, error) else JournalError
@@ -220,6 +227,10 @@ def in_words(path: Path, error: sqlite3.Error) -> JournalError:
 
 class DamagedJournal(JournalError):
     """What is there can't be read as a whole; see ``salvage``."""
+
+
+class UnsyncedJournal(JournalError):
+    """A sync failed: what was written before it may be lost, whatever the next sync says."""
 
 
 class FullDisk(JournalError):
@@ -256,9 +267,14 @@ def snapshot(db: sqlite3.Connection) -> Iterator[None]:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """The file is not what it was, which no waiting helps; else the disk or its rights are in the way."""
-    if getattr(error, "sqlite_errorcode", None) is None:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
         return isinstance(error, sqlite3.DatabaseError)
-    return _is(error, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return code in _CUT_SHORT or _is(error, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _is_unsynced(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", None) in _NOT_SYNCED
 
 
 def is_refusal(error: sqlite3.Error) -> bool:

@@ -1,6 +1,9 @@
-"""The thread that reads the journal while the broker runs: requests that it no longer keeps in memory, and lists.
+"""The threads that read the journal while the broker runs: one for requests that it no longer keeps in memory, which
+whoever submits waits for; one for lists and traces, which may take long and are for people.
 
-It has a connection of its own, so that nobody who writes waits for it. It sees what was written before it was asked.
+Each has a connection of its own, so that nobody who writes waits for it. It sees what was written before it was asked.
+When the journal was begun anew, it is given a connection to that. The thread for reports takes no more than a part of
+the time, however much is asked: after each answer it rests, and whoever asks the same meanwhile shares the next one.
 """
 
 from __future__ import annotations
@@ -9,21 +12,26 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.broker.actions import ReadList, ReadRequest, StepTimes
 from swarm.broker.events import ListRead, RequestRead
 from swarm.broker.journal import steps
+from swarm.broker.journal.database import DamagedJournal, is_damage
 from swarm.broker.journal.records import RequestRecord
 from swarm.broker.journal.store import MAX_LISTED, Moment, Store
 from swarm.broker.journal.values import Damaged
 from swarm.broker.kept import row_of, traced
 from swarm.broker.trace import RequestTimes, SequenceTimes, trace_of
+from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError
 from swarm.log import get_logger
 from swarm.wire.messages import Json
 
 MAX_WAITING = 1 << 13  # the core asks for fewer; whoever comes when so many wait is told to come back
+MAX_REPORTS = 64  # that wait
+REST = 3.0  # so many times as long as a report took, the thread for them rests
+MAX_TOGETHER = 4  # that one reading answers: sending a thousand rows takes the loop some milliseconds
 LISTED = 20  # without --all: as many as one looks at
 STOP_S = 5.0
 
@@ -35,13 +43,19 @@ Found = RequestRead | ListRead
 
 @dataclass(slots=True)
 class JournalReader:
-    """``told`` is called from the thread, and ``failed``, if that ends by a bug."""
+    """``told`` is called from the thread, and ``failed``, if that ends by a bug; and ``doubts``, with the reason, if
+    the file is found to be damaged. ``rest``: how long it rests after an answer, as a multiple of what that took."""
 
     store: Store
     told: Callable[[list[Found]], None]
     failed: Callable[[BaseException], None]
+    doubts: Callable[[str], None] = lambda reason: None
+    max_waiting: int = MAX_WAITING
+    rest: float = 0.0
+    clock: Clock = field(default_factory=SystemClock)
     _asked: deque[Ask] = field(default_factory=deque)
     _work: threading.Condition = field(default_factory=threading.Condition)
+    _next_store: Store | None = None
     _stopping: bool = False
     _thread: threading.Thread = field(init=False)
 
@@ -52,11 +66,19 @@ class JournalReader:
     def ask(self, ask: Ask) -> Found | None:
         """The answer comes from the thread; or at once, that there is none now."""
         with self._work:
-            if len(self._asked) >= MAX_WAITING:
+            if len(self._asked) >= self.max_waiting:
                 return _without(ask, "too much is being read from the journal: try again in a moment")
             self._asked.append(ask)
             self._work.notify()
         return None
+
+    def turn_to(self, store: Store) -> None:
+        """Read this one from now on; what it has before the next answer."""
+        with self._work:
+            if self._next_store is not None:
+                self._next_store.close()
+            self._next_store = store
+            self._work.notify()
 
     def close(self) -> None:
         with self._work:
@@ -64,22 +86,46 @@ class JournalReader:
             self._work.notify()
         self._thread.join(STOP_S)
         self.store.close()
+        if self._next_store is not None:
+            self._next_store.close()
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while (ask := self._next()) is not None:
-                self.told([self._answer(ask)])
+            while asks := self._next():
+                began = self.clock.now()
+                found = self._answer(asks[0])
+                self.told([found, *(_for(ask, found) for ask in asks[1:])])
+                self._rest(self.rest * (self.clock.now() - began))
         except BaseException as error:
             log.exception("journal_reader_died")
             self.failed(error)
 
-    def _next(self) -> Ask | None:
+    def _next(self) -> list[Ask]:
+        """What was asked first, with some of those that ask for the same; nothing at the end."""
         with self._work:
             while not self._asked and not self._stopping:
+                self._turn()
                 self._work.wait()
-            return None if self._stopping else self._asked.popleft()
+            self._turn()
+            if self._stopping:
+                return []
+            first = self._asked.popleft()
+            same = [ask for ask in self._asked if isinstance(first, ReadList) and _is_same(first, ask)]
+            for ask in (chosen := same[: MAX_TOGETHER - 1]):
+                self._asked.remove(ask)
+            return [first, *chosen]
+
+    def _rest(self, seconds: float) -> None:
+        if seconds > 0:
+            with self._work:
+                self._work.wait_for(lambda: self._stopping, seconds)
+
+    def _turn(self) -> None:
+        if self._next_store is not None:
+            self.store.close()
+            self.store, self._next_store = self._next_store, None
 
     def _answer(self, ask: Ask) -> Found:
         try:
@@ -91,6 +137,8 @@ class JournalReader:
             return ListRead(ask.client, ask.query, tuple(map(row_of, self.store.ended(now, limit))))
         except (JournalError, Damaged, sqlite3.Error) as error:
             log.error("journal_not_read", reason=str(error))
+            if _is_damage(error) and self._next_store is None:
+                self.doubts(str(error))
             return _without(ask, f"the journal can't be read: {error}")
 
     def _trace(self, ask: ReadList) -> ListRead:
@@ -138,6 +186,21 @@ def _times_of(record: RequestRecord, life: steps.Life) -> RequestTimes:
         for each in record.sequences
     )
     return RequestTimes(record.submit.request_id, life.last, tuple(sequences), restored=True)
+
+
+def _is_same(first: ReadList, ask: Ask) -> bool:
+    return isinstance(ask, ReadList) and (ask.query, ask.only_steps) == (first.query, first.only_steps)
+
+
+def _for(ask: Ask, found: Found) -> Found:
+    """The same answer for another client."""
+    assert isinstance(ask, ReadList)
+    assert isinstance(found, ListRead)
+    return replace(found, client=ask.client)
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, Damaged | DamagedJournal) or (isinstance(error, sqlite3.Error) and is_damage(error))
 
 
 def _without(ask: Ask, problem: str) -> Found:

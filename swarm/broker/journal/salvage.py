@@ -1,5 +1,8 @@
 """A journal that is damaged: what can still be read of it goes into a new one, the old file is kept beside it.
 
+So it is when a broker starts (``open_or_salvage``), and while it runs (``renewed``): then the old one is read through
+the connection that is open, which has a file that was deleted, too.
+
 A torn end of the write-ahead log is no damage: SQLite drops what was not finished. This is for pages that are gone or
 hold something else. Requests are read one by one, so that one bad page costs those it holds and no others. An epoch
 must never fall; if it can't be read, the wall clock's seconds serve, which no count of plans reaches. Nor may the
@@ -8,22 +11,33 @@ number of the next sequence.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.broker.journal import recent
-from swarm.broker.journal.database import FILE, DamagedJournal, in_words, is_refusal, take_from_others
+from swarm.broker.journal.database import (
+    FILE,
+    DamagedJournal,
+    UnsyncedJournal,
+    in_words,
+    is_refusal,
+    take_from_others,
+)
 from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.broker.journal.values import Damaged, Part, sealed, unsealed
+from swarm.broker.journal.values import Damaged, Part, RawPart, sealed, unsealed
 from swarm.errors import JournalError
 from swarm.wire.messages import Submit
 
 ASIDE = "journal.damaged"
-BESIDE = "journal.salvaged"  # a directory with the new one, until that is whole
+UNFINISHED = "journal.unfinished"  # a directory with the new one, until that is whole
+BESIDE = "journal.salvaged"  # the same from then on, until it takes the old one's place
+MAX_ASIDE = 4  # old files that are kept; the oldest go
 _AHEAD = 1_000_000
 _MOST = 1 << 53  # a number beyond was never given out: it is what damage made of one
 _KEYS = {  # of each table that is copied, in this order
@@ -34,6 +48,7 @@ _KEYS = {  # of each table that is copied, in this order
     "recent": "number",
     "steps": "number",
 }
+_SUFFIXES = ("", "-wal", "-shm")
 _WIDTH = {"requests": 9}  # columns that were added to a table: what is older has none
 
 
@@ -44,7 +59,7 @@ def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0)
         take_from_others(path)
     try:
         store = Store(directory, bounds)
-    except DamagedJournal as error:
+    except (DamagedJournal, UnsyncedJournal) as error:
         problem = str(error)
     else:
         try:
@@ -54,63 +69,133 @@ def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0)
             problem = str(error)
         else:
             return store, notes
-    try:
-        saved, lost = _saved_beside(directory, bounds)
-    except sqlite3.Error as refusal:
-        raise in_words(directory / FILE, refusal) from None
+    with _reader(directory / FILE) as old:
+        saved, lost = _saved_beside(directory, bounds, old)
     aside = _aside(directory)
     _change_places(directory, aside)
     note = f"{problem}: {saved} rows were saved, {lost} parts could not be read; the old file is {aside}"
     return Store(directory, bounds), (*notes, note)
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """``note``: what was done, in words."""
+
+    store: Store
+    note: str
+
+
+def renewed(old: Store, reason: str) -> Renewal:
+    """Another journal in the place of one that can't be believed any more, with what that still gives. Raises
+    JournalError; then it may be tried again. What only memory has is not in it yet."""
+    directory, bounds = old.path.parent, old.bounds
+    note = f"{reason}: it was begun anew"
+    if not old.is_closed:
+        _make(directory)
+        with old.reading() as db:
+            saved, lost = _saved_beside(directory, bounds, db, ahead=_AHEAD)
+        aside = _aside(directory)
+        _put_aside(directory, aside)
+        old.close()  # closing takes the write-ahead log of this name away: so not before, and not later
+        note += f" with {saved} rows of the old one, {lost} parts could not be read"
+        note += f"; what was there is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
+    store, _ = open_or_salvage(directory, bounds, retained_s=0.0)  # it finishes what was begun
+    # Here, and nowhere else, a running broker gets another journal than the one that it began with. It has the facts of
+    # the old one; whatever tells two journals apart is to be made anew in it now, before anything is written to it.
+    return Renewal(store, note)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise JournalError(f"the directory {directory} can't be made again ({error.strerror})") from None
+
+
 def _aside(directory: Path) -> Path:
     return directory / f"{ASIDE}-{time.time_ns():x}"
 
 
-def _saved_beside(directory: Path, bounds: Bounds) -> tuple[int, int]:
+def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | None, ahead: int = 0) -> tuple[int, int]:
     """A new journal is made in a place of its own; until it is whole, the damaged one stays where it is. If there is no
     room for it, or this process is killed, the next attempt finds what this one did."""
-    beside = directory / BESIDE
-    shutil.rmtree(beside, ignore_errors=True)
+    unfinished, beside = directory / UNFINISHED, directory / BESIDE
+    for path in (unfinished, beside):
+        shutil.rmtree(path, ignore_errors=True)
     try:
-        new = Store(beside, bounds)
+        new = Store(unfinished, bounds)
         try:
-            return _copy(directory / FILE, new)
+            counts = _copy(old, new, ahead)
+            new.fold()
         finally:
-            new.close()  # with that, its log is in the file
+            new.close()
+        unfinished.rename(beside)
+    except sqlite3.Error as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise in_words(directory / FILE, error) from None
+    except OSError as error:
+        raise JournalError(f"a new journal can't be made in {directory} ({error.strerror})") from None
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
+    return counts
 
 
 def _change_places(directory: Path, aside: Path) -> None:
-    """The file and its write-ahead log keep their names' ends, so that they can still be read together. The file goes
-    first: where it is missing and a new one is there, somebody was killed in here."""
+    """Where the old file is missing and a new one is there, somebody was killed in here."""
+    _put_aside(directory, aside)
     try:
-        for suffix in ("", "-wal", "-shm"):
+        (directory / BESIDE / FILE).rename(directory / FILE)
+        _sync(directory)
+    except OSError as error:
+        raise JournalError(f"the new journal in {directory} can't be put in its place ({error.strerror})") from None
+    shutil.rmtree(directory / BESIDE, ignore_errors=True)
+
+
+def _put_aside(directory: Path, aside: Path) -> None:
+    """The file and its write-ahead log keep their names' ends, so that they can still be read together."""
+    try:
+        for suffix in _SUFFIXES:
             path = directory / f"{FILE}{suffix}"
             if path.exists():
                 path.rename(Path(f"{aside}{suffix}"))
-        (directory / BESIDE / FILE).rename(directory / FILE)
     except OSError as error:
         raise JournalError(f"the damaged journal in {directory} can't be put aside ({error.strerror})") from None
-    shutil.rmtree(directory / BESIDE, ignore_errors=True)
+    for name in _names_aside(directory)[:-MAX_ASIDE]:
+        for suffix in _SUFFIXES:
+            Path(f"{name}{suffix}").unlink(missing_ok=True)
+
+
+def _names_aside(directory: Path) -> list[str]:
+    """Without the ends of their files' names; the latest comes last."""
+    names = (str(path) for path in directory.glob(f"{ASIDE}-*"))
+    return sorted(
+        {name.removesuffix("-wal").removesuffix("-shm") for name in names}, key=lambda name: (len(name), name)
+    )
+
+
+def _sync(directory: Path) -> None:
+    """That a file has another name now lasts."""
+    place = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def _finished(directory: Path) -> tuple[str, ...]:
     """What a process began that was killed in the middle of it."""
     if not (directory / BESIDE / FILE).exists() or (directory / FILE).exists():
         return ()
-    names = {str(path).removesuffix("-wal").removesuffix("-shm") for path in directory.glob(f"{ASIDE}-*")}
-    aside = Path(max(names, default=str(_aside(directory))))  # the latest
+    aside = Path((_names_aside(directory) or [str(_aside(directory))])[-1])
     _change_places(directory, aside)
     return (f"the journal in {directory} was damaged: what could be read was saved; the old file is {aside}",)
 
 
-def _copy(aside: Path, store: Store) -> tuple[int, int]:
+def _copy(old: sqlite3.Connection | None, store: Store, ahead: int) -> tuple[int, int]:
+    """``ahead``: so many numbers of sequences are left out, which a broker that runs may have given out meanwhile."""
     saved = lost = 0
-    with store.raw() as new, _reader(aside) as old:
+    with store.raw() as new:
         has_epoch = False
         numbers = _Numbers()
         for table in _KEYS:
@@ -124,7 +209,7 @@ def _copy(aside: Path, store: Store) -> tuple[int, int]:
         if not has_epoch:
             epoch = sealed(int(time.time()))
             new.execute("INSERT OR REPLACE INTO facts (name, value) VALUES ('epoch', ?)", (epoch,))
-        _mend(new, numbers.next)
+        _mend(new, numbers.next + ahead)
     return saved, lost
 
 
@@ -184,12 +269,13 @@ def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, .
     if not _has(db, table):
         return
     seen: set[tuple[object, ...]] = set()
+    parts = _KEYS[table].split(", ")
     for order in ("ASC", "DESC"):
-        ordered = ", ".join(f"{part} {order}" for part in _KEYS[table].split(", "))
+        ordered = ", ".join(f"{part} {order}" for part in parts)
         try:
             for row in db.execute(f"SELECT * FROM {table} ORDER BY {ordered}"):
-                if row not in seen:
-                    seen.add(row)
+                if row[: len(parts)] not in seen:  # the key comes first; whole rows would take as much as the file
+                    seen.add(row[: len(parts)])
                     yield row
         except sqlite3.Error:
             yield None
@@ -207,9 +293,9 @@ def _has(db: sqlite3.Connection, table: str) -> bool:
 
 _SEALED: dict[str, tuple[int, type]] = {
     "requests": (2, Submit),
-    "sequences": (5, Part),
-    "tokens": (2, Part),
-    "recent": (1, recent.Row[Part]),
+    "sequences": (5, RawPart),  # what stands beside the tokens is safe by its checksum, and takes long to look at
+    "tokens": (2, RawPart),
+    "recent": (1, recent.Row[RawPart]),
     "steps": (8, bytes),
 }
 

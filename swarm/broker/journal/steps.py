@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import msgspec
 
 from swarm.broker.actions import StepTimes
-from swarm.broker.journal.store import Moment, Store
+from swarm.broker.journal.moment import Moment, old
+from swarm.broker.journal.store import Store
 from swarm.broker.journal.values import Damaged, sealed, unsealed
 from swarm.log import get_logger
 from swarm.wire.messages import Hop, LayerRange, SequencePosition
@@ -111,7 +112,7 @@ def tidy(store: Store, now: Moment) -> int:
     """Let go what is old, and the oldest beyond the bounds. How many rows went. Raises JournalError."""
     bounds = store.bounds
     with store.unsynced() as db:
-        gone = db.execute("DELETE FROM steps WHERE written_at < ?", (now.wall - bounds.keep_s,)).rowcount
+        gone = db.execute(_DELETE_OLD, old(now, bounds.keep_s)).rowcount
         gone += _drop_beyond(db, bounds.max_bytes // SHARE)
     while store.num_bytes > bounds.max_bytes and (more := _drop_oldest(store)):
         gone += more
@@ -198,6 +199,10 @@ _decode = msgspec.msgpack.Decoder(Chunk).decode
 _INSERT = (
     "INSERT INTO steps (boot, first_tick, last_tick, lowest, highest, written_at, num_bytes, steps) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_DELETE_OLD = (
+    "DELETE FROM steps WHERE (written_at < :wall_limit OR written_at > :wall) AND CASE WHEN boot = :boot "
+    "THEN last_tick < :tick_limit ELSE :knows AND written_at < :wall_limit END"
 )
 _DELETE_OLDEST = "DELETE FROM steps WHERE number IN (SELECT number FROM steps ORDER BY number LIMIT ?)"
 _SELECT_LIFE = "SELECT boot, accepted_tick, ended_at, ended_tick FROM requests WHERE id = ?"

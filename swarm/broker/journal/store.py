@@ -6,22 +6,21 @@ loses nothing, and a power cut the last moments, which are computed again.
 
 When a sequence ends, its tokens are put together into one value. What ended long ago goes (``keep_s``), and when the
 file outgrows its bound, the oldest that ended go first. Nothing that has not ended ever goes.
+How long ago that is, says ``moment``.
 """
 
 from __future__ import annotations
 
-import functools
 import sqlite3
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
-from swarm.broker.actions import WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.journal import recent
+from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.journal import Lasting, Write, recent
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
@@ -33,11 +32,15 @@ from swarm.broker.journal.database import (
     snapshot,
     transaction,
 )
+from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.journal.reserve import Reserve
-from swarm.broker.journal.values import AnyPart, Damaged, Part, RawPart, joined, sealed, unsealed
+from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, joined, sealed, unsealed
+from swarm.errors import JournalError
 from swarm.log import get_logger
 from swarm.wire.messages import FinishReason, Manifest, Submit
+
+__all__ = ["MAX_LISTED", "Bounds", "Moment", "Store"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -46,9 +49,8 @@ MAX_LISTED = 1000
 
 log = get_logger(__name__)
 
-Row = tuple[int, bytes, str, float, float, str, float | None]
+Row = tuple[int, bytes, str, float, float, str, float | None, float | None]
 SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
-Write = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +59,6 @@ class Bounds:
 
     keep_s: float = 86_400.0
     max_bytes: int = 1 << 30
-
-
-_EPOCH = time.time() - time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Now, by both clocks. ``boot`` tells one run of the machine's monotonic clock from another. ``wall`` is read once
-    per process and goes on with the monotonic clock: whoever sets the machine's clock makes nothing older."""
-
-    wall: float
-    tick: float
-    boot: str
-
-    @classmethod
-    def now(cls) -> Moment:
-        tick = time.monotonic()
-        return cls(_EPOCH + tick, tick, boot_id())
-
-
-@functools.cache
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""  # elsewhere than on Linux the wall clock must do
 
 
 class Store:
@@ -95,6 +71,10 @@ class Store:
         self._db = opened(self.path, self.reserve)
         self._durable = False
         self._num_recent = recent.FOLD  # about: the next row tells
+        self._has_earlier_boots = True  # as far as is known
+        self._facts: dict[str, bytes] = {}  # that were written last
+        self._new_facts: dict[str, bytes] = {}  # … in the transaction under way
+        self.is_closed = False
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -102,12 +82,43 @@ class Store:
         """The same file through a connection of its own, which can't write: for another thread."""
         other = object.__new__(Store)
         other.path, other._bounds, other._durable = self.path, self._bounds, False
-        other.reserve = self.reserve
+        other.reserve, other.is_closed = self.reserve, False
         other._db = opened_for_reading(self.path)
         return other
 
     def close(self) -> None:
+        self.is_closed = True
         self._db.close()
+
+    def fold(self) -> None:
+        """All of the write-ahead log goes into the file, synced. Raises JournalError."""
+        try:
+            is_busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
+        if is_busy:
+            raise JournalError(f"another process holds the journal {self.path}: end that one")
+
+    def examine(self) -> None:
+        """Somebody else wrote into the files: is what they hold what was written here? Raises DamagedJournal if not.
+        What is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
+        self.fold()
+        other = self.for_reading()
+        try:
+            other.check(self._facts)
+        finally:
+            other.close()
+
+    def check(self, facts: Mapping[str, bytes]) -> None:
+        """Raises DamagedJournal if pages or values are not what they must be, or these facts differ."""
+        with self.reading() as db:
+            problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            found = dict(db.execute("SELECT name, value FROM facts"))
+        if problem == "ok" and any(found.get(name) != value for name, value in facts.items()):
+            problem = "it does not tell what was written last"
+        if problem != "ok":
+            raise DamagedJournal(f"the journal {self.path} is damaged ({problem})")
+        self.past(Moment.now(), retained_s=0.0)  # what has ended is looked at when somebody asks for it
 
     @contextmanager
     def raw(self) -> Iterator[sqlite3.Connection]:
@@ -122,7 +133,7 @@ class Store:
     def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
         """One transaction. Raises JournalError; then nothing of it is there. The sequences whose ends were not taken,
         since tokens of theirs are missing or spoiled: here they have not ended, and will be computed again."""
-        durable = any(isinstance(write, WriteEpoch | WriteAcceptance) for write in writes)
+        durable = any(isinstance(write, Lasting) for write in writes)
         try:
             if durable is not self._durable:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -133,7 +144,12 @@ class Store:
             with transaction(self._db):
                 if self._num_recent >= recent.FOLD:
                     self._fold()
-                return {write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)}
+                self._new_facts = {}
+                open_still = {
+                    write.sequence for write in writes if not self._one(write, now) and isinstance(write, WriteEnd)
+                }
+            self._facts |= self._new_facts
+            return open_still
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
 
@@ -154,24 +170,37 @@ class Store:
                 return self._end(write, now)
             case WriteAcceptance():
                 self._accept(write, now)
-            case WriteEpoch(epoch, workers, manifest, blames):
-                facts: dict[str, object] = {"epoch": epoch, "workers": workers, "blames": blames}
-                facts |= {} if manifest is None else {"manifest": manifest}
-                self._db.executemany(_INSERT_FACT, ((name, sealed(value)) for name, value in facts.items()))
+            case WriteEpoch():
+                self._put_facts(_facts_of(write))
+            case WriteAnew(epoch, next_sequence):
+                self._put_facts(_facts_of(epoch) | {"next_sequence": max(next_sequence, self.next_sequence)})
         return True
+
+    @property
+    def next_sequence(self) -> int:
+        """The lowest number that no sequence here has had. It never falls."""
+        row = self._db.execute("SELECT value FROM facts WHERE name = 'next_sequence'").fetchone()
+        with suppress(Damaged):
+            return 1 if row is None else unsealed(row[0], int)
+        return 1
+
+    def _put_facts(self, facts: Mapping[str, object]) -> None:
+        found = {name: sealed(value) for name, value in facts.items()}
+        self._db.executemany(_INSERT_FACT, found.items())
+        self._new_facts |= found
 
     def _accept(self, write: WriteAcceptance, now: Moment) -> None:
         submit = write.submit
         self._db.execute("DELETE FROM requests WHERE id = ?", (submit.request_id,))
         made = self._db.execute(
             "INSERT INTO requests (id, submit, tenant, accepted_at, accepted_tick, boot) VALUES (?, ?, ?, ?, ?, ?)",
-            (submit.request_id, sealed(submit), write.tenant, now.wall, now.tick, now.boot),
+            (submit.request_id, sealed(submit), write.tenant, now.wall - write.age_s, now.tick - write.age_s, now.boot),
         )
         self._db.executemany(
             "INSERT INTO sequences (id, request, place) VALUES (?, ?, ?)",
             ((sequence, made.lastrowid, place) for place, sequence in enumerate(write.sequences)),
         )
-        self._db.execute(_INSERT_FACT, ("next_sequence", sealed(max(write.sequences) + 1)))
+        self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
         """Its tokens become one value, without those that a client's stop string took back."""
@@ -201,11 +230,8 @@ class Store:
         """Let go what ended long ago, and the oldest beyond the bound. How many requests went."""
         try:
             with transaction(self._db):
-                gone = self._db.execute(
-                    "DELETE FROM requests WHERE ended_at IS NOT NULL AND ended_at < ?",
-                    (now.wall - self._bounds.keep_s,),
-                ).rowcount
-            while self.num_bytes > self._bounds.max_bytes and (more := self._drop_oldest()):
+                gone = self._db.execute(_DELETE_OLD, old(now, self._bounds.keep_s)).rowcount
+            while self.num_bytes > self._bounds.max_bytes and (more := self._drop_oldest(now)):
                 gone += more
             self._db.execute("PRAGMA incremental_vacuum(256)")
         except sqlite3.Error as error:
@@ -222,12 +248,15 @@ class Store:
         except (sqlite3.Error, OSError):
             return False
 
-    def _drop_oldest(self) -> int:
+    def _drop_oldest(self, now: Moment) -> int:
+        """Those of earlier boots first: whatever the clock said then, they are older than those of this one."""
         with transaction(self._db):
-            return self._db.execute(
-                "DELETE FROM requests WHERE number IN (SELECT number FROM requests WHERE ended_at IS NOT NULL "
-                "ORDER BY ended_at LIMIT 32)"
-            ).rowcount
+            if self._has_earlier_boots and now.boot:
+                gone = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
+                self._has_earlier_boots = gone > 0
+                if gone:
+                    return gone
+            return self._db.execute(_DELETE_OLDEST).rowcount
 
     @property
     def bounds(self) -> Bounds:
@@ -269,9 +298,7 @@ class Store:
         """What a broker must know to go on: everything that has not ended, and what ended within ``retained_s``."""
         try:
             facts = dict(self._db.execute("SELECT name, value FROM facts"))
-            rows = self._db.execute(
-                f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR ended_at > ? ORDER BY number", (now.wall - retained_s,)
-            ).fetchall()
+            rows = self._db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
             gathered = recent.read(self._db, Part)
             return Past(
                 epoch=_fact(facts, "epoch", int, 0),
@@ -298,7 +325,7 @@ class Store:
             raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
 
     def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
-        """Those that have ended and whose ids begin like that; the latest first."""
+        """Those that have ended and whose ids begin like that; else as ``ended``."""
         rows = self._db.execute(
             f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ? ORDER BY ended_at DESC LIMIT ?",
             (len(prefix), prefix, limit),
@@ -306,7 +333,7 @@ class Store:
         return self._readable(rows, now)
 
     def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
-        """Those that have ended, the latest first."""
+        """Those that have ended, the latest first; with their tokens, and nothing of what was asked for beside them."""
         rows = self._db.execute(
             f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?", (limit,)
         ).fetchall()
@@ -316,7 +343,7 @@ class Store:
         """A list is none the worse for one of them that is damaged."""
         for row in rows:
             try:
-                yield self._record(row, now)
+                yield self._record(row, now, {}, kind=Ids)
             except Damaged as error:
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
             except sqlite3.Error as error:
@@ -324,10 +351,16 @@ class Store:
                     raise
                 log.warning("journal_row_skipped", number=row[0], reason=str(error))
 
-    def _record(self, row: Row, now: Moment, gathered: recent.Parts[Part] | None = None) -> RequestRecord:
-        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them."""
-        number, submit, tenant, wall, tick, boot, ended_at = row
-        age_s = now.tick - tick if boot and boot == now.boot else now.wall - wall
+    def _record(
+        self,
+        row: Row,
+        now: Moment,
+        gathered: recent.Parts[Part] | None = None,
+        kind: type[Part] | type[Ids] = Part,
+    ) -> RequestRecord:
+        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them.
+        ``kind``: what of an ended one's tokens is wanted."""
+        number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
         found = self._db.execute(
             "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
         ).fetchall()
@@ -337,13 +370,15 @@ class Store:
         return RequestRecord(
             submit=unsealed(submit, Submit),
             tenant=tenant,
-            age_s=max(0.0, age_s),
-            sequences=[self._sequence(each, gathered) for each in found],
-            ended_age_s=None if ended_at is None else max(0.0, now.wall - ended_at),
+            age_s=now.age_s(wall, tick, boot),
+            sequences=[self._sequence(each, gathered, kind) for each in found],
+            ended_age_s=None if ended_at is None else now.age_s(ended_at, ended_tick, boot),
         )
 
-    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part]) -> SequenceRecord:
+    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part], kind: type[Part] | type[Ids]) -> SequenceRecord:
         number, place, reason, detail, tokens = row
+        if tokens is not None and kind is Ids:
+            return SequenceRecord(number, place, list(unsealed(tokens, Ids).ids), reason=reason, detail=detail)
         if tokens is not None:
             part = unsealed(tokens, Part)
         else:
@@ -359,9 +394,29 @@ class Store:
                 yield first, part
 
 
+def _facts_of(write: WriteEpoch) -> dict[str, object]:
+    facts: dict[str, object] = {"epoch": write.epoch, "workers": write.workers, "blames": write.blames}
+    return facts if write.manifest is None else facts | {"manifest": write.manifest}
+
+
 def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:
     return unsealed(facts[name], kind) if name in facts else default
 
 
 _INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
-_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at FROM requests"
+_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at, ended_tick FROM requests"
+# By the wall clock, which has an index; then by the clock that counts. What ended in the future was written when the
+# wall clock was wrong.
+_DELETE_OLD = (
+    "DELETE FROM requests WHERE (ended_at < :wall_limit OR ended_at > :wall) AND CASE WHEN boot = :boot AND ended_tick "
+    "IS NOT NULL THEN ended_tick < :tick_limit ELSE :knows AND ended_at < :wall_limit END"
+)
+_SELECT_PAST = (
+    f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR CASE WHEN boot = :boot AND ended_tick IS NOT NULL "
+    "THEN ended_tick > :tick_limit ELSE ended_at > :wall_limit END ORDER BY number"
+)
+_DELETE_OLDEST = (
+    "DELETE FROM requests WHERE number IN "
+    "(SELECT number FROM requests WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT 32)"
+)
+_DELETE_EARLIER = _DELETE_OLDEST.replace("ORDER BY", "AND boot <> ? ORDER BY")

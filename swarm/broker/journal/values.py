@@ -34,6 +34,12 @@ class RawPart(msgspec.Struct, frozen=True, array_like=True):
     place: tuple[int, int] | None = None
 
 
+class Ids(msgspec.Struct, frozen=True, array_like=True):
+    """Of a part, the tokens alone: for lists, which only count them."""
+
+    ids: tuple[int, ...]
+
+
 AnyPart = TypeVar("AnyPart", Part, RawPart)
 
 _encode = msgspec.msgpack.Encoder().encode

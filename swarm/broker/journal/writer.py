@@ -3,8 +3,9 @@
 The broker's loop hands writes over and goes on; what has been written comes back as facts. If the disk refuses, nothing
 is dropped: the writes are kept and tried again, and the loop is told, so that new requests are refused meanwhile while
 those that run go on. Epochs don't wait: some room is set aside for them. A disk that is far too slow counts as one that
-refuses. Only steps, which traces are made of, are dropped at once; they are written when nothing else waits, and one by
-one between the rest when that has not been so for long.
+refuses. A journal that can't be believed any more (``doubts``) is begun anew: then the loop is told to hand over once
+more what memory has, and it counts as broken until that is written. Only steps, which traces are made of, are dropped
+at once; they are written when nothing else waits, and one by one between the rest when that has not been so for long.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarm import failpoints
-from swarm.broker.actions import StepTimes, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.events import EndNotWritten, JournalBroke, JournalFigures, JournalMended
-from swarm.broker.journal import Write, Written, steps, written
-from swarm.broker.journal.database import FullDisk
+from swarm.broker.actions import StepTimes, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.events import EndNotWritten, JournalBroke, JournalFigures, JournalMended, JournalRenewed
+from swarm.broker.journal import Lasting, Write, Written, salvage, steps, written
+from swarm.broker.journal.database import DamagedJournal, FullDisk
+from swarm.broker.journal.doubts import Doubts, Next, seen
+from swarm.broker.journal.figures import Figures
 from swarm.broker.journal.store import Moment, Store
 from swarm.clock import Clock
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.series import Series
 
 RETRY_S = 1.0
+LOOK_S = 0.5  # how often the files are looked at when there is nothing to write
 TIDY_S = 60.0
 TELL_S = 1.0  # how often the figures are told, at most
 MAX_TOGETHER = 1024  # writes in one transaction
@@ -36,52 +39,21 @@ STOP_S = 10.0
 
 log = get_logger(__name__)
 
-Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalFigures
-
-
-@dataclass(slots=True)
-class Figures:
-    """What the thread did. ``durable``: transactions that were synced; ``chunks``: those of steps; ``computed_s``: its
-    processor time in all, without what it waited for the disk or for its turn."""
-
-    transactions: Series = field(default_factory=Series)
-    durable: Series = field(default_factory=Series)
-    writes: int = 0
-    chunks: Series = field(default_factory=Series)
-    chunk_bytes: int = 0
-    chunks_dropped: int = 0
-    failures: int = 0
-    num_bytes: int = 0
-    computed_s: float = 0.0
-
-    def values(self) -> dict[str, float]:
-        num = self.transactions.num + self.durable.num
-        return {
-            "transactions": num,
-            "computed_us": round(self.computed_s / max(1, num) * 1e6, 1),
-            "writes": self.writes,
-            "transaction_us": round(self.transactions.average * 1e6, 1),
-            "durable_us": round(self.durable.average * 1e6, 1),
-            "longest_us": round(max(self.transactions.most, self.durable.most) * 1e6, 1),
-            "step_chunks": self.chunks.num,
-            "step_chunk_us": round(self.chunks.average * 1e6, 1),
-            "step_bytes": self.chunk_bytes,
-            "step_chunks_dropped": self.chunks_dropped,
-            "failures": self.failures,
-            "bytes": self.num_bytes,
-        }
+Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed | JournalFigures
 
 
 @dataclass(slots=True)
 class JournalWriter:
     """``told`` gets facts, in the order of the writes, from the thread or from whoever hands a write over; it must not
     wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then, and
-    nothing is written any more."""
+    nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
+    another connection."""
 
     store: Store
     clock: Clock
     told: Callable[[list[Fact]], None]
     failed: Callable[[BaseException], None]
+    renewed: Callable[[Store], None] = lambda store: None
     figures: Figures = field(default_factory=Figures)
     _waiting: deque[Write] = field(default_factory=deque)
     _epochs: list[WriteEpoch] = field(default_factory=list)  # those that must not wait behind what the disk refuses
@@ -90,9 +62,16 @@ class JournalWriter:
     _work: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _broken: str = ""
+    _is_refused: bool = False  # the last attempt to write the batch failed
+    _awaits_rewrite: bool = False  # begun anew, and what memory has is not in it yet
+    _doubts: Doubts = field(init=False)
+    _reported: str = ""  # what somebody else found wrong with the file
     _tidied_at: float = 0.0
     _told_at: float = 0.0
     _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._doubts = Doubts(self.store.path)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -104,7 +83,7 @@ class JournalWriter:
             if len(self._waiting) >= MAX_WAITING:
                 self._broke(f"the disk is too slow: {len(self._waiting)} writes wait")
                 self._shed()
-            if self._broken and isinstance(write, WriteEpoch):
+            if self._broken and not self._awaits_rewrite and isinstance(write, WriteEpoch):
                 self._epochs.append(write)
             else:
                 self._waiting.append(write)
@@ -117,6 +96,12 @@ class JournalWriter:
             if self._broken or len(self._steps) > MAX_CHUNKS:
                 self._steps.popleft()
                 self.figures.chunks_dropped += 1
+            self._work.notify()
+
+    def doubt(self, reason: str) -> None:
+        """Whoever reads has found the file damaged."""
+        with self._work:
+            self._reported = reason
             self._work.notify()
 
     def close(self) -> None:
@@ -144,8 +129,14 @@ class JournalWriter:
     def _serve(self) -> None:
         if not self.store.reserve.fill():
             self._broke("the disk is full: what is kept free there for epochs was used and can't be had again")
+        self._doubts.left(seen(self.store.path))
         while True:
             self._take_batch()
+            if not self._is_sound():
+                if self._stopping:
+                    self._give_up(self._doubts.reason)
+                    return
+                continue
             if self._batch:
                 self._write()
             elif self._stopping and not self._steps:
@@ -155,6 +146,7 @@ class JournalWriter:
             if self._has_time_for_steps:
                 self._write_steps()
             self._tidy()
+            self._doubts.left(seen(self.store.path))
 
     @property
     def _has_time_for_steps(self) -> bool:
@@ -164,14 +156,70 @@ class JournalWriter:
     def _take_batch(self) -> None:
         """What waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
         with self._work:
-            if self._batch or self._broken:
+            if self._is_refused or (self._broken and not self._awaits_rewrite):
                 self._work.wait_for(lambda: self._stopping or self._epochs, RETRY_S)
             elif not self._waiting and not self._epochs:
-                self._work.wait_for(lambda: self._waiting or self._epochs or self._steps or self._stopping, TIDY_S)
+                self._work.wait_for(self._has_work, LOOK_S)
             self._batch += self._epochs  # however many writes there are already
             self._epochs.clear()
             while self._waiting and len(self._batch) < MAX_TOGETHER:
                 self._batch.append(self._waiting.popleft())
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._epochs or self._steps or self._batch or self._reported or self._stopping)
+
+    # --- whether the file can be believed ----------------------------------------------------------------------------
+
+    def _is_sound(self) -> bool:
+        """The journal may be written to: as far as can be seen it is as we left it, or it has just been begun anew."""
+        if self._reported:
+            self._doubts.arise(self._reported)
+            self._reported = ""
+        self._doubts.find(seen(self.store.path))
+        match self._doubts.next(self.clock.now()):
+            case Next.EXAMINE:
+                self._examine()
+            case Next.RENEW:
+                self._renew()
+            case Next.GO_ON | Next.WAIT:
+                pass
+        return not self._doubts.reason
+
+    def _examine(self) -> None:
+        began = self.clock.now()
+        try:
+            self.store.examine()
+        except DamagedJournal as error:
+            self._doubts.failed(error)
+            self._renew()
+        except JournalError as error:
+            self._doubts.failed(error)
+            self._doubts.examined(began, self.clock.now(), done=False)
+            log.warning("journal_not_examined", reason=str(error))
+        else:
+            log.warning("journal_touched", what="somebody else wrote into the journal's files; it is as it should be")
+            self._doubts.examined(began, self.clock.now(), done=True)
+
+    def _renew(self) -> None:
+        """Begin anew with what the old file still gives; then ask for what memory has."""
+        self._broke(self._doubts.reason)
+        began = self.clock.now()
+        try:
+            renewal = salvage.renewed(self.store, self._doubts.reason)
+            self.store = renewal.store
+            self.renewed(self.store)
+        except JournalError as error:
+            self._doubts.renewed(began, self.clock.now(), done=False)
+            self.figures.failures += 1
+            log.error("journal_not_renewed", reason=str(error), again_in_s=RETRY_S)
+            return
+        self._doubts.renewed(began, self.clock.now(), done=True)
+        self.figures.renewals += 1
+        with self._work:
+            self._is_refused, self._awaits_rewrite = False, True
+            self.told([JournalRenewed(renewal.note, self.store.next_sequence)])
+
+    # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         began = self.clock.now()
@@ -189,9 +237,12 @@ class JournalWriter:
         if failpoints.armed:
             failpoints.reached("journal.written")
         took = self.clock.now() - began
-        is_durable = any(isinstance(write, WriteEpoch | WriteAcceptance) for write in self._batch)
+        is_durable = any(isinstance(write, Lasting) for write in self._batch)
         (self.figures.durable if is_durable else self.figures.transactions).add(took)
         self.figures.writes += len(self._batch)
+        self._is_refused = False
+        if any(isinstance(write, WriteAnew) for write in self._batch):
+            self._awaits_rewrite = False
         self._mended()
         facts: list[Fact] = [_fact(write, open_still) for write in self._batch]
         self._batch.clear()
@@ -217,6 +268,7 @@ class JournalWriter:
         try:
             num_bytes = steps.write(self.store, new, Moment.now())
         except JournalError as error:
+            self._doubts.failed(error)
             log.info("journal_steps_not_written", steps=len(new), reason=str(error))
             num_bytes = 0
         if num_bytes:
@@ -229,14 +281,22 @@ class JournalWriter:
     def _refused(self, error: JournalError) -> None:
         """What could not be written is kept."""
         self.figures.failures += 1
+        self._is_refused = True
+        self._doubts.failed(error)
         self._broke(str(error))
         with self._work:  # in their order: behind those of the batch
             self._batch += self._epochs
             self._epochs.clear()
         if isinstance(error, FullDisk):
             self._write_epochs()
-        if self._stopping and self._batch:
-            log.error("journal_not_written", writes=len(self._batch), reason=str(error))
+        if self._doubts.reason and self._doubts.next(self.clock.now()) is Next.RENEW:
+            self._renew()
+        elif self._stopping:
+            self._give_up(str(error))
+
+    def _give_up(self, reason: str) -> None:
+        if self._batch:
+            log.error("journal_not_written", writes=len(self._batch), reason=reason)
             self._batch.clear()
 
     def _write_epochs(self) -> None:
@@ -267,7 +327,7 @@ class JournalWriter:
 
     def _mended(self) -> None:
         """It can write again; for good, if there is room for what is set aside, too."""
-        if self._broken and self.store.reserve.fill():
+        if self._broken and not self._awaits_rewrite and self.store.reserve.fill():
             with self._work:
                 self._broken = ""
                 self.told([JournalMended()])
@@ -284,6 +344,7 @@ class JournalWriter:
             self.store.reserve.fill()
         except JournalError as error:  # what is to be written may well go; if not, that is told when it comes
             self.figures.failures += 1
+            self._doubts.failed(error)
             log.warning("journal_not_tidied", reason=str(error), again_in_s=TIDY_S)
             return
         if gone:

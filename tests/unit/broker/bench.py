@@ -20,7 +20,9 @@ from swarm.broker.actions import (
     OpenPipe,
     OrderWorker,
     SayClient,
+    Solve,
     WriteAcceptance,
+    WriteAnew,
     WriteEnd,
     WriteEpoch,
     WriteTokens,
@@ -35,6 +37,7 @@ from swarm.broker.events import (
     EpochWritten,
     Event,
     RequestRead,
+    Solved,
     StepFinished,
     Tick,
     TokensWritten,
@@ -50,6 +53,7 @@ from swarm.broker.room import MAX_PREEMPTED
 from swarm.broker.scheduler import SchedulerSettings, depth
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
+from swarm.broker.suppositions import answered
 from swarm.params import SamplingParams
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
@@ -72,7 +76,9 @@ from swarm.wire.messages import (
     Order,
     Prepare,
     Prepared,
+    Query,
     RangePosition,
+    Report,
     Sampled,
     SequencePosition,
     ServerMessage,
@@ -290,11 +296,21 @@ class Bench:
                 self.pipe.clear()
             case OrderWorker(peer, order):
                 self._obey(peer, order)
-            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch():
+            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | WriteAnew():
                 written = self._journal.write(action)
                 (self.pending if type(action) in self.held else self._due).append(written)
+            case Solve(number, question):
+                self._due.append(Solved(number, answered(question)))
             case _:
                 pass
+
+    def ask(self, query: Query) -> Report:
+        """The answer, once what it takes has been found."""
+        before = len(self.log)
+        self.say(query)
+        (report,) = said(self.log[before:], Report)
+        assert isinstance(report, Report)
+        return report
 
     def _obey(self, peer: bytes, order: Order) -> None:
         worker = next((w for w in self.workers.values() if w.peer == peer), None)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from swarm.broker.journal import Write, reserve
 from swarm.broker.journal.database import FullDisk
 from swarm.broker.journal.store import Moment, Store
 from swarm.broker.journal.writer import JournalWriter
-from swarm.clock import SystemClock
+from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError
 
 WAIT_S = 10.0
@@ -54,6 +57,19 @@ class Disk(Store):
         raise JournalError("the disk is full")
 
 
+class _Told:
+    """A clock that says when it was asked three times: the thread has gone round."""
+
+    def __init__(self, idle: threading.Event, clock: Clock) -> None:
+        self._idle, self._clock, self._left = idle, clock, 3
+
+    def now(self) -> float:
+        self._left -= 1
+        if self._left <= 0:
+            self._idle.set()
+        return self._clock.now()
+
+
 class Thread:
     """A journal's thread with what it tells."""
 
@@ -71,6 +87,30 @@ class Thread:
         for fact in facts:
             if not isinstance(fact, JournalFigures):
                 self._told.put(fact)
+
+    def nothing_told(self) -> bool:
+        """Whatever the thread has had to do since, it has done."""
+        idle = threading.Event()
+        self.writer.clock = _Told(idle, self.writer.clock)
+        assert idle.wait(WAIT_S)
+        return self._told.empty()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """The thread waits for something to do, and goes on waiting meanwhile."""
+        work = self.writer._work
+        while True:
+            with work:
+                if work._waiters:  # type: ignore[attr-defined]
+                    yield
+                    return
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Another thread makes it so."""
+        deadline = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def told(self, num: int) -> list[Any]:
         return [self._told.get(timeout=WAIT_S) for _ in range(num)]

@@ -176,13 +176,60 @@ def test_what_is_kept(tmp_path: Path) -> None:
     after = Moment(NOW.wall + 3000.0, NOW.tick + 3000.0, NOW.boot)
     store.write([WriteEnd(2, "length", 0)], after)
     assert [r.submit.request_id for r in store.past(after, retained_s=60.0).requests] == ["new", "open"]
-    assert store.tidy(Moment(NOW.wall + 4000.0, 0.0, NOW.boot)) == 1
+    assert store.tidy(Moment(NOW.wall + 4000.0, NOW.tick + 4000.0, NOW.boot)) == 1
     assert store.request("old", after) is None
     assert store.request("new", after) is not None
     store.close()
     small = Store(tmp_path, Bounds(keep_s=1e9, max_bytes=1))
     small.tidy(after)
     assert [r.submit.request_id for r in small.past(after, retained_s=1e9).requests] == ["open"]
+
+
+def ended(store: Store, request_id: str, number: int, moment: Moment) -> None:
+    store.write([accept(request_id, number), WriteEnd(number, "length", 0)], moment)
+
+
+def kept(store: Store, now: Moment) -> list[str]:
+    return sorted(record.submit.request_id for record in store.ended(now))
+
+
+@pytest.mark.parametrize("step_s", [-1e9, 1e9], ids=["ended-in-the-past", "ended-in-the-future"])
+def test_a_clock_that_was_wrong_at_an_end_and_has_been_set(tmp_path: Path, step_s: float) -> None:
+    """Within one boot nobody minds the wall clock: what ended a minute ago is a minute old, and goes when it is old."""
+    store = Store(tmp_path, Bounds(keep_s=3600.0))
+    ended(store, "a", 1, NOW)
+    soon = Moment(NOW.wall + step_s, NOW.tick + 60.0, NOW.boot)
+    assert store.tidy(soon) == 0
+    (record,) = store.past(soon, retained_s=61.0).requests
+    assert record.ended_age_s == 60.0
+    assert store.past(soon, retained_s=59.0).requests == ()
+    late = Moment(NOW.wall - step_s, NOW.tick + 3601.0, NOW.boot)
+    assert store.tidy(late) == 1
+
+
+def test_a_clock_that_is_wrong_at_boot(tmp_path: Path) -> None:
+    """Nothing is tidied away by it: not before somebody has had the time to set it, and then by what it says since."""
+    store = Store(tmp_path, Bounds(keep_s=3600.0))
+    ended(store, "a", 1, NOW)
+    wrong = NOW.wall + 1e9
+    assert store.tidy(Moment(wrong, 5.0, "another one", set_wall=wrong)) == 0, "this may be a wrong clock"
+    is_set = Moment(wrong + 3600.0, 3605.0, "another one", set_wall=NOW.wall + 3600.0)
+    assert store.tidy(is_set) == 0
+    assert kept(store, is_set) == ["a"]
+    late = Moment(wrong + 3700.0, 3705.0, "another one", set_wall=NOW.wall + 3700.0)
+    assert store.tidy(late) == 1
+
+
+def test_for_want_of_room_earlier_boots_go_first(tmp_path: Path) -> None:
+    """This machine started with a clock of long ago: what has just ended is not the oldest for that."""
+    store = Store(tmp_path, Bounds(keep_s=1e12, max_bytes=1 << 30))
+    ended(store, "before", 1, NOW)
+    ended(store, "now", 2, Moment(100.0, 7.0, "another one"))
+    store._bounds = Bounds(keep_s=1e12, max_bytes=store.num_bytes - 1)
+    now = Moment(100.0, 8.0, "another one")
+    dropped = store._drop_oldest(now)
+    assert (dropped, kept(store, now)) == (1, ["now"])
+    assert store._drop_oldest(now) == 1
 
 
 def test_bounded_under_a_stream_of_requests(tmp_path: Path) -> None:

@@ -164,6 +164,16 @@ def test_old_steps_go(tmp_path: Path) -> None:
     assert num_chunks(store) == 1
 
 
+def test_steps_age_by_the_clock_that_nobody_sets(tmp_path: Path) -> None:
+    """A wall clock that is wrong, now or then, lets none of them go early or stay for ever."""
+    store = Store(tmp_path, Bounds(keep_s=100.0))
+    steps.write(store, (step(50.0, (1, 5)),), NOW)
+    for step_s in (1e9, -1e9):
+        assert steps.tidy(store, Moment(NOW.wall + step_s, 149.0, NOW.boot)) == 0
+        assert steps.tidy(store, Moment(NOW.wall + step_s, 149.0, "another one")) == 0
+    assert steps.tidy(store, Moment(NOW.wall - 1e9, 151.0, NOW.boot)) == 1
+
+
 def test_steps_take_an_eighth_at_most(tmp_path: Path) -> None:
     """The oldest go first."""
     store = Store(tmp_path, Bounds(keep_s=1e9, max_bytes=1 << 20))

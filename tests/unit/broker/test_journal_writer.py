@@ -21,7 +21,7 @@ from swarm.broker.events import (
     TokensWritten,
 )
 from swarm.broker.journal import database, reserve, salvage, writer
-from swarm.broker.journal.database import FullDisk
+from swarm.broker.journal.database import FullDisk, UnsyncedJournal
 from swarm.broker.journal.reader import JournalReader
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.errors import JournalError
@@ -298,7 +298,8 @@ def test_a_damaged_journal_is_kept_while_nothing_can_be_saved(tmp_path: Path, mo
     ("code", "no_room", "kind"),
     [
         (sqlite3.SQLITE_FULL, False, FullDisk),
-        (sqlite3.SQLITE_IOERR_FSYNC, True, FullDisk),
+        (sqlite3.SQLITE_IOERR_FSYNC, True, UnsyncedJournal),
+        (sqlite3.SQLITE_IOERR_FSYNC, False, UnsyncedJournal),
         (sqlite3.SQLITE_IOERR_SHMSIZE, True, FullDisk),
         (sqlite3.SQLITE_CANTOPEN, True, FullDisk),
         (sqlite3.SQLITE_IOERR_WRITE, False, JournalError),

@@ -8,8 +8,8 @@ import pytest
 
 from swarm.broker.plan.solve import EXACT
 from swarm.testing import fake_manifest
-from swarm.wire.messages import Query, Report, Suppose
-from tests.unit.broker.bench import Bench, ranges, said
+from swarm.wire.messages import Query, Suppose
+from tests.unit.broker.bench import Bench, ranges
 from tests.unit.broker.test_plan_wanted import costs, join, lengths, plan_of, ruled
 
 
@@ -54,8 +54,7 @@ def test_what_would_be_made_is_what_is_done(make_bench: Callable[..., Bench], co
     join(bench, "late", 0.0005)
     bench.tick(1.0)
     assert ranges(bench) == before
-    (answer,) = said(bench.say(Query(what="plan", suppose=Suppose())), Report)
-    assert isinstance(answer, Report)
+    answer = bench.ask(Query(what="plan", suppose=Suppose()))
     assert answer.body["state"] == "would stay as it is"
     assert answer.body["step_s"] == answer.body["now_step_s"]
 

@@ -22,10 +22,9 @@ from swarm.wire.messages import (
     Probe,
     Probed,
     Query,
-    Report,
     Suppose,
 )
-from tests.unit.broker.bench import MIB, Bench, orders, ranges, said, settings, submit
+from tests.unit.broker.bench import MIB, Bench, orders, ranges, settings, submit
 
 LOAD = Load(rows=1, context=0, prompt=0.0)
 
@@ -58,8 +57,7 @@ def lengths(bench: Bench) -> dict[str, int]:
 
 def plan_of(bench: Bench, **suppose: object) -> dict[str, object]:
     asked = Suppose(**suppose) if suppose else None  # type: ignore[arg-type]
-    (answer,) = said(bench.say(Query(what="plan", suppose=asked)), Report)
-    assert isinstance(answer, Report)
+    answer = bench.ask(Query(what="plan", suppose=asked))
     return {**answer.body, "ok": answer.ok}
 
 

@@ -9,8 +9,8 @@ import pytest
 from swarm.broker.plan.explain import MAX_NAMED, forecast, sentences
 from swarm.broker.plan.load import Load
 from swarm.broker.plan.problem import Device, Line, Problem, Share
-from swarm.wire.messages import LayerRange, Query, Report, Suppose
-from tests.unit.broker.bench import Bench, said
+from swarm.wire.messages import LayerRange, Query, Suppose
+from tests.unit.broker.bench import Bench
 from tests.unit.broker.test_plan_search import device, model_of
 from tests.unit.broker.test_plan_wanted import join, plan_of, ruled
 
@@ -68,8 +68,7 @@ def test_the_reason_is_the_same_whoever_asks(make_bench: Callable[..., Bench], h
     join(bench, "w1", 0.004, alone_s=0.001, host=host)
     join(bench, "snail", 0.1, host="there")
     bench.tick()
-    (answer,) = said(bench.say(Query(what="plan", suppose=Suppose())), Report)
-    assert isinstance(answer, Report)
+    answer = bench.ask(Query(what="plan", suppose=Suppose()))
     why = [text for text in plan_of(bench)["why"] if "left out" in text]  # type: ignore[attr-defined]
     assert why == [text for text in answer.body["why"] if "left out" in text]  # type: ignore[attr-defined]
     assert any(text.startswith("snail is left out: it would make the step slower: 100 ms instead of") for text in why)

@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from swarm.wire.messages import LoadProgress, Query, Report, Stats, Stop
-from tests.unit.broker.bench import MIB, Bench, said, submit
+from swarm.wire.messages import LoadProgress, Query, Stats, Stop
+from tests.unit.broker.bench import MIB, Bench, submit
 
 
 def ask(bench: Bench, what: str) -> dict:
     """The body of a report; it must be plain JSON."""
-    (report,) = said(bench.say(Query(what=what), b"ctl"))  # type: ignore[arg-type]
-    assert isinstance(report, Report)
+    report = bench.ask(Query(what=what))  # type: ignore[arg-type]
     assert (report.what, report.ok) == (what, True)
     return json.loads(json.dumps(report.body))
 

@@ -9,11 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.events import AcceptanceWritten, EpochWritten, JournalBroke, JournalMended, TokensWritten
+from swarm.broker.actions import NewTokens, WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.events import (
+    AcceptanceWritten,
+    EpochWritten,
+    JournalBroke,
+    JournalMended,
+    JournalRenewed,
+    JournalRewritten,
+    TokensWritten,
+)
 from swarm.broker.journal import Write
 from swarm.broker.journal.store import Moment, Store
-from swarm.sim.journal import MAX_TOGETHER, RETRY_S, Disk, Fact, Journal
+from swarm.broker.kept import row_of
+from swarm.sim.journal import LOOK_S, MAX_TOGETHER, RETRY_S, Disk, Fact, Journal
 from swarm.sim.ledger import Ledger
 from swarm.sim.network import Network
 from swarm.sim.world import Pace, World
@@ -81,7 +90,8 @@ def test_the_ledger_tells_what_the_file_tells(history: list[list[Write]], retain
         for request_id in "abc":
             assert ledger.request(request_id, now) == store.request(request_id, moment)
         ended = list(ledger.ended(now, 10))
-        assert sorted(ended, key=_name) == sorted(store.ended(moment, 10), key=_name)
+        rows = [row_of(record) for record in sorted(store.ended(moment, 10), key=_name)]
+        assert [row_of(record) for record in sorted(ended, key=_name)] == rows
         store.close()
 
 
@@ -183,3 +193,68 @@ def test_a_full_disk_keeps_everything_for_later() -> None:
     bench.disk.is_full = False
     bench.run()
     assert [type(fact) for fact in bench.facts[1:]] == [JournalMended, AcceptanceWritten, TokensWritten]
+
+
+# --- a file that is lost ---------------------------------------------------------------------------------------------
+
+
+def settled(bench: Bench) -> None:
+    """Two requests are in the journal, and an epoch."""
+    for write in (EPOCH, accept("a", 1), accept("b", 2), tokens(1, 0, 5)):
+        bench.journal.write(write)
+    bench.run()
+    bench.facts.clear()
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged", "garbled"])
+def test_a_lost_file_is_begun_anew(how: str) -> None:
+    """It is noticed without a write; told is that it broke, that there is a new one, and at last that this is whole."""
+    bench = Bench()
+    settled(bench)
+    bench.disk.lose(how)
+    bench.world.now += LOOK_S
+    bench.journal.look()
+    bench.run()
+    assert [type(fact) for fact in bench.facts] == [JournalBroke, JournalRenewed]
+    assert bench.disk.is_hurt
+    for write in (accept("a", 1), accept("b", 2), tokens(1, 0, 5), WriteAnew(EPOCH, 3)):
+        bench.journal.write(write)
+    bench.run()
+    told = {type(fact) for fact in bench.facts[2:]}
+    assert told == {AcceptanceWritten, TokensWritten, JournalMended, JournalRewritten}
+    assert not bench.disk.is_hurt
+    bench.journal.kill()
+    bench.disk.lose_power()
+    past = bench.disk.open(60.0)
+    assert (past.epoch, len(past.requests), past.requests[0].sequences[0].tokens) == (3, 2, [5])
+
+
+def test_what_a_lost_file_still_gives() -> None:
+    """Deleted, all of it; garbled, nothing."""
+    for how, num in (("deleted", 2), ("garbled", 0)):
+        bench = Bench()
+        settled(bench)
+        bench.disk.lose(how)
+        bench.disk.renew()
+        assert len(bench.disk.ledger.requests) == num
+
+
+def test_after_a_sync_that_failed_nothing_unsynced_is_told() -> None:
+    """The acceptance is told once another file has it, synced."""
+    bench = Bench()
+    settled(bench)
+    bench.disk.fails_to_sync = True
+    bench.journal.write(accept("c", 3))
+    bench.run()
+    assert [type(fact) for fact in bench.facts] == [JournalBroke, JournalRenewed, AcceptanceWritten]
+    assert "c" in bench.disk.safe.requests
+
+
+def test_who_dies_before_it_is_noticed_finds_the_file_as_it_was() -> None:
+    """No more is promised than that it is noticed."""
+    bench = Bench()
+    settled(bench)
+    bench.disk.lose("garbled")
+    bench.journal.kill()
+    assert len(bench.disk.open(60.0).requests) == 2
+    assert not bench.disk.is_hurt

@@ -1,0 +1,56 @@
+"""A question "what if" is solved by a process of its own, which ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from swarm.broker import solver
+from swarm.broker.events import Solved
+from swarm.broker.rules import PlanRules
+from swarm.broker.solver import Solver
+from swarm.broker.suppositions import Question, answered
+from swarm.wire.messages import Suppose
+
+QUESTION = Question(None, (), None, PlanRules(), Suppose(more=1))
+
+
+async def _answers(num: int) -> list[Solved]:
+    found: list[Solved] = []
+    all_found = asyncio.Event()
+
+    def told(solved: Solved) -> None:
+        found.append(solved)
+        if len(found) == num:
+            all_found.set()
+
+    beside = Solver(told)
+    running = asyncio.create_task(beside.run())
+    for number in range(num):
+        beside.ask(number, QUESTION)
+    await asyncio.wait_for(all_found.wait(), 60.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return found
+
+
+async def test_another_process_finds_the_same() -> None:
+    """One question after the other; no process is left."""
+    assert await _answers(2) == [Solved(number, answered(QUESTION)) for number in range(2)]
+    assert not psutil.Process().children()
+
+
+async def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next question has its turn; no process is left."""
+    monkeypatch.setattr(solver, "LIMIT_S", 0.01)
+    assert [bool(each.problem) for each in await _answers(2)] == [True, True]
+    assert not psutil.Process().children()
+
+
+async def test_what_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for an answer that never comes."""
+    monkeypatch.setattr(solver.sys, "executable", "/bin/false")
+    (found,) = await _answers(1)
+    assert "could not be found out" in found.problem
