@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from random import Random
 from typing import TYPE_CHECKING
 
 from swarm.broker.actions import ReadList, ReadRequest, WriteAcceptance, WriteEpoch, WriteSteps
 from swarm.broker.events import JournalBroke, JournalMended, ListRead, RequestRead
 from swarm.broker.journal import Write, Written, written
 from swarm.broker.journal.reader import LISTED
-from swarm.broker.journal.records import Past
+from swarm.broker.journal.records import Past, following
 from swarm.broker.kept import row_of
 from swarm.sim.ledger import Ledger
+from swarm.wire.messages import NOBODYS, Lineage
 
 if TYPE_CHECKING:
     from swarm.sim.network import Link
@@ -36,13 +38,15 @@ class Disk:
     """What was written, in order. ``ledger``: what a reader finds there now; ``safe``: what a power cut leaves at
     least."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, number: int = 0) -> None:
         self._world = world
         self.ledger, self.safe = Ledger(), Ledger()
         self.is_full = False
         self.reserve = RESERVE
         self._unsafe: deque[tuple[float, Sequence[Write]]] = deque()
         self._safe_writes: list[tuple[float, Sequence[Write]]] = []
+        self._openings: list[tuple[int, Lineage]] = [(0, NOBODYS)]  # how much there was, and whose life began
+        self._chance = Random(f"journal {number}")
 
     def commit(self, writes: Sequence[Write]) -> None:
         """It is in the file, and perhaps only in the machine's memory."""
@@ -62,15 +66,34 @@ class Disk:
         lost = len(self._unsafe) - keep
         self._unsafe = deque(islice(self._unsafe, keep))
         self.sync()
+        self._read_again()
+        return lost
+
+    def put_back(self, share: float) -> None:
+        """A backup takes its place, of when there was so much of what there is now."""
+        self.sync()
+        del self._safe_writes[round(share * len(self._safe_writes)) :]
+        self._openings = [opening for opening in self._openings if opening[0] <= len(self._safe_writes)]
+        self.safe = Ledger()
+        for at, writes in self._safe_writes:
+            self.safe.write(writes, at)
+        self._read_again()
+
+    def _read_again(self) -> None:
         self.ledger = Ledger()
         for at, writes in self._safe_writes:
             self.ledger.write(writes, at)
-        return lost
 
     def open(self, retained_s: float) -> Past:
         """What a broker finds; whatever it builds on that lasts from here on."""
         self.sync()
         return self.ledger.past(self._world.now, retained_s)
+
+    def begin(self) -> Lineage:
+        """The broker's life begins."""
+        lineage = following(self._openings[-1][1], self._chance)
+        self._openings.append((len(self._safe_writes), lineage))
+        return lineage
 
 
 class Journal:

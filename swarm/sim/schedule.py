@@ -51,6 +51,8 @@ FaultKind = Literal[
     "broker_power",  # its machine loses power, and the journal the last of what was not synced
     "all_crash",  # everything dies at once
     "disk_full",  # the journal can't be written
+    "journal_backup",  # the broker dies, and comes back with an older state of its journal
+    "journal_other",  # … with another journal, and later with the first one again
 ]
 SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
 LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
@@ -58,7 +60,10 @@ CROWDED = 0.25  # how often many grow where the room for keys and values is so s
 DEADLINE = 0.1  # how often a request has one
 SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
 BAD_WEATHER = 0.5
-FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+JOURNAL_FAULTS: tuple[FaultKind, ...] = ("journal_backup", "journal_other")  # these come by a chance of their own
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in JOURNAL_FAULTS)
+CHANGED_JOURNAL = 0.05  # how often one strikes
+AWAY_S = 2.5  # for at least so long a changed journal is in use: time for a broker's start, requests and a plan
 AT_ONCE = 0.3  # how often a fault strikes together with the one before it
 ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one
 ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends one
@@ -114,6 +119,11 @@ class Fault:
     broker_point: tuple[str, str] = ("", "")  # where the broker does,
     count: int = 1  # and at the how manyth time
 
+    @property
+    def ends_at(self) -> float:
+        """When it is over, if it lasts."""
+        return self.at + self.for_s + (AWAY_S if self.kind.startswith("journal_") else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -133,9 +143,7 @@ class Schedule:
     @property
     def quiet_from(self) -> float:
         """When the last planned thing has happened."""
-        times = (
-            [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.at + f.for_s for f in self.faults]
-        )
+        times = [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.ends_at for f in self.faults]
         return max(times)
 
 
@@ -159,7 +167,9 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     if faults:
         schedule = _hard(Random(f"hard {seed}"), schedule)
     crowd = Random(f"crowd {seed}")
-    return _crowded(crowd, schedule) if crowd.random() < CROWDED else schedule
+    if crowd.random() < CROWDED:
+        schedule = _crowded(crowd, schedule)
+    return _with_changed_journal(Random(f"journals {seed}"), schedule) if faults else schedule
 
 
 def _settings(random: Random) -> BrokerSettings:
@@ -322,6 +332,13 @@ def _faults(random: Random) -> tuple[Fault, ...]:
         at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
         faults.append(_fault(random, at))
     return tuple(faults)
+
+
+def _with_changed_journal(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= CHANGED_JOURNAL:
+        return schedule
+    fault = replace(_fault(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
+    return replace(schedule, faults=(*schedule.faults, fault))
 
 
 def _fault(random: Random, at: float) -> Fault:
