@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broker import scheduler
-from swarm.broker.actions import Action, Dispatch, Note, WriteAnew, WriteSteps
+from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew, WriteSteps
 from swarm.broker.doors import Doors
 from swarm.broker.events import (
     AcceptanceWritten,
@@ -59,6 +61,7 @@ from swarm.broker.state import Flight, Plan, SequenceState, State
 from swarm.broker.statistics import PipelineStatistics
 from swarm.broker.trace import Tracer
 from swarm.wire.messages import (
+    NOBODYS,
     Ack,
     Attach,
     Cancel,
@@ -69,6 +72,7 @@ from swarm.wire.messages import (
     HostDone,
     HostHello,
     Join,
+    Lineage,
     Query,
     Recall,
     RequestMessage,
@@ -101,6 +105,7 @@ class BrokerSettings:
     prefix_cache: bool = True
     trace_steps: int = 4096
     profile_every: int = 0
+    lineage: Lineage = NOBODYS  # of this life
     run: str = ""  # tells the ids of this broker's events from those of one before it
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
@@ -120,7 +125,7 @@ class BrokerCore:
 
     def __init__(self, settings: BrokerSettings, now: float, past: Past | None = None) -> None:
         self.settings = settings
-        self.state = State(started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
+        self.state = State(lineage=settings.lineage, started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
         self._out: list[Action] = []
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
@@ -151,7 +156,7 @@ class BrokerCore:
 
     def _restore(self, past: Past, now: float) -> None:
         """Go on where the broker before this one ended; what was noticed on the way is told with the first event."""
-        self.state.book.heard_of(past.epoch)
+        self.state.book.begin_above(past.epoch)
         self._requests.durability.restore(past, now)
         self._planner.restart.begin(past, now, self.settings.plan.gather_s)
         if past.manifest is not None:
@@ -171,9 +176,19 @@ class BrokerCore:
         self._notice_own_pause(event, now)
         self._route(event, now)
         self._fill_pipe(now)
-        actions = self._out[:]
+        actions = [self._of_this_life(action) for action in self._out]
         self._out.clear()
         return actions
+
+    def _of_this_life(self, action: Action) -> Action:
+        """Workers must be able to tell whose epochs, steps and sequences these are."""
+        match action:
+            case OrderWorker(peer, message):
+                return OrderWorker(peer, msgspec.structs.replace(message, lineage=self.state.lineage))
+            case Dispatch(step):
+                return Dispatch(msgspec.structs.replace(step, lineage=self.state.lineage))
+            case _:
+                return action
 
     @property
     def cause(self) -> str:
@@ -271,7 +286,8 @@ class BrokerCore:
 
     def _step_finished(self, done: StepDone, now: float) -> None:
         current = self.state.book.current
-        flight = self.state.flights.pop(done.step, None) if current and current.epoch == done.epoch else None
+        counts = current is not None and current.epoch == done.epoch and done.lineage == self.state.lineage
+        flight = self.state.flights.pop(done.step, None) if counts else None
         if flight is None:
             self.state.count("stale_steps")
             return

@@ -12,6 +12,7 @@ from typing import TypeVar
 from swarm.broker.actions import Action, Note, OrderWorker
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.health import HealthSettings, Verdict
+from swarm.broker.inventory import what_counts
 from swarm.broker.lies import Lies
 from swarm.broker.partition import DEVICES, is_supported
 from swarm.broker.planning import QUARANTINE_AFTER, Planner
@@ -107,7 +108,12 @@ class Members:
         worker = self._member(peer)
         if worker is None:
             self._stranger_said(peer, message)
-            return
+        elif message.lineage != self._state.lineage and not isinstance(message, Leaving | Stats):
+            self._state.count("stale_control")  # of a broker before this one: its epochs may have the same numbers
+        else:
+            self._member_said(worker, message, now)
+
+    def _member_said(self, worker: Worker, message: WorkerMessage, now: float) -> None:
         match message:
             case Prepared():
                 self._planner.prepared(message, now)
@@ -209,14 +215,11 @@ class Members:
             if other.name == hello.name and other.incarnation != hello.incarnation:
                 self._replace(other, hello, now)
         self._take_model(hello, now)
-        # Whatever it holds, no new sequence may get the number of.
-        highest = max((held.sequence for held in hello.held), default=0)
-        self._state.next_sequence = max(self._state.next_sequence, highest + 1)
-        self._state.book.heard_of(hello.epoch)
         num_lies = known.num_lies if known is not None else 0
         worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies)
         worker.pace = known.pace if known is not None else worker.pace
         worker.kept = () if num_lies else hello.kept
+        worker.believed = {} if num_lies else what_counts(hello, self._state)
         self.vigil.begin(hello.incarnation, now)
         self._welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:

@@ -85,10 +85,9 @@ class PlanBook:
         """Steps may be dispatched: a plan is in force, and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
 
-    def heard_of(self, epoch: int) -> None:
-        """Somebody knows this epoch already (from a broker before this one): the next must be above it."""
-        self.epoch = max(self.epoch, epoch)
-        self.written = max(self.written, epoch)
+    def begin_above(self, epoch: int) -> None:
+        """The journal's last one. What workers say of epochs moves none: they are told whose these are."""
+        self.epoch = self.written = epoch
 
     @property
     def kv_blocks(self) -> int:

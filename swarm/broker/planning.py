@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
 from swarm.broker.drafting import draft
-from swarm.broker.inventory import keep_what_fits
+from swarm.broker.inventory import keep_what_fits, live_at
 from swarm.broker.paces import Paces, gauges
 from swarm.broker.plan.problem import Shortage
 from swarm.broker.rebuild import Rebuilder, RebuildSettings
@@ -54,7 +54,6 @@ from swarm.wire.messages import (
     Prepared,
     Refused,
     Release,
-    SequencePosition,
 )
 
 QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
@@ -222,7 +221,8 @@ class Planner:
             self._state.count("stale_control")
             return
         book.awaited.discard(message.incarnation)
-        self._state.workers[message.incarnation].kept = message.kept
+        worker = self._state.workers[message.incarnation]
+        worker.kept, worker.believed = message.kept, None
         self.rebuilder.heard(message)
         if not book.awaited:
             self._serve(now)
@@ -339,9 +339,10 @@ class Planner:
         self.standby.forget()
         self._state.recoveries.prepared(now)
         self._state.empty_stages()
-        live = tuple(SequencePosition(s.id, s.kv) for s in keep_what_fits(self._state))
+        kept = keep_what_fits(self._state)
         self._fence_all(plan.epoch)
         for stage in plan.stages:
+            live = live_at(self._state.workers[stage.incarnation], kept)
             self._order(stage.incarnation, Activate(epoch=plan.epoch, first_step=self._state.next_step, live=live))
         self._out.append(OpenPipe(plan.epoch, plan.stages[0].endpoint))
 

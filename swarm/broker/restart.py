@@ -66,7 +66,7 @@ class Restart:
     def _given_up_at(self) -> float:
         """When it is of no use any more to wait for those that are missing."""
         here = [worker for worker in self.state.workers.values() if not worker.is_gone]
-        if any(worker.hello.held for worker in here):
+        if any(worker.believed for worker in here):
             return self.until
         if len(here) < max(1, self.min_workers):
             return self.gathered_at
@@ -103,7 +103,7 @@ class Restart:
 
     def _take_back(self, sequence: Sequence, holders: list[Worker]) -> None:
         """Held somewhere up to a position whose tokens are known: it runs, and what lags behind will be replayed."""
-        most = max((_held(worker, sequence.id) for worker in holders), default=0)
+        most = max(((worker.believed or {}).get(sequence.id, 0) for worker in holders), default=0)
         position = min(most, sequence.sampled - 1)
         if position <= 0:
             return
@@ -117,15 +117,10 @@ class Restart:
         self.state.count("sequences_taken_back")
 
 
-def _held(worker: Worker, sequence: int) -> int:
-    held = next((each for each in worker.hello.held if each.sequence == sequence), None)
-    return 0 if held is None else max((part.position for part in held.kv), default=0)
-
-
 def _fallen(state: State) -> Plan | None:
     """From what the members say they held, in the order of the layers; of two who claim the same, the first."""
     stages: list[StagePlan] = []
-    members = [w for w in state.workers.values() if not w.is_gone and w.hello.held and w.hello.held_layers is not None]
+    members = [w for w in state.workers.values() if not w.is_gone and w.believed and w.hello.held_layers is not None]
     for worker in sorted(members, key=lambda w: (_range(w).first, w.joined_at)):
         layers, hello = _range(worker), worker.hello
         if len(layers) and (not stages or stages[-1].layers.stop <= layers.first):

@@ -16,6 +16,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 import psutil
@@ -46,7 +47,7 @@ from swarm.broker.events import (
 from swarm.broker.health import HealthSettings
 from swarm.broker.journal import Write, written
 from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
-from swarm.broker.journal.records import Past
+from swarm.broker.journal.records import Past, following
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.writer import Fact, JournalWriter
@@ -65,9 +66,10 @@ from swarm.wire.channel import Arrived, AsyncPullChannel, GateClosed, PeerLost, 
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.gate import Gates
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.messages import AssetPart, LayerRange, Malformed, StepDone, WorkerMessage
+from swarm.wire.messages import NOBODYS, AssetPart, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames
+from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -121,7 +123,7 @@ class BrokerService:
         self._clock = clock
         past = self._open_journal(settings)
         self._pipe: PushChannel | None = None
-        self._unsent: deque[act.Dispatch] = deque()  # bounded by the core: never more than the steps in flight
+        self._unsent: deque[list[Bytes]] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
         self._solver = Solver(self._feed)
@@ -140,7 +142,7 @@ class BrokerService:
             "data": self._steps,
         }
         beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
-        self._core = BrokerCore(_core_settings(settings, beats, steps), clock.now(), past)
+        self._core = BrokerCore(_core_settings(settings, beats, steps, self._lineage), clock.now(), past)
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint)
 
     def _open_journal(self, settings: Settings) -> Past | None:
@@ -148,11 +150,13 @@ class BrokerService:
         self._writer: JournalWriter | None = None
         self._readers: tuple[JournalReader, ...] = ()
         if settings.state_dir is None:
+            self._lineage = following(NOBODYS, SystemRandom())
             return None
         bounds = Bounds(settings.journal.keep_s, int(settings.journal.max_bytes))
         retain_s = settings.broker.retain_s
         store, notes = open_or_salvage(settings.state_dir, bounds, retain_s)
         past = store.past(Moment.now(), retained_s=retain_s)
+        self._lineage = store.begin()
         loop = asyncio.get_running_loop()
 
         def told(facts: list[Fact] | list[Found]) -> None:
@@ -337,17 +341,10 @@ class BrokerService:
         if isinstance(action, Write | act.WriteSteps):
             return self._write(action)
         match action:
-            case act.SayClient(client, message, payload):
-                if not self._front.send(client, SERVER.encode(message, payload)):
-                    return ClientStuck(client) if self._front.has(client) else ClientUnreachable(client)
-            case act.Dispatch():
-                self._unsent.append(action)
-                self._flush()
+            case act.SayClient() | act.OrderWorker() | act.Dispatch():
+                return self._send(action)
             case act.ReadRequest() | act.ReadList():  # without a journal the core would not ask
                 return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).ask(action)
-            case act.OrderWorker(peer, message):
-                if not self._control.send(peer, ORDER.encode(message)):
-                    log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(message).__name__)
             case act.OpenPipe(_, endpoint):
                 self._close_pipe()
                 self._pipe = PushChannel(self._context, endpoint)
@@ -357,6 +354,24 @@ class BrokerService:
                 return self._see_to(action)
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
+        return None
+
+    def _send(self, action: act.SayClient | act.OrderWorker | act.Dispatch) -> Event | None:
+        """What its own schema refuses is a bug, or came of what somebody said: it is not sent, and whoever waits for it
+        runs into a deadline. It must not end the process, which would say the same again after its next start."""
+        try:
+            match action:
+                case act.SayClient(client, message, payload):
+                    if not self._front.send(client, SERVER.encode(message, payload)):
+                        return ClientStuck(client) if self._front.has(client) else ClientUnreachable(client)
+                case act.OrderWorker(peer, order):
+                    if not self._control.send(peer, ORDER.encode(order)):
+                        log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(order).__name__)
+                case act.Dispatch(step):
+                    self._unsent.append(DATA.encode(step))
+                    self._flush()
+        except WireError as error:
+            log.error("message_not_encoded", action=type(action).__name__, reason=str(error))
         return None
 
     def _see_to(self, action: act.CountDescriptors | act.OpenDoor | act.Solve) -> Event | None:
@@ -388,7 +403,7 @@ class BrokerService:
     def _flush(self) -> None:
         """Send what can be sent now, in order."""
         while self._unsent and self._pipe is not None:
-            if not self._pipe.send(DATA.encode(self._unsent[0].step)):
+            if not self._pipe.send(self._unsent[0]):
                 self._can_retry.set()
                 return
             self._unsent.popleft()
@@ -439,11 +454,12 @@ def _num_descriptors() -> int:
         return _descriptor_limit()
 
 
-def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str) -> BrokerSettings:
+def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, lineage: Lineage) -> BrokerSettings:
     broker, health = settings.broker, settings.health
     return BrokerSettings(
         beat_endpoint=beat_endpoint,
         data_endpoint=data_endpoint,
+        lineage=lineage,
         version=__version__,
         beat_interval_s=settings.worker.beat_interval_s,
         lease_s=settings.worker.lease_s,

@@ -14,7 +14,7 @@ from swarm.broker.recoveries import Recoveries
 from swarm.broker.running import Running
 from swarm.broker.sequences import Rebuild, Request, Sequence, SequenceState
 from swarm.broker.workers import Worker, WorkerState
-from swarm.wire.messages import Manifest, SequencePosition
+from swarm.wire.messages import NOBODYS, Lineage, Manifest, SequencePosition
 
 __all__ = [
     "Flight",
@@ -58,6 +58,7 @@ class Gauges:
 class State:
     """Everything that the broker knows. Only ``core`` and its parts touch it."""
 
+    lineage: Lineage = NOBODYS  # of this broker's life
     manifest: Manifest | None = None
     assets: dict[str, bytes] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)

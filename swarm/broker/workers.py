@@ -45,6 +45,8 @@ class Worker:
     total_bytes: int = 0
     pace: float = 1.0  # how many times longer its steps take than it measured at join, as far as that was seen
     planned: LayerRange | None = None  # what the last plan that served gave it
+    # Of what it holds since before its Hello: sequence -> positions that count. None: it holds what it was told to.
+    believed: dict[int, int] | None = None
     kept: tuple[LayerRange, ...] = ()  # what it said is warm there beside that
     asked_to_keep: tuple[LayerRange, ...] | None = None  # since the plan in force began
     load_bytes_per_s: float = LOAD_BYTES_PER_S  # as it was last seen

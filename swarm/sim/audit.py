@@ -152,6 +152,10 @@ class Audit:
         self._ended = {sequence for sequence in self._ended if disk.ledger.has_ended(sequence)}
         self.highest_epoch = state.book.epoch
 
+    def journal_changed(self, disk: Disk) -> None:
+        """Of what this journal does not tell, nobody knows any more that it was accepted."""
+        self.may_fail |= self.submits.keys() - disk.ledger.requests.keys()
+
     def refused(self, rejected: Rejected) -> None:
         """Whoever was never told that his request is accepted may be told to come again."""
         if rejected.code in ("unavailable", "journal") and rejected.request_id not in self.promised:
@@ -235,10 +239,10 @@ class Audit:
         if blocks > state.book.kv_blocks:
             raise Violation(f"I9: {blocks} blocks promised of {state.book.kv_blocks}")
 
-    def check_stage(self, node: WorkerNode, epoch: int) -> None:
+    def check_stage(self, node: WorkerNode, state: State) -> None:
         """A stage holds what it says that it holds."""
         core, chains = node.core, node.executor.chains
-        if (core.active or 0) > epoch:
+        if (core.active or 0) > state.book.epoch and core.lineage == state.lineage:
             raise Violation(f"I5: {node.incarnation} is in an epoch that nobody announced")
         for sequence, held in core.sequences.items():
             by_layer = chains.get(sequence) or {}
@@ -274,7 +278,7 @@ class Audit:
         """All is quiet: everything has ended, nothing is left."""
         self.check_all(state)
         for node in workers:
-            self.check_stage(node, state.book.epoch)
+            self.check_stage(node, state)
         for (request_id, index), case in self.expected.items():
             if request_id not in self.left:
                 _demand(

@@ -4,7 +4,7 @@ stays. What a shell does with sockets, it does with the simulated network; there
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarm.broker import actions as broker_act
@@ -54,7 +54,7 @@ class BrokerNode:
         self._cluster = cluster
         self._world = cluster.world
         self._settings = settings
-        self.disk = Disk(self._world)
+        self.disk, self._other_disk = Disk(self._world), Disk(self._world, 1)
         self.traps: list[BrokerTrap] = []
         self.alive = self.frozen = False
         self.life = 0
@@ -78,11 +78,12 @@ class BrokerNode:
 
     def _start(self) -> None:
         past = self.disk.open(self._settings.requests.retain_s) if self.life else None
+        settings = replace(self._settings, lineage=self.disk.begin())
         self.life += 1
         self.alive = True
         news = self._cluster.network.link("broker", "disk", "client", NEWS_S)
         self.journal = Journal(self.disk, news, self._take, self.springs)
-        self.core = BrokerCore(self._settings, self._world.now, past)
+        self.core = BrokerCore(settings, self._world.now, past)
         life = self.life
         self._world.at(0.0, lambda: self._tick(life))
 
@@ -99,6 +100,23 @@ class BrokerNode:
         self._world.tell("world", f"** the broker dies{f', {lost} transactions with it' if power else ''}")
         self._cluster.broker_gone(power=power)
         self._world.at(self._world.draw(RESTART_S), self._come_back)
+
+    def put_back(self, share: float) -> None:
+        """It dies, and a backup of its journal takes the journal's place."""
+        if self.alive and self.has_journal:
+            self.crash()
+            self.disk.put_back(share)
+            self._cluster.journal_changed()
+
+    def swap_journals(self) -> bool:
+        """It dies, and is started again with another state directory: the one of the time before last, or a new one."""
+        if not self.alive or not self.has_journal:
+            return False
+        self.crash()
+        self.disk, self._other_disk = self._other_disk, self.disk
+        self.disk.is_full = False
+        self._cluster.journal_changed()
+        return True
 
     def _come_back(self) -> None:
         self._world.tell("world", "** the broker starts again")

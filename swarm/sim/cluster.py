@@ -174,6 +174,11 @@ class Cluster:
         for client in self.clients.values():
             client.lose_broker()
 
+    def journal_changed(self) -> None:
+        """The broker that comes next knows another past."""
+        self.promises.journal_changed()
+        self.audit.journal_changed(self.broker.disk)
+
     def broker_back(self) -> None:
         """Nothing comes of its former self any more; whoever lives knocks."""
         for link in self._old_links:
@@ -279,7 +284,7 @@ class Cluster:
 
     def after_stage(self, node: WorkerNode, held: tuple[Activate, guard.Lengths] | None) -> None:
         """Called after every event on which this stage's core has acted."""
-        self.audit.check_stage(node, self.broker.core.state.book.epoch)
+        self.audit.check_stage(node, self.broker.core.state)
         guard.held_after(held, node)
 
     @property
@@ -315,7 +320,9 @@ class Cluster:
         book = self.broker.core.state.book
         plan = book.current if self.broker.alive and book.phase is PlanPhase.SERVING else None
         return plan is not None and all(
-            node.core.active == plan.epoch for node in self.workers.values() if node.incarnation in plan.members
+            guard.is_in_force(plan.epoch, node, self.broker.core.state)
+            for node in self.workers.values()
+            if node.incarnation in plan.members
         )
 
     def check_members(self) -> None:

@@ -20,6 +20,7 @@ NUM_BROKERS = 3
 LOOP_S = (0.2, 2.5)  # between two of them
 CRAWL_S = 4.0
 MOST_GARBLED = 2
+AGAIN_S = 0.1
 POISONED_S = 60.0  # it may compute nothing for long
 
 
@@ -227,6 +228,32 @@ def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     node.poisons = 1
 
 
+def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """An operator puts an older state of the journal in its place. In half of the cases the workers are away meanwhile,
+    and come back to the broker after that one: what they hold has numbers that were given out again."""
+    cluster.broker.put_back(fault.whom / 8)
+    if fault.who % 2:
+        for node in living:
+            _freeze(cluster, node, replace(fault, for_s=fault.ends_at - fault.at))
+        cluster.world.at(fault.ends_at - fault.at, cluster.broker.crash)
+
+
+def _journal_other(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """The broker is started on another state directory for a while, then on this one again; workers serve both."""
+    if cluster.broker.swap_journals():
+        _swap_back(cluster, fault)
+
+
+def _swap_back(cluster: Cluster, fault: Fault) -> None:
+    """As soon as it lives, once the time is over."""
+
+    def swap() -> None:
+        if not cluster.is_healed and not cluster.broker.swap_journals():
+            cluster.world.at(AGAIN_S, swap)
+
+    cluster.world.at(fault.ends_at - fault.at, swap)
+
+
 _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "crash": _crash,
     "crash_loop": _crash_loop,
@@ -260,4 +287,6 @@ _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "disk_full": _disk_full,
     "journal_lost": _journal_lost,
     "sync_fails": _sync_fails,
+    "journal_backup": _journal_backup,
+    "journal_other": _journal_other,
 }

@@ -53,7 +53,7 @@ def before(event: broker_event.Event, state: State) -> Before | None:
     match event:
         case broker_event.StepFinished(done):
             current = state.book.current
-            if current is None or done.epoch != current.epoch:
+            if current is None or done.epoch != current.epoch or done.lineage != state.lineage:
                 return Before.of(state, is_stale=True)
             known = [state.sequences[item.sequence] for item in done.kv if item.sequence in state.sequences]
             # Who has given way since the step was sent may come in again with what it is going to copy.
@@ -61,7 +61,8 @@ def before(event: broker_event.Event, state: State) -> Before | None:
             return Before.of(state, is_stale=False, stepped=tuple((s.id, s.kv, s.stay) for s in run))
         case broker_event.WorkerSaid(_, message) if isinstance(message, _EPOCHAL):
             plans = (state.book.current, state.book.coming)
-            if all(plan is None or plan.epoch != message.epoch for plan in plans):
+            is_ours = message.lineage == state.lineage
+            if not is_ours or all(plan is None or plan.epoch != message.epoch for plan in plans):
                 return Before.of(state, is_stale=True)
             if isinstance(message, Activated):
                 return Before.of(state, is_stale=False)
@@ -70,6 +71,11 @@ def before(event: broker_event.Event, state: State) -> Before | None:
         case _:
             pass
     return None
+
+
+def is_in_force(epoch: int, node: WorkerNode, state: State) -> bool:
+    """The stage serves this epoch of the broker that lives now."""
+    return node.core.active == epoch and node.core.lineage == state.lineage
 
 
 def after(was: Before | None, state: State, workers: Mapping[str, WorkerNode]) -> None:
@@ -101,7 +107,9 @@ def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[st
     for stage in plan.stages[:-1] if plan is not None else ():
         node = workers.get(stage.incarnation)
         boundary = stage.layers.stop
-        if node is None or node.core.active != state.book.epoch or not run.through.first < boundary <= run.through.stop:
+        if node is None or not is_in_force(state.book.epoch, node, state):
+            continue
+        if not run.through.first < boundary <= run.through.stop:
             continue
         if sequence in node.core.sequences and node.core.settings.log_bytes >= ROOMY_LOG:
             whole = [e for e in node.core.log.ranges() if (e.sequence, e.boundary) == (sequence, boundary)]
@@ -120,7 +128,7 @@ def _check_acknowledged(was: Before, state: State, workers: Mapping[str, WorkerN
             continue  # it gave way and is back: what it is going to copy counts, and no stage has heard of it yet
         for stage in plan.stages if sequence.kv > counted else ():
             node = workers.get(stage.incarnation)
-            if node is None or node.core.active != plan.epoch:
+            if node is None or not is_in_force(plan.epoch, node, state):
                 continue
             held = node.executor.chains.get(sequence_id, {})
             if any(len(held.get(i, ())) < sequence.kv for i in range(stage.layers.first, stage.layers.stop)):
@@ -168,7 +176,7 @@ def _lost(sequence: Sequence, target: int, state: State, workers: Mapping[str, W
     lags: list[bool] = []
     for stage in plan.stages if plan is not None else ():
         node = workers.get(stage.incarnation)
-        if node is None or node.core.active != state.book.epoch:
+        if node is None or not is_in_force(state.book.epoch, node, state):
             return []  # it is gone or fenced already, and the broker does not know yet
         chains = node.executor.chains.get(sequence.id, {})
         lags += [len(chains.get(layer, ())) < target for layer in range(stage.layers.first, stage.layers.stop)]
@@ -197,7 +205,9 @@ def held_before(event: stage_event.Event, node: WorkerNode) -> tuple[Activate, L
     """What a stage holds when it is told to take up a plan. What was retired does not count: a broker that does not
     know of it, since its machine lost power before that could be written, gets nothing of it."""
     match event:
-        case stage_event.OrderArrived(Activate() as order) if order.epoch != node.core.active:
+        case stage_event.OrderArrived(Activate() as order) if order.epoch != node.core.active and (
+            order.lineage == node.core.lineage
+        ):
             retired = {sequence for sequence, held in node.core.sequences.items() if held.is_retired}
             return order, {sequence: held for sequence, held in _lengths(node).items() if sequence not in retired}
         case _:

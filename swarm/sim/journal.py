@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 from swarm.broker.actions import ReadList, ReadRequest, WriteAnew, WriteEnd, WriteEpoch, WriteSteps
@@ -22,9 +23,10 @@ from swarm.broker.journal import Lasting, Write, Written, written
 from swarm.broker.journal.database import UnsyncedJournal
 from swarm.broker.journal.doubts import Doubts, FileSeen, Seen
 from swarm.broker.journal.reader import LISTED
-from swarm.broker.journal.records import Past
+from swarm.broker.journal.records import Past, following
 from swarm.broker.kept import row_of
 from swarm.sim.ledger import Ledger
+from swarm.wire.messages import NOBODYS, Lineage
 
 if TYPE_CHECKING:
     from swarm.sim.network import Link
@@ -46,7 +48,7 @@ class Disk:
     knows, whoever starts would not find it all: that is not promised. So a broker that dies meanwhile finds the file as
     it would be without that accident (``_whole``)."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, number: int = 0) -> None:
         self._world = world
         self.ledger, self.safe = Ledger(), Ledger()
         self.is_full = self.fails_to_sync = False
@@ -57,6 +59,8 @@ class Disk:
         self._base = Ledger()  # what the file began with
         self._unsafe: deque[tuple[float, Sequence[Write]]] = deque()
         self._safe_writes: list[tuple[float, Sequence[Write]]] = []
+        self._openings: list[tuple[int, Lineage]] = [(0, NOBODYS)]  # how much there was, and whose life began
+        self._chance = Random(f"journal {number}")
         self.doubts.left(self._seen)
 
     @property
@@ -125,29 +129,53 @@ class Disk:
         self._unsafe = deque(islice(self._unsafe, keep))
         self.doubts.renewed(0.0, 0.0, done=True)
         self.sync()
+        self._read_again()
+        return lost
+
+    def put_back(self, share: float) -> None:
+        """A backup takes its place, of when there was so much of what there is now."""
+        self._settle()
+        del self._safe_writes[round(share * len(self._safe_writes)) :]
+        self._openings = [opening for opening in self._openings if opening[0] <= len(self._safe_writes)]
+        self.safe = deepcopy(self._base)
+        for at, writes in self._safe_writes:
+            self.safe.write(writes, at)
+        self._read_again()
+
+    def _read_again(self) -> None:
         self.ledger = deepcopy(self._base)
         for at, writes in self._safe_writes:
             self.ledger.write(writes, at)
-        return lost
 
     def open(self, retained_s: float) -> Past:
         """What a broker finds; whatever it builds on that lasts from here on."""
+        self._settle()
+        self.doubts.left(self._seen)
+        return self.ledger.past(self._world.now, retained_s)
+
+    def _settle(self) -> None:
+        """Nobody has it open any more."""
         self.fails_to_sync = False
         if self._whole is not None:
             self._begin_with(self._whole)
             self._whole = None
         self.doubts.renewed(0.0, 0.0, done=True)
         self.sync()
-        self.doubts.left(self._seen)
-        return self.ledger.past(self._world.now, retained_s)
 
     def _begin_with(self, ledger: Ledger) -> None:
         self._number += 1
         self._unsafe.clear()
         self._safe_writes.clear()
+        self._openings = [(0, self._openings[-1][1])]
         self.ledger, self._base, self.safe = ledger, deepcopy(ledger), deepcopy(ledger)
         self.doubts.renewed(0.0, 0.0, done=True)
         self.doubts.left(self._seen)
+
+    def begin(self) -> Lineage:
+        """The broker's life begins."""
+        lineage = following(self._openings[-1][1], self._chance)
+        self._openings.append((len(self._safe_writes), lineage))
+        return lineage
 
 
 class Journal:

@@ -15,7 +15,18 @@ from swarm.broker import actions as broker_act
 from swarm.broker.blocks import num_blocks
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.sim.audit import Violation
-from swarm.wire.messages import Accepted, Activate, Fence, Finished, Order, Prepare, Rejected, ServerMessage, Tokens
+from swarm.wire.messages import (
+    Accepted,
+    Activate,
+    Fence,
+    Finished,
+    Hello,
+    Order,
+    Prepare,
+    Rejected,
+    ServerMessage,
+    Tokens,
+)
 
 if TYPE_CHECKING:
     from swarm.sim.cluster import Cluster
@@ -56,6 +67,12 @@ class Promises:
             raise Violation(f"I1: a new journal has nothing of {', '.join(lost)}")
         if self._disk.safe.epoch < self._announced or self._disk.safe.next_sequence < max(state.sequences, default=0):
             raise Violation("I5: a new journal would give epochs or numbers of sequences out a second time")
+
+    def journal_changed(self) -> None:
+        """What a broker announced that had another journal, or this one before a backup took its place, was said to
+        workers that can tell the two apart."""
+        self._announced = self._disk.ledger.epoch
+        self._deadlines = {r: due for r, due in self._deadlines.items() if r in self._disk.ledger.requests}
 
     def doubled(self, name: str) -> None:
         """A second process of this name runs."""
@@ -137,15 +154,27 @@ class Promises:
 
     def _held_everywhere(self, sequence: Sequence, state: State) -> int:
         """Up to where all stages of the plan said that they hold it, in the layers that are still theirs."""
-        least = sequence.sampled - 1
+        known = sequence.sampled
+        least = known - 1
         assert state.book.current is not None
         for stage in state.book.current.stages:
             hello = state.workers[stage.incarnation].hello
             if hello.held_layers != stage.layers or stage.name in self._doubled:
                 return 0  # of two processes under one name, the wrong one may have been the first to come back
             held = next((each for each in hello.held if each.sequence == sequence.id), None)
-            least = min(least, min((part.position for part in held.kv), default=0) if held is not None else 0)
+            if held is None or self._is_foreign(hello, sequence):
+                return 0
+            most = max((part.position for part in held.kv), default=0)
+            if most > known:  # so many tokens were lost with the machine's power; as many again may count for nothing
+                least = min(least, known - (most - known) + 1)
+            least = min(least, min((part.position for part in held.kv), default=0))
         return least
+
+    def _is_foreign(self, hello: Hello, sequence: Sequence) -> bool:
+        """Another sequence had its number, as it really was computed."""
+        node = self._cluster.workers.get(hello.incarnation)
+        held = None if node is None else node.core.sequences.get(sequence.id)
+        return held is None or held.history[: sequence.sampled] != sequence.tokens[: len(held.history)]
 
     def _check_waste(self, sequence: Sequence, held: int, state: State) -> None:
         if sequence.num_preempted:

@@ -52,6 +52,8 @@ FaultKind = Literal[
     "broker_power",  # its machine loses power, and the journal the last of what was not synced
     "all_crash",  # everything dies at once
     "disk_full",  # the journal can't be written
+    "journal_backup",  # the broker dies, and comes back with an older state of its journal
+    "journal_other",  # … with another journal, and later with the first one again
 ]
 JournalFaultKind = Literal[
     "journal_lost",  # its files are deleted while they are in use, or damaged, or all of them garbled
@@ -64,11 +66,14 @@ CROWDED = 0.25  # how often many grow where the room for keys and values is so s
 DEADLINE = 0.1  # how often a request has one
 SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
 BAD_WEATHER = 0.5
-CLIENT_FAULTS = ("client_freeze",)  # these come by a chance of their own
-FAULT_KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in CLIENT_FAULTS)
+CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
+JOURNAL_FAULTS: tuple[FaultKind, ...] = ("journal_backup", "journal_other")  # so do these
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS))
 READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
 FROZEN_S = (31.0, 40.0)
+CHANGED_JOURNAL = 0.05  # how often another journal, or an older state of it, takes its place
+AWAY_S = 2.5  # for at least so long a changed journal is in use: time for a broker's start, requests and a plan
 AT_ONCE = 0.3  # how often a fault strikes together with the one before it
 ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one
 ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends one
@@ -126,6 +131,11 @@ class Fault:
     broker_point: tuple[str, str] = ("", "")  # where the broker does,
     count: int = 1  # and at the how manyth time
 
+    @property
+    def ends_at(self) -> float:
+        """When it is over, if it lasts."""
+        return self.at + self.for_s + (AWAY_S if self.kind in JOURNAL_FAULTS else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -145,9 +155,7 @@ class Schedule:
     @property
     def quiet_from(self) -> float:
         """When the last planned thing has happened."""
-        times = (
-            [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.at + f.for_s for f in self.faults]
-        )
+        times = [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.ends_at for f in self.faults]
         return max(times)
 
 
@@ -177,7 +185,10 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     readers = Random(f"readers {seed}")
     if readers.random() < READ_ELSEWHERE and schedule.settings.requests.has_journal:
         schedule = _read_elsewhere(readers, schedule)
-    return _with_client_faults(Random(f"clients {seed}"), schedule) if faults else schedule
+    if faults:
+        schedule = _with_client_faults(Random(f"clients {seed}"), schedule)
+        schedule = _with_changed_journal(Random(f"journals {seed}"), schedule)
+    return schedule
 
 
 def _settings(random: Random) -> BrokerSettings:
@@ -365,6 +376,13 @@ def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
     if random.random() >= FROZEN_CLIENT:
         return schedule
     fault = Fault("client_freeze", random.uniform(0.4, 4.5), random.randrange(8), random.uniform(*FROZEN_S))
+    return replace(schedule, faults=(*schedule.faults, fault))
+
+
+def _with_changed_journal(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= CHANGED_JOURNAL:
+        return schedule
+    fault = replace(_fault(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
     return replace(schedule, faults=(*schedule.faults, fault))
 
 

@@ -20,6 +20,7 @@ from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.executor import Fenced, Forwarded
 from swarm.testing import FakeExecutor
 from swarm.wire.messages import (
+    NOBODYS,
     PROTOCOL_VERSION,
     Activate,
     Beat,
@@ -30,6 +31,7 @@ from swarm.wire.messages import (
     Leaving,
     Order,
     Step,
+    Welcome,
     WorkerMessage,
 )
 from swarm.wire.schema import schema
@@ -71,6 +73,7 @@ class WorkerNode:
         self.garbles = 0
         self.poisons = 0
         self._busy = False
+        self._lineage = NOBODYS
         self._fence = 0  # what the control thread has seen; a computation looks at it
         self._stop_standby = False
         self._inbox: deque[stage_event.Event] = deque()
@@ -89,7 +92,9 @@ class WorkerNode:
         self._when_thawed(lambda: self._take_order(order))
 
     def _take_order(self, order: Order) -> None:
-        if isinstance(order, Fence | Activate):
+        if isinstance(order, Welcome) and order.lineage != self._lineage:
+            self._lineage, self._fence = order.lineage, order.epoch
+        if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
             self._fence = max(self._fence, order.epoch)
         self.post(stage_event.OrderArrived(order))
 
@@ -380,6 +385,7 @@ class WorkerNode:
     def _hello(self) -> Hello:
         return Hello(
             epoch=self.core.fence,
+            lineage=self.core.lineage,
             name=self.name,
             incarnation=self.incarnation,
             pid=1,
@@ -394,7 +400,7 @@ class WorkerNode:
             costs=self._costs(),
             manifest=self.executor.manifest,
             held_layers=self.core.layers,
-            held=self.core.inventory(),
+            held=self.core.introduction(),
             logs=tuple(self.core.log.ranges()),
             kept=self.core.preparation.kept,
         )

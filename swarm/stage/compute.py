@@ -49,7 +49,7 @@ from swarm.stage.vitals import Vitals
 from swarm.wire import tensors
 from swarm.wire.channel import PullChannel, PushChannel, Wake
 from swarm.wire.codec import DATA
-from swarm.wire.messages import REPLAY_STEP, LayerRange, LoadProgress, Step, StepDone
+from swarm.wire.messages import REPLAY_STEP, LayerRange, Lineage, LoadProgress, Step, StepDone
 
 if TYPE_CHECKING:
     import numpy as np
@@ -254,7 +254,7 @@ class ComputeThread:
                 self._next = PushChannel(self._context, edge.endpoint)
                 self._next_name = edge.to
             case act.Load():
-                self._in_loader(functools.partial(self._load, action))
+                self._in_loader(functools.partial(self._load, action, self._core.lineage))
             case act.LoadStandby(layers):
                 self._stop_standby = False
                 self._in_loader(functools.partial(self._load_standby, layers))
@@ -356,7 +356,7 @@ class ComputeThread:
             self._vitals.set_loading(False)
             self.post(event)
 
-    def _load(self, action: act.Load) -> Event:
+    def _load(self, action: act.Load, lineage: Lineage) -> Event:
         """What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
         told_at = 0.0
 
@@ -370,6 +370,7 @@ class ComputeThread:
                 told_at = now
                 message = LoadProgress(
                     epoch=action.epoch,
+                    lineage=lineage,
                     incarnation=self._core.settings.incarnation,
                     loaded_bytes=loaded_bytes,
                     total_bytes=total_bytes,

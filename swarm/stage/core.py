@@ -5,6 +5,9 @@ the shell (``service``) moves bytes and calls the executor.
 
 Rules
 -----
+* *Lineage.* Epochs and numbers are of one life of a broker: the one that welcomed this worker last. What carries
+  another one is dropped and counted. Who is welcomed by another life begins anew with that one's epochs; if its journal
+  is another one, too, what is held is nobody's any more.
 * *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
   ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
 * *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
@@ -68,6 +71,7 @@ from swarm.stage.replay import Replays
 from swarm.stage.statistics import StageStatistics
 from swarm.stage.work import Work
 from swarm.wire.messages import (
+    NOBODYS,
     REPLAY_STEP,
     Activate,
     Activated,
@@ -78,6 +82,7 @@ from swarm.wire.messages import (
     HeldSequence,
     Keep,
     LayerRange,
+    Lineage,
     NotFinite,
     Order,
     Park,
@@ -112,6 +117,7 @@ class StageCore:
     """See the module's text."""
 
     settings: StageSettings
+    lineage: Lineage = NOBODYS
     fence: int = 0
     active: int | None = None
     layers: LayerRange | None = None
@@ -177,9 +183,15 @@ class StageCore:
             case Tick():
                 self._tick(now)
         self._start_work(now)
-        actions = self._out[:]
+        actions = [self._of_this_life(action) for action in self._out]
         self._out.clear()
         return actions
+
+    def _of_this_life(self, action: Action) -> Action:
+        """What is told concerns the broker that asked for it."""
+        if isinstance(action, Tell):
+            return Tell(msgspec.structs.replace(action.message, lineage=self.lineage))
+        return action
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -187,6 +199,11 @@ class StageCore:
         if self.parked:
             self.parked = False
             self._note("unparked")
+        if self._take_membership_order(order):
+            return
+        if order.lineage != self.lineage:
+            self._count("stale_orders")
+            return
         match order:
             case Prepare():
                 self._prepare(order)
@@ -205,9 +222,10 @@ class StageCore:
             case Park():
                 self._park("the broker said so")
             case _:
-                self._take_membership_order(order)
+                self._count("unexpected_orders")
 
-    def _take_membership_order(self, order: Order) -> None:
+    def _take_membership_order(self, order: Order) -> bool:
+        """False: it is none."""
         match order:
             case Welcome():
                 self._welcome(order)
@@ -221,14 +239,27 @@ class StageCore:
             case Alive():
                 pass  # hearing it is all it is for
             case _:
-                self._count("unexpected_orders")
+                return False
+        return True
 
     def _welcome(self, order: Welcome) -> None:
         self.welcome = order
+        if order.lineage != self.lineage:
+            self._begin_anew(order)
         self.fence = max(self.fence, order.epoch)
         self._out.append(StartBeats(order.beat_endpoint, order.beat_interval_s))
         if order.wants:
             self._out.append(SendAssets(order.wants))
+
+    def _begin_anew(self, order: Welcome) -> None:
+        """The broker of another life: its epochs are others. Of the same journal, it has compared what is held here
+        with its own, and says at the next plan what stays."""
+        self._leave_epoch()
+        self.preparation.forget_plans()
+        if order.lineage.journal != self.lineage.journal and self.sequences:
+            self._note("holdings_dropped", "warning", sequences=len(self.sequences), reason="another journal's")
+            self.holdings.clear()
+        self.lineage, self.fence = order.lineage, order.epoch
 
     def _prepare(self, order: Prepare) -> None:
         if order.epoch < self.fence or self.preparation.is_newer_than(order.epoch):
@@ -296,13 +327,20 @@ class StageCore:
             self._out.extend(self.rechecks.take_order(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Hello and Activated."""
+        """What is held, for Activated."""
         return self.holdings.inventory()
+
+    def introduction(self) -> tuple[HeldSequence, ...]:
+        """What is held, for Hello."""
+        return self.holdings.introduction()
 
     # --- steps in --------------------------------------------------------------------------------------------------
 
     def _step_arrived(self, event: StepArrived, now: float) -> None:
         step = event.step
+        if step.lineage != self.lineage:
+            self._count("stale_steps")
+            return
         if step.trial is not None and step.epoch >= self.fence:  # also at workers that have no part in the plan
             self._out.extend(self.rechecks.arrived(step, event.hidden))
             return
@@ -438,6 +476,7 @@ class StageCore:
                 failed=forwarded.failed,
                 hops=hops,
                 cause=step.cause,
+                lineage=step.lineage,
             )
             self._out.append(SendDone(done))
         else:

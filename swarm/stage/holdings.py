@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.stage.actions import (
     Action,
     ForkSequence,
@@ -29,10 +31,16 @@ class Holdings:
     sequences: dict[int, HeldTokens] = field(default_factory=dict)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Hello and Activated. What was retired is not among it: only the broker that did it can make
-        use of it, and a later one may think that it has not ended."""
+        """What is held, for Activated. What was retired is not among it: only the broker that did it can make use of
+        it, and a later one may think that it has not ended."""
         held = self.sequences.items()
         return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
+
+    def introduction(self) -> tuple[HeldSequence, ...]:
+        """The same for Hello, with the digests by which a broker tells whether these are its sequences."""
+        return tuple(
+            msgspec.structs.replace(held, digests=self.sequences[held.sequence].digests()) for held in self.inventory()
+        )
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open, truncate, in this order; why it can't be done, if so."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from swarm.wire.digests import digests_of
 from swarm.wire.messages import LayerRange, Open, RangePosition, Row
 
 
@@ -25,6 +26,10 @@ class HeldTokens:
         """How many positions every layer holds; None while they differ."""
         first = self.kv[0].position
         return first if all(r.position == first for r in self.kv) else None
+
+    def digests(self) -> tuple[int, ...]:
+        """Of the tokens that the keys and values were computed from."""
+        return digests_of(self.history, max(r.position for r in self.kv))
 
     def set_position(self, layers: LayerRange, position: int) -> None:
         self.kv = [RangePosition(layers, position)]

@@ -27,6 +27,10 @@ class Preparation:
     def is_newer_than(self, epoch: int) -> bool:
         return self.wanted is not None and epoch < self.wanted.epoch
 
+    def forget_plans(self) -> None:
+        """Those of a broker that is no longer. What is loading comes to its end, and is wanted by nobody."""
+        self.wanted = self.capacity = self._standby = None
+
     def want(self, order: Prepare) -> list[Action]:
         self.wanted = order
         self.capacity = None
@@ -50,7 +54,7 @@ class Preparation:
         return plan
 
     def loaded(self, epoch: int, capacity: Capacity) -> list[Action]:
-        other = self._ended(epoch)
+        other = self._ended()
         if other is not None:
             return other
         self.capacity = capacity
@@ -75,7 +79,7 @@ class Preparation:
         return [Note("plan_prepared", "info", fields | self._cause()), Tell(message)]
 
     def failed(self, epoch: int, reason: str) -> list[Action]:
-        other = self._ended(epoch)
+        other = self._ended()
         if other is not None:
             return other
         fields = {"epoch": epoch, "reason": reason} | self._cause()
@@ -123,12 +127,13 @@ class Preparation:
     def _cause(self) -> dict[str, object]:
         return {"cause": self.wanted.cause} if self.wanted is not None and self.wanted.cause else {}
 
-    def _ended(self, epoch: int) -> list[Action] | None:
-        """A load ended: what to do if it was not the one that is wanted by now, else None."""
-        self._loading = None
+    def _ended(self) -> list[Action] | None:
+        """A load ended: what to do if it was not the one that is wanted by now, else None. Its epoch says nothing: that
+        of another broker's plan may be the same."""
+        ended, self._loading = self._loading, None
         if self.wanted is None:
             return [] if self._standby is None else self._load_standby(self._standby)
-        return self._load(self.wanted) if self.wanted.epoch != epoch else None
+        return self._load(self.wanted) if self.wanted is not ended else None
 
     def _load(self, order: Prepare) -> list[Action]:
         self._loading = order

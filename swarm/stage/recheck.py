@@ -95,6 +95,7 @@ class Rechecks:
             open=(order.open,),
             trial=order.trial,
             cause=order.cause,
+            lineage=order.lineage,
         )
         if not order.trial.legs or not 0 < order.stop <= len(order.open.tokens):
             return [self._tell(step, order.trial, problem="the order lacks workers or tokens")]

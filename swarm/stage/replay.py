@@ -91,6 +91,7 @@ class Replays:
             alone=order.alone,
             hops=(self._hop(layers),),
             cause=order.cause,
+            lineage=order.lineage,
         )
         if order.boundary == layers.stop:
             self.count("replayed_positions_sent", len(hidden))

@@ -45,6 +45,7 @@ from swarm.wire.codec import BEAT, DATA, ORDER, WORKER
 from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
+    NOBODYS,
     PROTOCOL_VERSION,
     Activate,
     AssetPart,
@@ -59,6 +60,7 @@ from swarm.wire.messages import (
     Rejoin,
     Release,
     Stats,
+    Welcome,
     WorkerMessage,
 )
 from swarm.wire.schema import schema
@@ -182,6 +184,7 @@ class WorkerService:
         self._departure = Departure()
         self._stop = asyncio.Event()
         self._exit_code = 0
+        self._lineage = NOBODYS  # of the broker that welcomed this worker last
 
     async def run(self) -> int:
         """Serve until something ends it; returns the exit code."""
@@ -313,7 +316,9 @@ class WorkerService:
 
     def _raise_fence_flag(self, order: Order) -> None:
         """The compute thread may be in the middle of a long step: forward looks at this flag between layers."""
-        if isinstance(order, Fence | Activate):
+        if isinstance(order, Welcome) and order.lineage != self._lineage:
+            self._lineage, self._vitals.fence = order.lineage, order.epoch
+        if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
             self._vitals.fence = max(self._vitals.fence, order.epoch)
 
     async def _tell_stats(self) -> None:
@@ -344,10 +349,19 @@ class WorkerService:
                 failpoints.reached("loop.turn")
 
     def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        """What its own schema refuses is not sent; if the broker waits for it, that has a deadline."""
+        try:
+            self._say(message, payload)
+        except WireError as error:
+            log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
+
+    def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        """Raises WireError."""
         kind = type(message).__name__
         if failpoints.armed:
             failpoints.reached(f"tell.{kind.lower()}")
-        if self._closed or not self._control.send(WORKER.encode(message, payload)):
+        frames = WORKER.encode(message, payload)
+        if self._closed or not self._control.send(frames):
             log.warning("control_not_sent", kind=kind)
         if failpoints.armed:
             failpoints.reached(f"told.{kind.lower()}")
@@ -377,7 +391,7 @@ class WorkerService:
     def _introduce(self, hello: Hello) -> None:
         """A message that its own schema refuses is nobody's to answer: without an introduction there is no work."""
         try:
-            self._send(hello)
+            self._say(hello)
         except WireError as error:
             reason = (
                 f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
@@ -389,6 +403,7 @@ class WorkerService:
         executor = self._executor
         return Hello(
             epoch=self._core.fence,
+            lineage=self._core.lineage,
             name=self._name,
             incarnation=self._incarnation,
             pid=os.getpid(),
@@ -404,7 +419,7 @@ class WorkerService:
             link=self._link,
             manifest=executor.manifest,
             held_layers=self._core.layers,
-            held=self._core.inventory(),
+            held=self._core.introduction(),
             logs=tuple(self._core.log.ranges()),
             kept=self._core.preparation.kept,
         )

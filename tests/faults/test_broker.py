@@ -128,7 +128,7 @@ async def test_on_the_way_back(bench: Bench, swarm: Swarm) -> None:
 
 
 async def test_an_old_journal(bench: Bench, swarm: Swarm, tmp_path: Path) -> None:
-    """Somebody puts a backup in its place: its epochs were used before, so the workers' count."""
+    """Somebody puts a backup in its place: its epochs were used before, but in another life, as workers know."""
     backup = tmp_path / "backup"
     assert swarm.state is not None
     swarm.kill_broker()
@@ -138,16 +138,11 @@ async def test_an_old_journal(bench: Bench, swarm: Swarm, tmp_path: Path) -> Non
     swarm.kill(name := (await bench.order())[0])
     swarm.start_worker(name)
     await bench.serving()
-    before = (await bench.client.query("status"))["epoch"]
     swarm.kill_broker()
     shutil.rmtree(swarm.state)
     shutil.copytree(backup, swarm.state)
     swarm.start_broker(3)
     await bench.serving()
-    after = (await bench.client.query("status"))["epoch"]
-    assert isinstance(before, int)
-    assert isinstance(after, int)
-    assert after > before
     await bench.right()
 
 

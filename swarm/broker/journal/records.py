@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
-from swarm.wire.messages import FinishReason, Hop, Manifest, Submit, TokenLogprob
+from swarm.wire.messages import FinishReason, Hop, Lineage, Manifest, Submit, TokenLogprob
+
+_MOST_AT_ONCE = 1 << 20  # generations: two copies of a journal come to the same once in so many times
 
 
 @dataclass(slots=True)
@@ -49,3 +52,9 @@ class Past:
     manifest: Manifest | None = None
     blames: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def following(former: Lineage, chance: Random) -> Lineage:
+    """Of the next life by this journal; of the first one by a new journal, if there was none."""
+    journal = former.journal or chance.randbytes(8).hex()
+    return Lineage(journal, former.generation + 1 + chance.randrange(_MOST_AT_ONCE))

@@ -30,16 +30,15 @@ from swarm.broker.journal.database import (
     take_from_others,
 )
 from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.broker.journal.values import Damaged, Part, RawPart, sealed, unsealed
+from swarm.broker.journal.values import HIGHEST, Damaged, Part, RawPart, counted, sealed, unsealed
 from swarm.errors import JournalError
-from swarm.wire.messages import Submit
+from swarm.wire.messages import Lineage, Submit
 
 ASIDE = "journal.damaged"
 UNFINISHED = "journal.unfinished"  # a directory with the new one, until that is whole
 BESIDE = "journal.salvaged"  # the same from then on, until it takes the old one's place
 MAX_ASIDE = 4  # old files that are kept; the oldest go
 _AHEAD = 1_000_000
-_MOST = 1 << 53  # a number beyond was never given out: it is what damage made of one
 _KEYS = {  # of each table that is copied, in this order
     "facts": "name",
     "requests": "number",
@@ -228,11 +227,11 @@ class _Numbers:
         if table == "recent":
             with suppress(Damaged):
                 number = recent.highest(row[1])
-        if table in ("sequences", "tokens", "recent") and isinstance(number, int) and number < _MOST:
+        if table in ("sequences", "tokens", "recent") and isinstance(number, int) and number < HIGHEST:
             self._highest = max(self._highest, number)
         elif table == "facts" and number == "next_sequence":
             with suppress(Damaged):
-                self._known = unsealed(row[1], int)
+                self._known = counted(unsealed(row[1], int), "next_sequence")
 
     @property
     def next(self) -> int:
@@ -307,6 +306,8 @@ def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool
     try:
         if row[place] is not None:
             unsealed(row[place], kind)
+        if table == "facts":
+            _check_fact(row[0], row[1])
     except Damaged:
         if table != "sequences":
             return False
@@ -322,12 +323,20 @@ def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool
     return True
 
 
+def _check_fact(name: object, value: object) -> None:
+    """A number that nobody can have counted up to is lost like one that can't be read. Raises Damaged."""
+    if name in ("epoch", "next_sequence"):
+        counted(unsealed(value, int), str(name))
+    elif name == "lineage":
+        counted(unsealed(value, Lineage).generation, "generation")
+
+
 def _mend(db: sqlite3.Connection, next_sequence: int) -> None:
     """Each request has all of its sequences again: one that is lost has not begun, under a number that nobody has had,
     and draws the tokens that it drew before. Only of a request that had ended, and of whose sequences none is left, it
     is not known how: it may have been cancelled. It is let go like others that ended long ago, and its client, if it
     asks, is told so."""
-    db.execute("DELETE FROM sequences WHERE id < 1 OR id >= ?", (_MOST,))
+    db.execute("DELETE FROM sequences WHERE id < 1 OR id >= ?", (HIGHEST,))
     for number, submit, ended_at in db.execute("SELECT number, submit, ended_at FROM requests").fetchall():
         ends = _ends_by_place(db, number, unsealed(submit, Submit).params.n)
         missing = [place for place, end in enumerate(ends) if end is None]

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from random import SystemRandom
 from typing import TypeVar
 
 from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
@@ -24,6 +25,7 @@ from swarm.broker.journal import Lasting, Write, recent
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
+    FullDisk,
     in_words,
     is_damage,
     log_of,
@@ -33,12 +35,12 @@ from swarm.broker.journal.database import (
     transaction,
 )
 from swarm.broker.journal.moment import Moment, old
-from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
+from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord, following
 from swarm.broker.journal.reserve import Reserve
-from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, joined, sealed, unsealed
+from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, counted, joined, sealed, unsealed
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.wire.messages import FinishReason, Manifest, Submit
+from swarm.wire.messages import NOBODYS, FinishReason, Lineage, Manifest, Submit
 
 __all__ = ["MAX_LISTED", "Bounds", "Moment", "Store"]
 
@@ -127,6 +129,21 @@ class Store:
         self._durable = True
         with transaction(self._db):
             yield self._db
+
+    def begin(self) -> Lineage:
+        """A broker's life begins, with a lineage that no other had. It lasts before anybody hears of it; for it, the
+        room that is set aside may be used. Raises JournalError."""
+        while True:
+            try:
+                with self.raw() as db:
+                    found = db.execute("SELECT value FROM facts WHERE name = 'lineage'").fetchone()
+                    lineage = following(NOBODYS if found is None else unsealed(found[0], Lineage), SystemRandom())
+                    db.execute(_INSERT_FACT, ("lineage", sealed(lineage)))
+                return lineage
+            except sqlite3.Error as error:
+                problem = in_words(self.path, error)
+                if not isinstance(problem, FullDisk) or not self.reserve.give():
+                    raise problem from None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -298,12 +315,13 @@ class Store:
         """What a broker must know to go on: everything that has not ended, and what ended within ``retained_s``."""
         try:
             facts = dict(self._db.execute("SELECT name, value FROM facts"))
+            counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "its generation")
             rows = self._db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
             gathered = recent.read(self._db, Part)
             return Past(
-                epoch=_fact(facts, "epoch", int, 0),
+                epoch=counted(_fact(facts, "epoch", int, 0), "its epoch"),
                 workers=_fact(facts, "workers", tuple[str, ...], ()),
-                next_sequence=_fact(facts, "next_sequence", int, 1),
+                next_sequence=counted(_fact(facts, "next_sequence", int, 1), "its next sequence's number"),
                 manifest=_fact(facts, "manifest", Manifest, None),
                 blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
                 requests=tuple(self._record(row, now, gathered) for row in rows),
@@ -377,6 +395,7 @@ class Store:
 
     def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part], kind: type[Part] | type[Ids]) -> SequenceRecord:
         number, place, reason, detail, tokens = row
+        counted(number, "a sequence's number")
         if tokens is not None and kind is Ids:
             return SequenceRecord(number, place, list(unsealed(tokens, Ids).ids), reason=reason, detail=detail)
         if tokens is not None:

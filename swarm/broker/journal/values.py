@@ -42,6 +42,10 @@ class Ids(msgspec.Struct, frozen=True, array_like=True):
 
 AnyPart = TypeVar("AnyPart", Part, RawPart)
 
+# Of epochs, sequences and generations: no count of anything that happens comes to it. A number beyond it is what damage
+# made of one, or somebody's mischief; and the next one after it may be more than a message or the file can hold.
+HIGHEST = 1 << 53
+
 _encode = msgspec.msgpack.Encoder().encode
 _DIGEST = 8  # bytes of xxh3-64 before each value
 
@@ -63,6 +67,13 @@ def unsealed(data: object, kind: type[T]) -> T:
         value: T = _decoder(cast(Any, kind)).decode(data[_DIGEST:])
     except msgspec.DecodeError as error:
         raise Damaged(str(error)) from None
+    return value
+
+
+def counted(value: int, what: str) -> int:
+    """The number, if it can have come about by counting. Raises Damaged."""
+    if not 0 <= value < HIGHEST:
+        raise Damaged(f"it says that {what} is {value}, which no swarm comes to")
     return value
 
 

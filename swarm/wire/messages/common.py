@@ -46,6 +46,18 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """A small value inside messages; an array on the wire."""
 
 
+class Lineage(Record, frozen=True):
+    """Whose life a message is of: which journal, and which opening of it. Numbers of epochs, steps and sequences mean
+    something within one life only. ``journal``: random, drawn when the journal was made. ``generation`` grows with
+    every opening, by a random amount: two journals one of which was a copy of the other don't come to the same."""
+
+    journal: Digest = ""
+    generation: Whole = 0
+
+
+NOBODYS: Final = Lineage()
+
+
 class Message(
     msgspec.Struct,
     frozen=True,
@@ -56,8 +68,10 @@ class Message(
 ):
     """The root of all messages. ``epoch`` is 0 where none applies (everything on the client door). ``cause``: the id of
     the event at the broker that this message follows from, so that log lines of several machines can be told together;
-    empty where nobody would look for it."""
+    empty where nobody would look for it. ``lineage``: of the broker's life that the epoch is of, between processes of
+    the swarm; a worker's Hello tells of which life it was told last."""
 
     v: Literal[1] = 1
     epoch: Epoch = 0
+    lineage: Lineage = NOBODYS
     cause: Annotated[str, msgspec.Meta(max_length=32)] = ""

@@ -36,10 +36,12 @@ class RangePosition(Record, frozen=True):
 
 
 class HeldSequence(Record, frozen=True):
-    """What a stage holds of one sequence: KV per range of layers, and the boundary inputs it has logged."""
+    """What a stage holds of one sequence: KV per range of layers. ``digests``: in a Hello, of the tokens that they were
+    computed from (``wire.digests``); keys and values count for these tokens and no others."""
 
     sequence: SequenceId
     kv: Annotated[tuple[RangePosition, ...], msgspec.Meta(max_length=MAX_LAYERS)]
+    digests: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class LogRange(Record, frozen=True):
@@ -83,7 +85,8 @@ class LinkCost(Record, frozen=True):
 class Hello(Message, frozen=True):
     """A worker introduces itself, at its first contact and after every reconnection, with all it holds.
 
-    ``epoch`` is the last one it heard of, so that a broker that has forgotten its own can go above it.
+    ``epoch`` is the last one it heard of, in the life that ``lineage`` names. The broker takes no number from a worker:
+    whoever is welcomed by another life begins anew with that one's.
     """
 
     name: Name

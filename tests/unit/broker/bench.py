@@ -56,7 +56,9 @@ from swarm.broker.state import SequenceState, State
 from swarm.broker.suppositions import answered
 from swarm.params import SamplingParams
 from swarm.testing import fake_manifest
+from swarm.wire.digests import digests_of
 from swarm.wire.messages import (
+    NOBODYS,
     Accepted,
     Activate,
     Activated,
@@ -71,6 +73,7 @@ from swarm.wire.messages import (
     Keep,
     Kept,
     LayerRange,
+    Lineage,
     LogRange,
     Manifest,
     Order,
@@ -87,6 +90,7 @@ from swarm.wire.messages import (
     Submit,
     TokenLogprob,
     Tokens,
+    Welcome,
     WorkerMessage,
     layers_of,
     ranges_of,
@@ -137,6 +141,7 @@ class FakeWorker:
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
+    lineage: Lineage = NOBODYS
     progress: int = 0
 
     @property
@@ -146,6 +151,7 @@ class FakeWorker:
     def hello(self, **changes: object) -> Hello:
         fields: dict[str, object] = {
             "epoch": self.epoch,
+            "lineage": self.lineage,
             "name": self.name,
             "incarnation": self.incarnation,
             "pid": 1,
@@ -317,20 +323,25 @@ class Bench:
         if worker is None:
             return
         worker.epoch = max(worker.epoch, order.epoch)
+        if isinstance(order, Welcome):
+            worker.lineage = order.lineage
         if isinstance(order, Prepare):
             worker.prepare = order
         if worker.name in self.mute:
             return
         if isinstance(order, Prepare):
-            self._due.append(WorkerSaid(peer, worker.prepared(order.epoch)))
+            self._answer(peer, worker.prepared(order.epoch), order)
         elif isinstance(order, Activate):
-            self._due.append(WorkerSaid(peer, worker.activated(order)))
+            self._answer(peer, worker.activated(order), order)
         elif isinstance(order, Keep):
             worker.kept = order.layers
             kept = Kept(
                 epoch=order.epoch, incarnation=worker.incarnation, layers=order.layers, wanted=order.layers, load_s=0.1
             )
-            self._due.append(WorkerSaid(peer, kept))
+            self._answer(peer, kept, order)
+
+    def _answer(self, peer: bytes, message: WorkerMessage, order: Order) -> None:
+        self._due.append(WorkerSaid(peer, msgspec.structs.replace(message, lineage=order.lineage)))
 
     # --- scenes ------------------------------------------------------------------------------------------------------
 
@@ -397,11 +408,19 @@ class Bench:
         return self.state.requests[request_id].sequences[index]
 
 
+def holds(
+    sequence: int, position: int, layers: LayerRange, tokens: tuple[int, ...] = (1, 2, 3, *[TOKEN] * 16)
+) -> HeldSequence:
+    """What a worker says of a sequence whose keys and values it has computed from these tokens."""
+    return HeldSequence(sequence, (RangePosition(layers, position),), digests_of(tokens, position))
+
+
 def done_of(step: Step, token: int, tokens: dict[int, int], without: set[int], hops: tuple[Hop, ...]) -> StepDone:
     """What the last stage answers to a step that went well."""
     return StepDone(
         epoch=step.epoch,
         step=step.step,
+        lineage=step.lineage,
         kv=tuple(SequencePosition(r.sequence, r.start + r.count) for r in step.rows),
         sampled=tuple(
             Sampled(

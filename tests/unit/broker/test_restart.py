@@ -17,16 +17,14 @@ from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     Activate,
     Denied,
-    HeldSequence,
     LayerRange,
     LogRange,
     Query,
-    RangePosition,
     Replay,
     Report,
     SequencePosition,
 )
-from tests.unit.broker.bench import Bench, orders, ranges, row, said, settings, submit
+from tests.unit.broker.bench import Bench, holds, orders, ranges, row, said, settings, submit
 
 OWN = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
 GENERATED = [7, 7, 7, 7]
@@ -48,7 +46,7 @@ def starting(min_workers: int) -> BrokerSettings:
 def come_back(bench: Bench, name: str, position: int | None, log: int = 0) -> None:
     """A worker that outlived the broker says what it holds of the sequence."""
     layers = OWN[name]
-    held = () if position is None else (HeldSequence(5, (RangePosition(layers, position),)),)
+    held = () if position is None else (holds(5, position, layers),)
     logs = (LogRange(5, layers.stop, 0, log),) if log else ()
     worker = bench.workers.get(name) or bench.add(name)
     bench.tell(name, worker.hello(epoch=9, held_layers=layers, held=held, logs=logs))
@@ -71,7 +69,7 @@ def test_what_is_held_everywhere_goes_on(make_bench: Callable[..., Bench]) -> No
 
 
 def test_the_epoch_is_above_all_that_were(make_bench: Callable[..., Bench]) -> None:
-    """That of the journal, and any that a worker has heard of."""
+    """The journal tells of them."""
     bench = make_bench(past=past(*GENERATED))
     bench.held = {WriteEpoch}
     come_back(bench, "w0", 6)
@@ -269,7 +267,7 @@ def test_what_is_warm_is_known_from_the_first_word(make_bench: Callable[..., Ben
     """A worker died with the broker. The others have its layers warm, and say so: nothing is loaded."""
     bench = make_bench(past=past(*GENERATED, workers=("w0", "w1", "w2")))
     for name, layers, kept in (("w0", LayerRange(0, 2), LayerRange(2, 3)), ("w2", LayerRange(4, 6), LayerRange(3, 4))):
-        held = (HeldSequence(5, (RangePosition(layers, 6),)),)
+        held = (holds(5, 6, layers),)
         bench.tell(name, bench.add(name, kept=(kept,)).hello(epoch=9, held_layers=layers, held=held))
     bench.tick(REJOIN_S + 0.5)
     assert ranges(bench) == {"w0": LayerRange(0, 3), "w2": LayerRange(3, 6)}

@@ -13,7 +13,8 @@ from swarm.broker.journal.database import FILE
 from swarm.broker.journal.records import Past, RequestRecord
 from swarm.broker.journal.salvage import BESIDE, open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment, Store
-from swarm.wire.messages import Attach, Rejected
+from swarm.broker.journal.values import HIGHEST, sealed
+from swarm.wire.messages import Attach, Lineage, Rejected
 from tests.unit.broker.bench import Bench, request_settings, said, settings, submit
 
 NOW = Moment(wall=1_000_000.0, tick=50.0, boot="this one")
@@ -145,3 +146,52 @@ def test_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
     assert "damaged" in notes[0]
     assert not (tmp_path / BESIDE).exists()
     opened.close()
+
+
+# --- numbers that nobody can have counted up to -----------------------------------------------------------------------
+
+
+def set_fact(directory: Path, name: str, value: object) -> None:
+    with sqlite3.connect(directory / FILE) as db:
+        db.execute("INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)", (name, sealed(value)))
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("epoch", 2**63 - 1, "its epoch"),
+        ("epoch", 2**63, "its epoch"),
+        ("epoch", -1, "its epoch"),
+        ("next_sequence", 2**63 - 1, "its next sequence's number"),
+        ("lineage", Lineage("a", 2**62), "its generation"),
+    ],
+)
+def test_a_poisoned_number_is_not_believed(tmp_path: Path, name: str, value: object, what: str) -> None:
+    """The next one after it could not be told to anybody, over every restart. It is put aside with the file, the rest
+    is saved, and the note says what was wrong."""
+    store = Store(tmp_path)
+    store.write([WriteEpoch(3), WriteAcceptance(submit("a"), (4,), "tenant"), tokens(4, 11)], NOW)
+    store.begin()
+    store.close()
+    set_fact(tmp_path, name, value)
+    store, (note,) = open_or_salvage(tmp_path, Bounds())
+    assert f"it says that {what} is" in note
+    past = store.past(LATER, retained_s=60.0)
+    assert sequences(past.requests[0]) == [(4, 0, [11], None)]
+    assert max(past.epoch, past.next_sequence, store.begin().generation) < HIGHEST
+    assert past.next_sequence > 4
+    assert past.epoch >= 3
+    store.close()
+
+
+def test_a_poisoned_sequence_begins_anew(tmp_path: Path) -> None:
+    """Its number was one that a worker had told of; it gets another one."""
+    store = Store(tmp_path)
+    store.write([WriteEpoch(3), WriteAcceptance(submit("a"), (2**63 - 2,), "tenant")], NOW)
+    store.close()
+    store, notes = open_or_salvage(tmp_path, Bounds())
+    assert notes
+    ((number, *_),) = sequences(store.past(LATER, retained_s=60.0).requests[0])
+    assert 0 < number < HIGHEST
+    store.close()

@@ -10,6 +10,7 @@ import pytest
 from swarm import config
 from swarm.broker.core import BrokerSettings
 from swarm.broker.service import _core_settings
+from swarm.wire.messages import NOBODYS
 
 # Another value than the default, of each kind that can't be made by a rule.
 OTHER: dict[str, object] = {
@@ -36,7 +37,7 @@ KEYS = sorted(
 
 
 def decide_by(overrides: dict[str, object]) -> BrokerSettings:
-    return replace(_core_settings(config.load(overrides=overrides), "beat", "data"), run="")
+    return replace(_core_settings(config.load(overrides=overrides), "beat", "data", NOBODYS), run="")
 
 
 def another(value: Any) -> object:

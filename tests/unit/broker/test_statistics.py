@@ -12,16 +12,14 @@ from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.reports import nested
 from swarm.wire.messages import (
     Fence,
-    HeldSequence,
     Hop,
     LayerRange,
     Query,
-    RangePosition,
     Report,
     Stats,
     Step,
 )
-from tests.unit.broker.bench import Bench, said, scheduling, settings, submit
+from tests.unit.broker.bench import Bench, holds, said, scheduling, settings, submit
 
 MakeBench = Callable[..., Bench]
 
@@ -156,7 +154,7 @@ def carried_over(make_bench: MakeBench, generated: list[int], held: int | None) 
     request = RequestRecord(submit(max_tokens=16, ignore_eos=True), "", 2.0, [SequenceRecord(5, 0, generated)])
     bench = make_bench(past=Past(9, ("w0",), 6, (request,)))
     whole = LayerRange(0, 6)
-    parts = () if held is None else (HeldSequence(5, (RangePosition(whole, held),)),)
+    parts = () if held is None else (holds(5, held, whole),)
     bench.tell("w0", bench.add("w0").hello(epoch=9, held_layers=whole, held=parts))
     bench.tick(0.5)
     bench.run_dry()

@@ -27,7 +27,7 @@ from swarm.cli.sim import play
 from swarm.sim.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedule import FAULT_KINDS, make_schedule
+from swarm.sim.schedule import FAULT_KINDS, JOURNAL_FAULTS, make_schedule
 from swarm.sim.world import Pace, World
 from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.core import StageCore
@@ -81,13 +81,14 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
     kinds = {fault.kind for seed in range(400) for fault in make_schedule(seed).faults}
-    assert kinds == set(FAULT_KINDS)
+    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS}
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that ask to leave, are let go (or go by themselves after a while) and come back: no request minds, and
     none of them is ever counted as lost."""
     monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("terminate",))
+    monkeypatch.setattr("swarm.sim.schedule.CHANGED_JOURNAL", 0.0)
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_lost_workers for o in played) == 0
@@ -106,10 +107,20 @@ def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(o.num_kept for o in played) > 300
 
 
+def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a backup, or by another one for a while: what workers hold under the same numbers is never taken for what it
+    is not, and whoever lives is a member again."""
+    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", JOURNAL_FAULTS)
+    played = [run(seed) for seed in range(40)]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert sum(o.num_brokers - 1 for o in played) > 40
+
+
 def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
     to all stages."""
     monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("broker_crash",))
+    monkeypatch.setattr("swarm.sim.schedule.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedule.BAD_WEATHER", 0.0)
     monkeypatch.setattr("swarm.sim.schedule.SMALL_LOG", 0.0)
     played = [run(seed) for seed in range(60)]

@@ -11,10 +11,10 @@ import pytest
 from swarm.config.sections import MAX_WORKER_NAME
 from swarm.errors import WireError
 from swarm.stage.checkpoint import for_show
-from swarm.stage.service import code_without
+from swarm.stage.service import WorkerService, code_without
 from swarm.testing import fake_manifest
 from swarm.wire.codec import WORKER
-from swarm.wire.messages import MAX_NAME, HeldSequence, Hello, LogRange
+from swarm.wire.messages import MAX_NAME, HeldSequence, Hello, LogRange, Stats
 
 
 def hello(**changes: Any) -> Hello:
@@ -81,3 +81,10 @@ def test_only_what_is_held_is_gone_at_the_next_start() -> None:
     assert code_without(hello()) == 78
     assert code_without(hello(held=(HeldSequence(1, ()),))) == 1
     assert code_without(hello(logs=(LogRange(1, 3, 0, 5),))) == 1
+
+
+def test_what_cannot_be_encoded_is_not_sent() -> None:
+    """It ends no process; if the broker waits for it, that has a deadline. The socket, which is not there, is never
+    asked."""
+    service = object.__new__(WorkerService)
+    service._send(Stats(incarnation="w0.1", values={"x" * 1000: 1.0}))

@@ -1,0 +1,32 @@
+"""What a message's own schema refuses is not sent, and ends no process: it would come to the same again."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarm.broker.actions import Action, Dispatch, OrderWorker, SayClient
+from swarm.broker.service import BrokerService
+from swarm.wire.messages import Fence, Malformed, Step
+
+TOO_HIGH = 2**64  # more than the encoding can tell
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        OrderWorker(b"w0.1", Fence(epoch=2**63)),
+        SayClient(b"client", Malformed(reason="x" * 10_000)),
+        Dispatch(Step(epoch=TOO_HIGH, step=1, rows=(), tokens=())),
+    ],
+)
+def test_it_is_not_sent(action: Action) -> None:
+    """The sockets are never asked."""
+    service = object.__new__(BrokerService)
+    service._front = service._control = cast(Any, SimpleNamespace(send=pytest.fail))
+    service._unsent = deque()
+    assert service._perform(action) is None
+    assert not service._unsent
