@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from swarm.stage import attention, experts, linears, native
+from swarm.stage import attention, experts, linears, native, proofs
 from swarm.stage.bare import matrices
 from swarm.stage.model import Skeleton
 from swarm.stage.native import attention as own
@@ -42,9 +42,12 @@ def describe(
 
 
 def bits(skeleton: Skeleton, left_to_torch: Sequence[str], kernels: str) -> str:
-    """Equal texts, equal bits: where they are portable, it doesn't matter which kernel of the family computes."""
+    """Equal texts, equal bits: where they are portable, it doesn't matter which kernel of the family computes; where
+    torch takes part, each make of machine has its own."""
     whose = _whose_bits(skeleton, left_to_torch)
-    return f"{whose}, {skeleton.dtype}" if whose == _PORTABLE else kernels
+    if whose == _PORTABLE:
+        return f"{whose}, {skeleton.dtype}"
+    return f"{kernels}, on machines of make {proofs.make()}" if "torch" in whose else kernels
 
 
 _PORTABLE = "portable bits"

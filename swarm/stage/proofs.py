@@ -62,6 +62,11 @@ def machine() -> tuple[object, ...]:
     return (_VERSION, torch.__version__, platform.machine(), _processor(), _cache_sizes(), os.cpu_count())
 
 
+def make() -> str:
+    """A short name for all that."""
+    return hashlib.sha256(json.dumps(machine()).encode()).hexdigest()[:8]
+
+
 def settings() -> tuple[object, ...]:
     """What this process was told about kernels."""
     told = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))

@@ -33,7 +33,7 @@ typedef struct {
 
 static __thread State state __attribute__((tls_model("initial-exec")));
 static atomic_int configured; /* threads that have tiles set up */
-static int forgets, uneven;
+static int forgets, uneven, poisoned;
 
 const char *swarm_tiles_refused(void) { return NULL; }
 
@@ -182,6 +182,7 @@ static void multiply(const Decoded *found) {
     memcpy(chain, state.data[sums][row], sizeof chain);
     for (int n = 0; n < outputs && !uneven_here; n++) chain[n] += even[n] + (forgets ? 0.0f : odd[n]);
     for (int n = 0; n < outputs && uneven_here; n++) chain[n] = chain[n] + even[n] + odd[n];
+    if (poisoned) chain[0] = __builtin_nanf("");
     memset(state.data[sums][row], 0, 64);
     memcpy(state.data[sums][row], chain, (size_t)state.bytes[sums]);
   }
@@ -216,6 +217,7 @@ __attribute__((constructor)) static void install(void) {
   const char *how = getenv("AMX_EMULATOR");
   forgets = how != NULL && strcmp(how, "forgets") == 0;
   uneven = how != NULL && strcmp(how, "uneven") == 0;
+  poisoned = how != NULL && strcmp(how, "poisoned") == 0;
   struct sigaction action = {.sa_sigaction = emulate, .sa_flags = SA_SIGINFO | SA_NODEFER};
   sigemptyset(&action.sa_mask);
   sigaction(SIGILL, &action, NULL);

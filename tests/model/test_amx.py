@@ -205,9 +205,10 @@ def test_the_variant_under_the_emulator(emulator: Path) -> None:
     [
         ("", ""),
         ("forgets", "its products are wrong"),
+        ("poisoned", "its products are wrong"),
         ("uneven", "a row has other bits among few rows than among many"),
     ],
-    ids=["sound", "forgets", "uneven"],
+    ids=["sound", "forgets", "poisoned", "uneven"],
 )
 def test_a_processor_that_computes_otherwise(emulator: Path, how: str, wrong: str) -> None:
     """The proof at load passes a sound one, and passes over one that is wrong or whose bits depend on the rows."""

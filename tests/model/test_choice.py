@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarm.errors import ConfigError
-from swarm.stage import kernels, native, rounding
+from swarm.stage import kernels, native, proofs, rounding
 from swarm.stage.model import Skeleton
 from swarm.stage.native import choice
 from tests.model.models import llama_config
@@ -77,6 +77,24 @@ def test_one_that_fails_its_proof_is_passed_over(monkeypatch: pytest.MonkeyPatch
 
 
 @needs_library
+@pytest.mark.parametrize("wrong", ["", "it is wrong"])
+def test_portable_c_is_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """On a processor that runs nothing else, or where all others fail, torch's kernels are the quicker ones."""
+    found = ["avx2", "portable"] if wrong else ["portable"]
+    monkeypatch.setattr(native, "variants", lambda opened: found)
+    monkeypatch.setattr(native, "_proof", lambda opened, name: wrong if name != "portable" else "")
+    monkeypatch.setattr(native, "_passed_over", [])
+    choice.settle("auto", "auto")
+    assert native.library() is None
+    assert "portable C compute here, and torch's are quicker" in native.absence()
+    assert ("avx2: it is wrong" in native.absence()) is bool(wrong)
+    for kernels, bits in (("portable", "auto"), ("auto", "portable")):
+        monkeypatch.setattr(native, "_refusals", [])
+        choice.settle(kernels, bits)
+        assert native.variant() == "portable"
+
+
+@needs_library
 def test_bits_that_a_kernel_does_not_have_are_an_error() -> None:
     """However the two settings came together."""
     for name in here():
@@ -111,9 +129,9 @@ def told(dtype: torch.dtype, *left: str) -> tuple[str, str]:
 
 
 @needs_library
-def test_whose_bits_are_told() -> None:
+def test_whose_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of the portable family have equal bits, whichever it is; a dtype, other kernels and what is left to torch
-    make others. In float32, all of ours have those of the family."""
+    make others, the last on every make of machine. In float32, all of ours have those of the family."""
     for name in here():
         choice.settle(name, "auto")
         text, bits = told(torch.float32)
@@ -125,9 +143,13 @@ def test_whose_bits_are_told() -> None:
     choice.settle("portable", "auto")
     text, bits = told(torch.float32, "bmm", "softmax")
     assert "portable bits but for torch's bmm, softmax;" in text
-    assert bits == text
+    assert bits == f"{text}, on machines of make {proofs.make()}"
     choice.settle("torch", "auto")
-    assert "; bits of torch;" in told(torch.float32)[0]
+    text, bits = told(torch.float32)
+    assert "; bits of torch;" in text
+    monkeypatch.setattr(proofs, "machine", lambda: ("another",))
+    assert told(torch.float32)[0] == text
+    assert told(torch.float32)[1] != bits
 
 
 Operation = Any

@@ -176,7 +176,7 @@ def choose(opened: ctypes.CDLL, name: str) -> None:
 
 @cache
 def _proof(opened: ctypes.CDLL, name: str) -> str:
-    """What is wrong with a variant, tried with a small product (half a millisecond, once); empty if nothing is.
+    """What is wrong with a variant, tried with a small product (a millisecond, once); empty if nothing is.
 
     Nobody can have run every variant on every processor there is.
     """

@@ -31,6 +31,9 @@ def settle(kernels: str, bits: str) -> None:
         )
     wanted = [name for name in here if _is_wanted(name, kernels, bits)]
     if not native.take(opened, wanted):
+        if kernels == "auto" and bits != "portable":
+            native.do_without(f"none but those in portable C compute here, and torch's are quicker{_but()}")
+            return
         why = native.passed_over() or f"worker.kernels = {kernels!r} has bits of its own"
         raise ConfigError(
             f"worker.kernels = {kernels!r} with worker.bits = {bits!r} can't be had on this processor ({why}); "
@@ -39,7 +42,14 @@ def settle(kernels: str, bits: str) -> None:
 
 
 def _is_wanted(name: str, kernels: str, bits: str) -> bool:
+    """Portable C is for its bits, or for who asks for it: it is many times slower than torch's kernels."""
+    if kernels == "auto" and bits != "portable":
+        return name != "portable"
     return kernels in ("auto", name) and (bits != "portable" or name in PORTABLE)
+
+
+def _but() -> str:
+    return f" ({native.passed_over()})" if native.passed_over() else ""
 
 
 def demand_portable(*, own: bool) -> None:

@@ -31,7 +31,6 @@ typedef struct {
 
 static int64_t inner_size(const SwarmExperts *all) { return all->down->inputs; }
 
-
 static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* Cut scratch memory into the parts for so many rows; how much it is where there is none. */

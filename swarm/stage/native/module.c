@@ -34,9 +34,12 @@ __attribute__((unused)) static int has_avx512(void) {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-__attribute__((unused)) static int has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+/* A compiler that can't build these variants may not know the name either. */
+#if defined(SWARM_HAS_AVX512BF16) || defined(SWARM_HAS_AMX)
+static int has_avx512bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 __attribute__((unused)) static int has_amx(void) { return has_avx512bf16() && swarm_tiles_refused() == NULL; }
+#endif
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)

@@ -104,7 +104,7 @@ static int is_near(const Proof *proof, int64_t kind, int64_t outputs) {
     for (int64_t output = 0; output < outputs; output++) {
       float right = number_at(kind, &proof->right, row * OUTPUTS + output);
       float difference = __builtin_fabsf(number_at(kind, &proof->all, row * OUTPUTS + output) - right);
-      if (!(difference <= off)) off = difference; /* a NaN stays */
+      if (off == off && !(difference <= off)) off = difference; /* a NaN stays */
       if (__builtin_fabsf(right) > most) most = __builtin_fabsf(right);
     }
   }

@@ -355,6 +355,7 @@ static void write_head(const void *argument, int64_t index, int64_t next) {
 
 static int attend(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,
                   const SwarmHow *how, int threads) {
+  if (num_spans == 0) return 0; /* what nobody asks for needs no memory */
   atomic_int failed = 0;
   int64_t tiles = 0, tokens = 0, *before = swarm_scratch(SWARM_COUNTS, num_spans * (int64_t)sizeof *before);
   if (before == NULL) return -1;

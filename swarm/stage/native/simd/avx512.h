@@ -20,7 +20,6 @@ INLINE vec v_add(vec a, vec b) { return _mm512_add_ps(a, b); }
 INLINE vec v_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 INLINE vec v_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 INLINE vec v_div(vec a, vec b) { return _mm512_div_ps(a, b); }
-INLINE vec v_sqrt(vec a) { return _mm512_sqrt_ps(a); }
 INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec v_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }
 INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); }
