@@ -115,8 +115,8 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
     if worker.bits == "portable":
         if worker.kernels in ("amx", "avx512bf16", "neonbf16", "torch"):
             yield {
-                "worker.kernels": "these kernels have bits of their own for bfloat16, and worker.bits is portable; name avx512, "
-                "avx2, neon or portable, or leave the choice to auto",
+                "worker.kernels": "these kernels have bits of their own for bfloat16, and worker.bits is portable; "
+                "name avx512, avx2, neon or portable, or leave the choice to auto",
                 "worker.bits": f"worker.kernels = {worker.kernels!r} have bits of their own for bfloat16; choose "
                 "fast, or other kernels",
             }

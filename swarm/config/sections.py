@@ -247,8 +247,8 @@ class WorkerSettings(Section):
     kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "portable", "torch"] = Field(
         default="auto",
         description="What computes. auto: the quickest of Swarm's own kernels that the processor can run and "
-        "worker.bits allows; torch's where there are none. One by its name, for comparisons: portable runs on any processor, "
-        "slowly; torch is always torch's.",
+        "worker.bits allows; torch's where there are none. One by its name, for comparisons: portable runs on any "
+        "processor, slowly; torch is always torch's.",
     )
     bits: Literal["auto", "fast", "portable"] = Field(
         default="auto",

@@ -88,9 +88,9 @@ def test_portable_c_is_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch, wron
     assert native.library() is None
     assert "portable C compute here, and torch's are quicker" in native.absence()
     assert ("avx2: it is wrong" in native.absence()) is bool(wrong)
-    for kernels, bits in (("portable", "auto"), ("auto", "portable")):
+    for named, bits in (("portable", "auto"), ("auto", "portable")):
         monkeypatch.setattr(native, "_refusals", [])
-        choice.settle(kernels, bits)
+        choice.settle(named, bits)
         assert native.variant() == "portable"
 
 
