@@ -85,8 +85,8 @@ class Promises:
                 self._orders(message)
             case broker_act.SayClient(_, message, _):
                 self._says(message)
-            case broker_act.WriteAcceptance(submit, _, _) if submit.deadline_s is not None:
-                self._deadlines[submit.request_id] = self._cluster.world.now + submit.deadline_s
+            case broker_act.WriteAcceptance(submit, _, _, age_s) if submit.deadline_s is not None:
+                self._deadlines[submit.request_id] = self._cluster.world.now - age_s + submit.deadline_s
             case _:
                 pass
 

@@ -27,7 +27,13 @@ from swarm.cli.sim import play
 from swarm.sim.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedule import FAULT_KINDS, JOURNAL_FAULTS, make_schedule
+from swarm.sim.schedule import (
+    CLIENT_FAULTS,
+    FAULT_KINDS,
+    JOURNAL_FAULT_KINDS,
+    JOURNAL_FAULTS,
+    make_schedule,
+)
 from swarm.sim.world import Pace, World
 from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.core import StageCore
@@ -81,7 +87,7 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
     kinds = {fault.kind for seed in range(400) for fault in make_schedule(seed).faults}
-    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS}
+    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS}
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
