@@ -43,6 +43,7 @@ class Promises:
         self._announced = 0  # the highest epoch
         self._of_before = 0  # … when this broker started
         self._looks_for_waste = False
+        self._histories: dict[tuple[str, int], list[int]] = {}  # of what workers held when this broker started
         self._doubled: set[str] = set()  # names under which several processes run
         self._deadlines: dict[str, float] = {}  # request -> when it was to be done, as its first broker saw it
         self.num_kept = 0  # positions that stages held over the broker's death, and that counted
@@ -50,6 +51,11 @@ class Promises:
     def restarted(self, state: State) -> None:
         self._of_before = self._announced
         self._looks_for_waste = True
+        self._histories = {  # now: what doesn't count will be dropped
+            (incarnation, number): list(held.history)
+            for incarnation, node in self._cluster.workers.items()
+            for number, held in node.core.sequences.items()
+        }
         names = Counter(node.name for node in self._cluster.workers.values())
         self._doubled = {name for name, count in names.items() if count > 1}
         if state.book.epoch < self._announced:
@@ -172,9 +178,8 @@ class Promises:
 
     def _is_foreign(self, hello: Hello, sequence: Sequence) -> bool:
         """Another sequence had its number, as it really was computed."""
-        node = self._cluster.workers.get(hello.incarnation)
-        held = None if node is None else node.core.sequences.get(sequence.id)
-        return held is None or held.history[: sequence.sampled] != sequence.tokens[: len(held.history)]
+        history = self._histories.get((hello.incarnation, sequence.id))
+        return history is None or history[: sequence.sampled] != sequence.tokens[: len(history)]
 
     def _check_waste(self, sequence: Sequence, held: int, state: State) -> None:
         if sequence.num_preempted:
