@@ -127,22 +127,47 @@ DEFINE_TILES(SWARM_FLOAT32)
 DEFINE_TILES(SWARM_BFLOAT16)
 
 /*
- * All rows times a piece of the matrix. `ahead`: what this thread multiplies next, to be fetched on the way, or NULL.
- * Rows are shared evenly by as few tiles as can be.
+ * How the rows of a piece are shared: evenly, by as few tiles as can be. `ahead`: what this thread multiplies next, to be
+ * fetched on the way, a part by each tile, or NULL.
  */
+typedef struct {
+  int64_t row, rows; /* the first one of the tile at hand, and how many it has */
+  Fetch fetch;       /* what it fetches */
+  int64_t left, tiles_left;
+  int64_t lines_left; /* of a pair of `ahead`, that no tile has fetched */
+  int lines;
+  const char *ahead;
+} Shares;
+
+INLINE Shares shares_of(const Piece *piece, int64_t rows, const char *ahead) {
+  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, lines = piece->step / 64;
+  int each = tiles == 1 || ahead == NULL ? 0 : (int)(tiles < lines ? (lines + tiles - 1) / tiles : 1);
+  return (Shares){.left = rows, .tiles_left = tiles, .lines_left = lines, .lines = each, .ahead = ahead};
+}
+
+/* Turn to the next tile; 0 if there is none. */
+INLINE int next_tile(Shares *shares, const Piece *piece) {
+  if (shares->tiles_left == 0) return 0;
+  shares->row += shares->rows;
+  shares->rows = shares->left / shares->tiles_left;
+  shares->left -= shares->rows, shares->tiles_left--;
+  shares->fetch = (Fetch){shares->ahead, shares->lines_left > 0 ? shares->lines : NONE};
+  shares->lines_left -= shares->lines;
+  if (shares->fetch.lines > 0) shares->ahead += shares->lines * piece->pairs * 64;
+  return 1;
+}
+
+INLINE Sums sums_from(Sums sums, int64_t row) {
+  sums.at += row * sums.stride;
+  return sums;
+}
+
+/* All rows times a piece of the matrix. */
 static void multiply_wide(int kind, Piece piece, const float *x, int64_t stride, int64_t rows, Sums sums,
                           const char *ahead) {
-  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, step_lines = piece.step / 64;
-  int lines = tiles == 1 || ahead == NULL ? 0 : (int)(tiles < step_lines ? (step_lines + tiles - 1) / tiles : 1);
-  for (int64_t row = 0, at = 0; at < tiles; at++) {
-    int64_t some = (rows - row) / (tiles - at);
-    int fetched = at * lines < step_lines ? lines : NONE;
-    (kind == SWARM_BFLOAT16 ? SWARM_BFLOAT16_TILES : SWARM_FLOAT32_TILES)[some](
-        piece, x + row * stride, stride, (Sums){sums.at + row * sums.stride, sums.stride, sums.first},
-        (Fetch){ahead, fetched});
-    if (fetched > 0) ahead += fetched * piece.pairs * 64;
-    row += some;
-  }
+  const WideTile *tiles = kind == SWARM_BFLOAT16 ? SWARM_BFLOAT16_TILES : SWARM_FLOAT32_TILES;
+  for (Shares shares = shares_of(&piece, rows, ahead); next_tile(&shares, &piece);)
+    tiles[shares.rows](piece, x + shares.row * stride, stride, sums_from(sums, shares.row), shares.fetch);
 }
 
 #endif

@@ -30,17 +30,9 @@ static const PairTile PAIRS_TILES[][4] = {PAIR_TILES(1), PAIR_TILES(2), PAIR_TIL
 /* As multiply_wide of tiles.h. */
 static void multiply_pairs(Piece piece, const uint16_t *x, int64_t stride, int64_t rows, Sums sums,
                            const char *ahead) {
-  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, step_lines = piece.step / 64;
-  int lines = tiles == 1 || ahead == NULL ? 0 : (int)(tiles < step_lines ? (step_lines + tiles - 1) / tiles : 1);
-  for (int64_t row = 0, at = 0; at < tiles; at++) {
-    int64_t some = (rows - row) / (tiles - at);
-    int fetched = at * lines < step_lines ? lines : NONE;
-    PAIRS_TILES[some - 1][piece.vectors - 1](piece, x + row * stride, stride,
-                                             (Sums){sums.at + row * sums.stride, sums.stride, sums.first},
-                                             (Fetch){ahead, fetched});
-    if (fetched > 0) ahead += fetched * piece.pairs * 64;
-    row += some;
-  }
+  for (Shares shares = shares_of(&piece, rows, ahead); next_tile(&shares, &piece);)
+    PAIRS_TILES[shares.rows - 1][piece.vectors - 1](piece, x + shares.row * stride, stride, sums_from(sums, shares.row),
+                                                 shares.fetch);
 }
 
 #define MULTIPLIES_PAIRS(kind) ((kind) == SWARM_BFLOAT16)

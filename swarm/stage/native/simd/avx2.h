@@ -87,16 +87,7 @@ INLINE void v_store_bf16(uint16_t *to, vec x) {
   __m256i both = _mm256_packus_epi32(narrow_8(x.a), narrow_8(x.b)); /* within the halves of the registers */
   _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(both, 0xd8));
 }
-INLINE vec v_load_bf16_some(const uint16_t *from, int64_t count) {
-  uint16_t some[16] = {0};
-  for (int64_t i = 0; i < count && i < 16; i++) some[i] = from[i];
-  return v_load_bf16(some);
-}
-INLINE void v_store_bf16_some(uint16_t *to, vec x, int64_t count) {
-  uint16_t all[16];
-  v_store_bf16(all, x);
-  for (int64_t i = 0; i < count && i < 16; i++) to[i] = all[i];
-}
+#include "tails.h"
 
 INLINE void v_load_pairs(const uint16_t *from, vec *first, vec *second) {
   const __m256i upper = _mm256_set1_epi32((int)0xffff0000);

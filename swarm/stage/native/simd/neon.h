@@ -98,16 +98,7 @@ INLINE void v_store_bf16(uint16_t *to, vec x) {
   vst1_u16(to + 8, narrow_4(x.c));
   vst1_u16(to + 12, narrow_4(x.d));
 }
-INLINE vec v_load_bf16_some(const uint16_t *from, int64_t count) {
-  uint16_t some[16] = {0};
-  for (int64_t i = 0; i < count && i < 16; i++) some[i] = from[i];
-  return v_load_bf16(some);
-}
-INLINE void v_store_bf16_some(uint16_t *to, vec x, int64_t count) {
-  uint16_t all[16];
-  v_store_bf16(all, x);
-  for (int64_t i = 0; i < count && i < 16; i++) to[i] = all[i];
-}
+#include "tails.h"
 
 INLINE float32x4_t lower_4(uint32x4_t both) { return vreinterpretq_f32_u32(vshlq_n_u32(both, 16)); }
 INLINE float32x4_t upper_4(uint32x4_t both) {
