@@ -135,7 +135,7 @@ def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Ca
 def serve(answer_to: str) -> None:
     """Each turn starts with one frame ``mode test num_rows count``; an empty one ends it all."""
     context = zmq.Context()
-    peer = Peer(PullChannel(context, HOST, DATA.frame_limit_bytes), PushChannel(context, answer_to))
+    peer = Peer(PullChannel(HOST, DATA.frame_limit_bytes), PushChannel(context, answer_to))
     print(peer.pull.endpoint, flush=True)
     while order := bytes(peer.receive()[0]).decode():
         mode, test, num_rows, count = order.split()
@@ -176,7 +176,7 @@ def turn(peer: Peer, mode: str, test: str, num_rows: int, *, count: int, measure
 def with_child(work: Callable[[Peer], dict[tuple[str, str], Measured]]) -> dict[tuple[str, str], Measured]:
     """Start the other end, let ``work`` talk to it, and end it, whatever happens."""
     context = zmq.Context()
-    pull = PullChannel(context, HOST, DATA.frame_limit_bytes)
+    pull = PullChannel(HOST, DATA.frame_limit_bytes)
     command = [sys.executable, __file__, "--serve", pull.endpoint]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
