@@ -14,6 +14,7 @@ import zmq
 
 from swarm import AsyncClient
 from tests.faults.bench import Answers, Bench, Swarm
+from tests.faults.proxy import Passage
 from tests.faults.zygote import Zygote
 
 ASIDE = 10_000  # how far from its port a worker is told to be, for somebody to stand there
@@ -115,20 +116,18 @@ class Meddler(threading.Thread):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], told: str) -> None:
         super().__init__(name="meddler")
-        host, _, port = told.rpartition(":")
-        self._pull, self._push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self._pull.bind(told)
-        self._push.connect(f"{host}:{int(port) + ASIDE}")
+        port = int(told.rpartition(":")[2])
+        self._passage = Passage(context, port, port + ASIDE)
         self._ends = threading.Event()
         self._num_seen = 0
         self.num_damaged = 0
 
     def run(self) -> None:
         while not self._ends.is_set():
-            if self._pull.poll(20):
-                self._push.send_multipart(self._handed_on(self._pull.recv_multipart()))
-        self._pull.close(linger=0)
-        self._push.close(linger=0)
+            if self._passage.front.poll(20):
+                name, frames = self._passage.receive()
+                self._passage.send(name, self._handed_on(frames))
+        self._passage.close()
 
     def stop(self) -> None:
         self._ends.set()
