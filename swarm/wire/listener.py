@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import resource
+import secrets
 import selectors
 import socket
 import time
@@ -185,7 +186,6 @@ class Listener:
         self._ready: deque[_Connection] = deque()
         self._news: deque[PeerLost | GateClosed] = deque()
         self._held = 0
-        self._num_named = 0
         self._clock = 0.0  # of time in which we looked
         self._swept_at = time.monotonic()
         self._is_open = False
@@ -268,8 +268,7 @@ class Listener:
         """The handshake is through. Who comes back under its name takes the place of its former connection."""
         del self._shaking[connection]
         if not connection.inlet.identity:
-            self._num_named += 1
-            connection.inlet.identity = b"\0" + self._num_named.to_bytes(8, "big")
+            connection.inlet.identity = secrets.token_bytes(16)
         name = self._name(connection)
         former = self._peers.get(name)
         self._peers[name] = connection

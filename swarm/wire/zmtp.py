@@ -209,8 +209,8 @@ class Inlet:
         identity = told.get(b"identity", b"")
         if self._key and not hmac.compare_digest(identity[: len(self._key)], self._key):
             raise WireError("whoever knocks here must know the key")
-        if len(identity) > 255 or identity[:1] == b"\0":
-            raise WireError("that is no identity")
+        if len(identity) > 255:
+            raise WireError(f"an identity of {len(identity)} bytes is too long")
         self.identity = identity
 
 

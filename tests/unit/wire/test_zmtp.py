@@ -68,6 +68,16 @@ def test_messages_come_out_as_they_went_in(seed: int, key: bytes) -> None:
     assert receiver.num_held == 0
 
 
+@pytest.mark.parametrize("identity", [b"", b"\0", bytes(16), b"\xff" * 255])
+def test_any_name_will_do(identity: bytes) -> None:
+    """Those of clients are sixteen random bytes."""
+    body = ready(identity=b"")[66:-12] + b"Identity" + len(identity).to_bytes(4, "big") + identity
+    receiver = Inlet(LIMIT)
+    receiver.feed(WELCOME[:64] + b"\x06" + len(body).to_bytes(8, "big") + body + message(b"hello"))
+    assert receiver.next() == [b"hello"]
+    assert receiver.identity == identity
+
+
 def test_one_message_at_a_time() -> None:
     """What came in one piece is handed out when it is asked for: others have their turns between."""
     receiver = inlet()
@@ -118,7 +128,12 @@ STRANGERS = {
     "another command": (WELCOME[:64] + b"\x04\x06\x05HELLO", "no READY"),
     "a kind that only listens": (ready(b"PULL"), "has nothing to say"),
     "one that only sends": (ready(b"PUSH"), "has nothing to say"),
-    "a name of ours": (ready(identity=b"\0abc"), "no identity"),
+    "too long a name": (
+        WELCOME[:64]
+        + b"\x06\0\0\0\0\0\0\x01\x37\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\x01\x0e"
+        + bytes(270),
+        "too long",
+    ),
     "cut short": (WELCOME[:64] + b"\x04\x0b\x05READY\x04name", "cut short"),
 }
 
