@@ -8,6 +8,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -15,12 +16,16 @@ import psutil
 import pytest
 import zmq
 
+from swarm.broker.service import STRIKES
 from swarm.wire import listener
 from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel
+from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.keys import address_and_key, keyed
 from swarm.wire.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
+from swarm.wire.messages import Describe, Description, Malformed, Probe, Probed
 from swarm.wire.sockets import Context
 from swarm.wire.zmtp import WELCOME, framed
+from tests.integration.processes import Processes
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 20
@@ -267,3 +272,47 @@ async def test_a_beat_door_hears_only_who_knows_its_key(context: Context) -> Non
         await is_hung_up_on(raw)
         push.close()
     beats.close()
+
+
+# --- a whole broker ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(random_llama: Path, tmp_path: Path) -> Iterator[Processes]:
+    with Processes(random_llama, tmp_path) as swarm:
+        swarm.start_broker()
+        yield swarm
+
+
+async def test_who_says_nothing_but_garbage_must_knock_again(broker: Processes, context: Context) -> None:
+    """Every message gets its answer in words; after some of them the connection ends. The log has a few lines of it."""
+    dealer = DealerChannel(context, broker.url, b"rude", LIMIT)
+    assert await soon(anext(dealer)) is Link.UP
+    for _ in range(STRIKES):
+        assert dealer.send([b"garbage"])
+        message, _ = SERVER.decode(await soon(anext(dealer)))
+        assert isinstance(message, Malformed)
+    assert await soon(anext(dealer)) is Link.DOWN
+    assert await soon(anext(dealer)) is Link.UP
+    assert dealer.send(CLIENT.encode(Describe()))
+    message, _ = SERVER.decode(await soon(anext(dealer)))
+    assert isinstance(message, Description)
+    dealer.close()
+    assert broker.log("broker").count('"message_refused"') == 5
+
+
+async def test_a_damaged_answer_of_a_worker_renews_its_connection(broker: Processes, context: Context) -> None:
+    """Within seconds: it says Hello anew, and the broker goes on from there."""
+    dealer = DealerChannel(context, f"tcp://{HOST}:{broker.port + 1}", b"w0.1", LIMIT)
+    assert await soon(anext(dealer)) is Link.UP
+    probe = WORKER.encode(Probe(ticket=1))
+    assert dealer.send(probe)
+    answer, _ = ORDER.decode(await soon(anext(dealer)))
+    assert isinstance(answer, Probed)
+    assert dealer.send([bytes(probe[0])[:-1] + b"?"])
+    assert await soon(anext(dealer)) is Link.DOWN
+    assert await soon(anext(dealer)) is Link.UP
+    assert dealer.send(probe)
+    answer, _ = ORDER.decode(await soon(anext(dealer)))
+    assert isinstance(answer, Probed)
+    dealer.close()
