@@ -96,7 +96,8 @@ class _AsyncChannel(Generic[Event]):
     """An asynchronous iterator over what arrives. ``await anext(channel)`` may be cancelled, say by a timeout, at any
     time without losing a message. Made and used within one running loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: int) -> None:
+        self._queue = queue
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._arrived: deque[Event] = deque()  # never more than _BATCH messages and what became of connections
@@ -116,6 +117,22 @@ class _AsyncChannel(Generic[Event]):
             self._look_again()
         return self._arrived.popleft()
 
+    def waiting(self) -> Iterator[Event]:
+        """What is there already, in order, without waiting: a queue's worth at most."""
+        self._look()
+        for _ in range(self._queue):
+            while not self._arrived and self._take():
+                pass
+            if not self._arrived:
+                break
+            yield self._arrived.popleft()
+        if self._arrived:
+            self._ready.set()
+        self._look_again()
+
+    def _look(self) -> None:
+        """Read what is there, where nobody else does."""
+
     def _take(self) -> bool:
         """Receive one message into ``_arrived``; False if there was none."""
         raise NotImplementedError
@@ -128,8 +145,8 @@ class _AsyncChannel(Generic[Event]):
 class _ListeningChannel(_AsyncChannel[Event]):
     """One that people knock at."""
 
-    def __init__(self, bound: socket.socket, limit_bytes: int, key: bytes = b"") -> None:
-        super().__init__()
+    def __init__(self, bound: socket.socket, limit_bytes: int, queue: int, key: bytes = b"") -> None:
+        super().__init__(queue)
         self.endpoint = keyed(endpoint_of(bound), key)
         self._listener = Listener(bound, limit_bytes, self._loop, self._ready.set, key)
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
@@ -142,6 +159,9 @@ class _ListeningChannel(_AsyncChannel[Event]):
         """End the task that receives first: nothing will wake it any more."""
         self._sweeps.cancel()
         self._listener.close()
+
+    def _look(self) -> None:
+        self._listener.look()
 
     def _look_again(self) -> None:
         if self._listener.has_more:
@@ -156,11 +176,15 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
     """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one."""
 
     def __init__(self, host: str, port: int, limit_bytes: int) -> None:
-        super().__init__(bind(host, port), limit_bytes)
+        super().__init__(bind(host, port), limit_bytes, _CONTROL_QUEUE)
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
         """False: the peer is not connected, or it does not read and its queue is full."""
         return self._listener.send(peer, frames)
+
+    def has(self, peer: bytes) -> bool:
+        """Is it connected, as far as is known?"""
+        return self._listener.has(peer)
 
     def hang_up(self, peer: bytes) -> None:
         """It is read no more, and lost a moment later; what it was told still leaves. Who knocks again is heard."""
@@ -181,7 +205,7 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
     """
 
     def __init__(self, context: Context, endpoint: str, identity: bytes, limit_bytes: int) -> None:
-        super().__init__()
+        super().__init__(_CONTROL_QUEUE)
         self._endpoint = endpoint
         self._socket = context.socket(zmq.DEALER)
         set_options(self._socket, limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
@@ -239,21 +263,7 @@ class AsyncPullChannel(_ListeningChannel[Frames | Overstepped | GateClosed]):
     """Receives from many senders on an asyncio loop (beats; finished steps), from those who know its key."""
 
     def __init__(self, host: str, limit_bytes: int, queue: int, *, ports: range = DATA_PORTS) -> None:
-        super().__init__(bind_free_port(host, ports), limit_bytes, new_key())
-        self._queue = queue
-
-    def waiting(self) -> Iterator[Frames | Overstepped | GateClosed]:
-        """What is there already, in order, without waiting: a queue's worth at most."""
-        self._listener.look()
-        for _ in range(self._queue):
-            while not self._arrived and self._listener.has_more:
-                self._take()
-            if not self._arrived:
-                break
-            yield self._arrived.popleft()
-        if self._arrived:
-            self._ready.set()
-        self._look_again()
+        super().__init__(bind_free_port(host, ports), limit_bytes, queue, new_key())
 
     def _take(self) -> bool:
         event = self._listener.take()

@@ -210,6 +210,10 @@ class Listener:
                 return event
         return None
 
+    def has(self, peer: bytes) -> bool:
+        """Is it connected?"""
+        return peer in self._peers
+
     def look(self) -> None:
         """Read whatever is there, without waiting to be told."""
         if self._is_open:

@@ -208,10 +208,12 @@ async def test_large_answers_leave_whole(router: RouterChannel, dealer: DealerCh
 async def test_last_words_reach_who_is_hung_up_on(router: RouterChannel, dealer: DealerChannel) -> None:
     """It hears them, then its connection ends, and the next one is heard."""
     await served(router, dealer)
+    assert router.has(b"me")
     router.hang_up(b"me")
     assert router.send(b"me", [b"goodbye"])
     assert await soon(anext(dealer)) == [b"goodbye"]
     assert await soon(anext(router)) == PeerLost(b"me")
+    assert not router.has(b"me")
     assert await soon(anext(dealer)) is Link.DOWN
     assert await soon(anext(dealer)) is Link.UP
     await served(router, dealer)
