@@ -228,6 +228,7 @@ class BrokerService:
         self._front.send(client, SERVER.encode(Malformed(reason=reason[:4000])))
         self._strikes[client] += 1
         if self._strikes[client] >= STRIKES:
+            del self._strikes[client]
             self._front.hang_up(client)
 
     async def _serve_workers(self) -> None:

@@ -43,7 +43,7 @@ _SLOWEST: Final = 16 << 10  # bytes a second
 _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
 _MOST_QUEUED: Final = 1000
-_MOST_QUEUED_BYTES: Final = 64 << 20
+_MOST_QUEUED_BYTES: Final = 16 << 20
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
 _ACCEPT_AT_ONCE: Final = 32
 _LEAVE_S: Final = 1.0  # for last words to who is hung up on
@@ -354,7 +354,8 @@ class Listener:
                 if error.errno in _FULL:
                     self._shut(error.errno)
                 return
-            if connected.fileno() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
                 connected.close()
                 self._shut(errno.EMFILE)
                 return
@@ -380,6 +381,7 @@ class Listener:
             self._end(connection, refused=True)
             return None
         self.num_refused += 1
+        connection.has_spoken = True  # that it is lost will be told, too
         self._unfinished.pop(connection, None)
         self._count(connection)
         self.hang_up(self._name(connection))

@@ -238,6 +238,7 @@ async def test_too_large_a_frame_ends_the_connection(router: RouterChannel, deal
     assert overstepped == Overstepped(b"me", f"a frame of {LIMIT + 1} bytes was announced, this door takes {LIMIT}")
     assert router.send(b"me", [b"why"])  # it may be told, before it is hung up on
     assert await soon(anext(dealer)) == [b"why"]
+    assert await soon(anext(router)) == PeerLost(b"me")
     assert await soon(anext(dealer)) is Link.DOWN
     assert await soon(anext(dealer)) is Link.UP
     assert dealer.send([bytes(LIMIT)])

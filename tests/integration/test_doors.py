@@ -109,7 +109,8 @@ async def test_a_message_of_a_million_frames(router: RouterChannel, dealer: Deal
         event = await soon(anext(router))
         assert event == Overstepped(b"rude", "a message has at most 2 frames, more were announced")
         await served(router, dealer)
-        assert monotonic() - began < 1.0
+        assert await soon(anext(router)) == PeerLost(b"rude")  # whatever was kept about it can go
+        assert monotonic() - began < 5.0
         assert psutil.Process().memory_info().rss - before < 16 << 20
         await is_hung_up_on(raw)
 
@@ -198,7 +199,7 @@ async def test_the_last_descriptors_are_not_for_newcomers(
 async def test_large_answers_leave_whole(router: RouterChannel, dealer: DealerChannel) -> None:
     """More than the kernel takes at once, small and large ones in turns: all come, in order."""
     await served(router, dealer)
-    sent = [[bytes([number]) * size, b"p" * (number * 7919)] for number in range(60) for size in (3, 200_000)]
+    sent = [[bytes([number]) * size, b"p" * (number * 7919)] for number in range(24) for size in (3, 200_000)]
     for frames in sent:
         assert router.send(b"me", frames)
     for frames in sent:
