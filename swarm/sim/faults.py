@@ -21,6 +21,7 @@ LOOP_S = (0.2, 2.5)  # between two of them
 CRAWL_S = 4.0
 MOST_GARBLED = 2
 AGAIN_S = 0.1
+MOST_LOST = 3  # orders or answers, one after the other
 POISONED_S = 60.0  # it may compute nothing for long
 
 
@@ -168,6 +169,17 @@ def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.drop_control(node)
 
 
+def _order_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """What it is told next to load, or to take up, does not come; nothing says so."""
+    node.loses_orders = 1 + fault.whom % MOST_LOST
+
+
+def _answer_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """That it is there, has loaded or has taken up the plan is not heard."""
+    cluster.watch.disturbed(node.name)
+    node.loses_answers = 1 + fault.whom % MOST_LOST
+
+
 def _edge_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.audit.num_blows += 1
     node.drop_edge(fault.for_s / 10)
@@ -264,6 +276,8 @@ _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "terminate": _terminate,
     "double": _double,
     "control_drop": _control_drop,
+    "order_lost": _order_lost,
+    "answer_lost": _answer_lost,
     "edge_drop": _edge_drop,
     "cut_off": _cut_off,
     "cut_to_broker": _cut_to_broker,
