@@ -2,8 +2,8 @@
 """How much a hop costs with our wire, against bare pyzmq on the same frames.
 
 Two processes on TCP loopback, one plain thread each, one PUSH per direction. Every mode sends the same two frames
-(msgpack header, float32 tensor) over the very same sockets; the modes take turns within one run, so that whatever else
-the machine does hits all of them alike.
+(msgpack header, float32 tensor), bare ones over libzmq's sockets alone, the others over our channels, where who listens
+reads the connection itself. The modes take turns within one run, so that whatever else the machine does hits all alike.
 
     bare           send_multipart and recv_multipart of frames that were made beforehand
     swarm          pack, encode, send; receive, decode, array view; no checksum

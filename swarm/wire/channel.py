@@ -400,14 +400,18 @@ class PullChannel:
             self._watch(wake, outgoing)
         give_up_at = time.monotonic() + timeout_s
         own, left_s = self._poll.fileno(), timeout_s
-        while not self._look():
+        while not self._has_message():
             found = zmq.zmq_poll(self._watched, ceil(max(0.0, left_s) * 1000))
-            if any(each != own for each, _ in found):
+            if any(each != own for each, _ in found) or (found and self._look()):
                 return True
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 return self._look()
         return True
+
+    def _has_message(self) -> bool:
+        """Is there one among what was read already?"""
+        return self._message is not None or (self._listener.has_more and self._look())
 
     def _look(self) -> bool:
         """Read what is there, until it is a whole message."""

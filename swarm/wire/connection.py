@@ -80,7 +80,7 @@ class Connection:
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def receive(self, scratch: memoryview) -> Read:
-        """Read once."""
+        """Read once. What is in ``scratch`` must stay there until ``inlet.keep``."""
         inlet = self.inlet
         room = inlet.room()
         try:
@@ -93,7 +93,7 @@ class Connection:
         if not num_bytes:
             return Read.END
         if room is None:
-            inlet.feed(bytes(scratch[:num_bytes]))
+            inlet.feed(scratch[:num_bytes])
             return Read.SOME
         inlet.filled(num_bytes)
         return Read.PART if num_bytes < len(room) or inlet.room() is not None else Read.SOME

@@ -97,6 +97,7 @@ class Listener:
         self._wake = wake
         self._asks = asks
         self._scratch = memoryview(bytearray(_AT_ONCE))
+        self._lent: Connection | None = None  # what it has not taken yet of what came may lie there
         self._connections: set[Connection] = set()
         self._peers: dict[bytes, Connection] = {}
         self._shaking: dict[Connection, None] = {}  # the oldest first
@@ -223,6 +224,9 @@ class Listener:
             self._receive(connection)
 
     def _receive(self, connection: Connection) -> None:
+        if self._lent is not None:
+            self._lent.inlet.keep()
+        self._lent = connection
         match connection.receive(self._scratch):
             case Read.SOME if connection in self._shaking:
                 self._shake(connection)

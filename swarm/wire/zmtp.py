@@ -18,12 +18,14 @@ import numpy as np
 from swarm.errors import WireError
 from swarm.wire.mechanisms import Mechanism
 from swarm.wire.sockets import Frames
+from swarm.wire.tensors import Bytes
 
 MOST_FRAMES: Final = 2  # of a message: a header, and what it describes
 HANDSHAKE_BYTES: Final = 1024  # of a command; what peers say of themselves is far shorter
 GREETING_BYTES: Final = 64
 _FIRST_ROOM: Final = 64 << 10  # for a frame that a stranger announces; it grows with what comes
 _MORE, _LONG, _COMMAND = 1, 2, 4
+_NOTHING: Final = memoryview(b"")
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 
 
@@ -73,7 +75,7 @@ class Inlet:
         self._limit_bytes = limit_bytes
         self._mechanism = mechanism
         self._greeted = False
-        self._rest, self._at = b"", 0  # what came and is not taken yet
+        self._rest, self._at = _NOTHING, 0  # what came and is not taken yet
         self._frames: Frames = []  # of the message under way
         self._body: memoryview | None = None  # of the frame under way, as far as there is room for it
         self._filled = self._length = self._flags = 0
@@ -104,9 +106,17 @@ class Inlet:
     def filled(self, num_bytes: int) -> None:
         self._filled += num_bytes
 
-    def feed(self, data: bytes) -> None:
-        """More bytes. To be called only when ``next`` has found no whole message in those before."""
-        self._rest, self._at = self._rest[self._at :] + data, 0
+    def feed(self, data: Bytes) -> None:
+        """More bytes, which must stay as they are until ``keep``. To be called only when ``next`` has found no whole
+        message in those before."""
+        if self._at < len(self._rest):
+            data = bytes(self._rest[self._at :]) + bytes(data)
+        self._rest, self._at = memoryview(data), 0
+
+    def keep(self) -> None:
+        """What was fed will change: what is not taken yet is copied."""
+        if self._rest is not _NOTHING:
+            self._rest, self._at = memoryview(bytes(self._rest[self._at :])), 0
 
     # --- what is in it -----------------------------------------------------------------------------------------------
 
@@ -123,7 +133,7 @@ class Inlet:
 
     def next(self) -> Frames | None:
         """The next whole message; None until more has come."""
-        if not self.shake():
+        if self.identity is None and not self.shake():
             return None
         while self._has_frame():
             assert self._body is not None
@@ -150,7 +160,7 @@ class Inlet:
 
     def _greet(self) -> bool:
         """The first 64 bytes. What differs is refused as soon as it does: it may be no ZMTP at all."""
-        rest = self._rest[:GREETING_BYTES]
+        rest = bytes(self._rest[:GREETING_BYTES])
         if rest[:1] not in (b"", b"\xff") or rest[9:10] not in (b"", b"\x7f"):
             raise WireError("no ZMTP was spoken")
         if len(rest) > 10 and rest[10] < 3:
@@ -205,7 +215,7 @@ class Inlet:
             self._filled += count
             self._at += count
         if self._at == len(self._rest):
-            self._rest, self._at = b"", 0
+            self._rest, self._at = _NOTHING, 0
         return self._filled == self._length
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from time import monotonic
@@ -18,13 +19,13 @@ import zmq
 
 from swarm.broker.service import STRIKES
 from swarm.wire import connection, listener
-from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel
+from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel, Wake
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.keys import address_and_key, keyed
 from swarm.wire.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.mechanisms import named, told
 from swarm.wire.messages import Describe, Description, Malformed, Probe, Probed
-from swarm.wire.sockets import Context
+from swarm.wire.sockets import Context, bind_free_port, endpoint_of
 from swarm.wire.zmtp import as_command, framed, greeting
 from tests.integration.processes import Processes
 
@@ -258,6 +259,81 @@ def test_a_data_door_hears_only_who_knows_its_key(context: Context) -> None:
     assert pull.receive() == [b"step", b"tensor"]
     for each in (wrong, right, pull, *strangers):
         each.close()
+
+
+def test_who_is_refused_does_not_knock_for_ever(context: Context) -> None:
+    """Another worker listens where one was before, with a key of its own: the sender of old is told that its key is
+    wrong, once, and knocks no more. The one that knows the new key is heard."""
+    former = PullChannel(HOST, LIMIT)
+    old = PushChannel(context, former.endpoint)
+    sent(old, former, b"step")
+    port = int(former.endpoint.rpartition(":")[2])
+    former.close()
+    pull = PullChannel(HOST, LIMIT, range(port, port + 1))
+    deadline = monotonic() + SOON_S
+    while not pull.num_refused:
+        assert monotonic() < deadline
+        assert not pull.wait(0.05)
+    new = PushChannel(context, pull.endpoint)
+    sent(new, pull, b"other step")
+    assert not pull.wait(1.0)  # in which libzmq would have tried again some times
+    assert pull.num_refused == 1
+    assert not old.send([b"step"])
+    for each in (old, new, pull):
+        each.close()
+
+
+def test_who_is_hung_up_on_knocks_now_and_then(context: Context) -> None:
+    """A door that can't listen for a while must not keep its senders busy: their pauses are a tenth of a second."""
+    knocks = 0
+    with bind_free_port(HOST) as bound:
+        push = PushChannel(context, keyed(endpoint_of(bound), b"x" * 32))
+        bound.settimeout(0.1)
+        give_up_at = monotonic() + 1.0
+        while monotonic() < give_up_at:
+            with contextlib.suppress(TimeoutError):
+                bound.accept()[0].close()
+                knocks += 1
+    assert 1 <= knocks <= 12
+    push.close()
+
+
+def sent(push: PushChannel, pull: PullChannel, words: bytes) -> None:
+    """As soon as they are connected; and it arrives."""
+    deadline = monotonic() + SOON_S
+    while not push.send([words]):
+        assert monotonic() < deadline
+        pull.wait(0.05)
+    assert pull.wait(SOON_S)
+    assert pull.receive() == [words]
+
+
+def test_half_a_message_keeps_nobody_waiting() -> None:
+    """Sixteen megabytes are on their way and stop: whoever waits for them is woken by others, and hears the rest when
+    it has come."""
+    pull, wake = PullChannel(HOST, 32 << 20), Wake()
+    address, key = address_and_key(pull.endpoint)
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    half = bytes(8 << 20)
+    with socket.create_connection((host, int(port)), timeout=SOON_S) as raw:
+        raw.sendall(greeting(b"PLAIN", listens=False))
+        raw.sendall(as_command(named(b"HELLO", b"\x01w" + bytes([len(key)]) + key)))
+        raw.sendall(as_command(named(b"INITIATE", told(Socket_Type=b"PUSH"))))
+        sender = threading.Thread(target=raw.sendall, args=(framed(2 * len(half), more=False) + half,))
+        sender.start()
+        while sender.is_alive():
+            assert not pull.wait(0.01, wake=wake)
+        wake.set()
+        assert pull.wait(SOON_S, wake=wake)
+        wake.clear()
+        assert pull.receive() is None
+        sender = threading.Thread(target=raw.sendall, args=(half,))
+        sender.start()
+        assert pull.wait(SOON_S, wake=wake)
+        assert pull.receive() == [2 * half]
+        sender.join()
+    pull.close()
+    wake.close()
 
 
 async def test_a_beat_door_hears_only_who_knows_its_key(context: Context) -> None:

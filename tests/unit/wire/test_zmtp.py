@@ -60,7 +60,11 @@ def fed(receiver: Inlet, data: bytes, cuts: random.Random | None = None) -> list
             room[: len(piece)] = piece
             receiver.filled(len(piece))
         else:
-            receiver.feed(piece)
+            lent = bytearray(piece)
+            receiver.feed(lent)
+            if cuts is not None and cuts.random() < 0.5:
+                receiver.keep()
+                lent[:] = bytes(len(lent))
         while (found := receiver.next()) is not None:
             out.append([bytes(frame) for frame in found])
     return out
