@@ -78,6 +78,7 @@ class Case:
 CASES = (
     Case("decode-1", "decode", 1, target=2.0),
     Case("decode-4", "decode", 4),
+    Case("decode-8", "decode", 8),
     Case("decode-10", "decode", 10, target=1.7),
     Case("decode-16", "decode", 16, target=1.7),
     Case("decode-32", "decode", 32),
