@@ -269,8 +269,10 @@ class Bench:
         await self.swarm.until_serving(self.client, num_stages)
 
     async def make_well(self) -> None:
-        """Three workers without faults serve, and nothing runs."""
+        """Three workers without faults serve, and nothing runs. A broker with a journal may have died."""
         self.wake()
+        if self.swarm.state is not None and self.swarm.broker.poll() is not None:
+            self.swarm.start_broker(3)
         for name in ("w0", "w1", "w2"):
             process = self.swarm.workers.get(name)
             if process is None or process.poll() is not None or name in self.swarm.harmed:

@@ -38,18 +38,24 @@ def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def swarm(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def state() -> Path | None:
+    """Where the broker keeps its journal. A module that wants one has its own fixture of this name."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def swarm(model: Path, zygote: Zygote, state: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """A broker and three workers, for all tests of a module: each finds them well."""
-    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote) as swarm:
+    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote, state=state) as swarm:
         swarm.start(3)
         yield swarm
 
 
 @pytest_asyncio.fixture
 async def bench(swarm: Swarm, expected: Answers) -> AsyncIterator[Bench]:
-    """A client of the module's swarm, with three fresh or well workers; and at the end it is as before: requests have
-    ended, nothing is left behind, three workers serve again."""
-    async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
+    """A patient client of the module's swarm, with three fresh or well workers; and at the end it is as before:
+    requests have ended, nothing is left behind, three workers serve again."""
+    async with AsyncClient(swarm.url, connect_timeout_s=60.0, reconnect_timeout_s=60.0) as client:
         bench = Bench(swarm, client, expected)
         await bench.make_well()
         yield bench
