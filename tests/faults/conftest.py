@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import Answers, Bench, Swarm, undisturbed
+from tests.faults.bench import MODE_VARIABLE, Answers, Bench, Swarm, undisturbed
 from tests.faults.zygote import Zygote
 from tests.model.models import llama_config, random_model
 
@@ -31,8 +31,9 @@ def zygote(model: Path) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What three workers answer when nothing happens to them."""
-    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as swarm:
+    """What three workers answer when nothing happens to them, with one step in flight at a time."""
+    alone = {MODE_VARIABLE: "batch"}
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as swarm:
         swarm.start(3)
         return asyncio.run(undisturbed(swarm))
 
@@ -44,9 +45,17 @@ def state() -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def swarm(model: Path, zygote: Zygote, state: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def options() -> dict[str, str]:
+    """Settings of the swarm, as variables. A module that wants some has its own fixture of this name."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def swarm(
+    model: Path, zygote: Zygote, state: Path | None, options: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Swarm]:
     """A broker and three workers, for all tests of a module: each finds them well."""
-    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote, state=state) as swarm:
+    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote, options, state=state) as swarm:
         swarm.start(3)
         yield swarm
 
