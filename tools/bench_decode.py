@@ -78,6 +78,7 @@ class Case:
 CASES = (
     Case("decode-1", "decode", 1, target=2.0),
     Case("decode-4", "decode", 4),
+    Case("decode-8", "decode", 8),
     Case("decode-10", "decode", 10, target=1.7),
     Case("decode-16", "decode", 16, target=1.7),
     Case("decode-32", "decode", 32),
@@ -342,21 +343,20 @@ async def prefix(bench: Bench) -> tuple[list[Row], dict[str, object]]:
             return await first_token(known)
 
         await hit()
-        before = await counters(swarm.client)
+        before = await prefix_counters(swarm.client)
         samples = await in_turns({"unknown": miss, "known": hit}, bench.rounds)
-        after = await counters(swarm.client)
-    hits = after.get("prefix_hits", 0) - before.get("prefix_hits", 0)
-    positions = after.get("prefix_positions", 0) - before.get("prefix_positions", 0)
+        after = await prefix_counters(swarm.client)
+    hits, positions = (now - then for now, then in zip(after, before, strict=True))
     if hits != bench.rounds + 1 or positions != hits * (PREFIX // BLOCK * BLOCK):
         raise BenchError(f"the cache was hit {hits} times with {positions} positions, not in every second turn")
     facts: dict[str, object] = {"positions taken from the cache": f"{PREFIX // BLOCK * BLOCK} of {PREFIX + TAIL}"}
     return [Row(f"first token, {PREFIX} known", "ms", samples, "unknown", 5.0)], facts
 
 
-async def counters(client: AsyncClient) -> dict[str, float]:
+async def prefix_counters(client: AsyncClient) -> tuple[int, int]:
     found = (await client.query("stats"))["pipeline"]
     assert isinstance(found, dict)
-    return {name: float(value) for name, value in found.items()}
+    return int(found.get("prefix_hits", 0)), int(found.get("prefix_positions", 0))
 
 
 async def time(bench: Bench) -> tuple[list[Row], dict[str, object]]:

@@ -4,6 +4,9 @@
 One executor with all layers stands for Swarm, without any wire; transformers runs its own forward with its own cache
 and its default attention. A round is one token of each sequence after a short prompt, or a whole prompt. On a machine
 that others use, one thread and ``--clock cpu`` (processor time) tell more than the time that passed.
+
+``--save FOLDER`` only writes the models there, one folder each: bench_decode.py --model FOLDER/qwen3_moe then measures
+one over the stages of a real swarm.
 """
 
 from __future__ import annotations
@@ -167,8 +170,13 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the models there, measure nothing")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.save is not None:
+        for kind in options.families:
+            save(kind, options.save / kind, getattr(torch, options.dtype))
+        return
     torch.set_num_threads(options.threads)
     rows = [row for kind in options.families for row in measure(kind, options)]
     facts = {name: getattr(options, name) for name in ("dtype", "threads", "rounds", "clock")}

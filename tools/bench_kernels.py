@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,7 @@ from swarm.stage.torch_executor import TorchExecutor  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
 CASES = ((1, 8, 1), (4, 8, 1), (10, 8, 1), (16, 8, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
-ROWS = (1, 4, 12, 16, 64, 256)
+ROWS = (1, 4, 12, 16, 64, 256, 512)
 
 
 def best_s(run: Callable[[], object], runs: int) -> float:
@@ -50,14 +51,19 @@ def memory_speed(runs: int) -> float:
 
 
 def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[dict[str, object]]:
-    """Milliseconds for one of several equal matrices in turn, so that none stays in the caches."""
+    """Milliseconds for one of several equal matrices in turn, so that none stays in the caches; kernels in turns."""
     weights = [torch.randn(shape).to(dtype) for _ in range(max(2, (128 << 20) // (shape[0] * shape[1] * 2)))]
-    for kind in (each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])):
-        modules = [kind(weight, None) for weight in weights]
-        for count in ROWS:
-            rows = torch.randn(count, shape[1]).to(dtype)
-            spent = best_s(lambda modules=modules, rows=rows: [module(rows) for module in modules], runs)  # type: ignore[misc]
-            yield {"kernel": kind.__name__, "shape": shape, "rows": count, "ms": round(spent / len(modules) * 1e3, 3)}
+    kinds = [each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])]
+    modules = {kind: [kind(weight, None) for weight in weights] for kind in kinds}
+    for count in ROWS:
+        rows, best = torch.randn(count, shape[1]).to(dtype), dict.fromkeys(kinds, inf)
+        for _ in range(runs):
+            for kind in kinds:
+                spent = best_s(lambda kind=kind, rows=rows: [module(rows) for module in modules[kind]], 1)  # type: ignore[misc]
+                best[kind] = min(best[kind], spent)
+        for kind in kinds:
+            ms = round(best[kind] / len(weights) * 1e3, 3)
+            yield {"kernel": kind.__name__, "shape": shape, "rows": count, "ms": ms}
 
 
 class Clock:
@@ -119,13 +125,8 @@ def step(executor: TorchExecutor, num: int, start: int, count: int) -> None:
     executor.logits_of_last(Batch(rows, tokens, None, ()))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="folder of a model")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--runs", type=int, default=12)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def whole(options: argparse.Namespace) -> tuple[dict[str, object], list[dict[str, object]], list[dict[str, object]]]:
+    """Where the floor is, the kernels for one of the model's matrices, and its steps."""
     executor = TorchExecutor(options.model, threads=options.threads, threads_alone=options.threads)
     layers = LayerRange(0, executor.manifest.num_layers)
     executor.prepare(layers, (), 64, lambda *_: None)
@@ -137,11 +138,40 @@ def main() -> None:
         table = list(kernels((2 * hidden, hidden), DTYPES[executor.dtype], options.runs))
     steps = [parts(executor, *case, max(2, options.runs // (1 if case[2] == 1 else 4))) for case in CASES]
     share = floor_ms / float(str(steps[0]["whole_ms"]))
-    result = {"memory_gb_s": round(speed / 1e9, 1), "floor_ms": round(floor_ms, 1), "share_of_floor": round(share, 2)}
+    facts = {"memory_gb_s": round(speed / 1e9, 1), "floor_ms": round(floor_ms, 1), "share_of_floor": round(share, 2)}
+    return facts, table, steps
+
+
+def product(text: str) -> tuple[int, int]:
+    outputs, inputs = (int(part) for part in text.split("x"))
+    return outputs, inputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", help="folder of a model")
+    parser.add_argument(
+        "--product", type=product, metavar="4096x2048", help="only a matrix of so many outputs and inputs"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of that matrix")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if (options.model is None) == (options.product is None):
+        parser.error("give a model's folder, or --product")
+    facts: dict[str, object] = {"dtype": options.dtype}
+    steps: list[dict[str, object]] = []
+    if options.model is None:
+        torch.set_num_threads(options.threads or torch.get_num_threads())
+        with torch.inference_mode():
+            table = list(kernels(options.product, DTYPES[options.dtype], options.runs))
+    else:
+        facts, table, steps = whole(options)
     if options.json:
-        print(json.dumps(result | {"kernels": table, "steps": steps}))
+        print(json.dumps(facts | {"kernels": table, "steps": steps}))
         return
-    for line in (result, *table, *steps):
+    for line in (facts, *table, *steps):
         print("  ".join(f"{name} {value}" for name, value in line.items()))
 
 

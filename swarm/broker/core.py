@@ -349,7 +349,7 @@ class BrokerCore:
             case HostDone():
                 self._hosts.done(message)
             case StopWorker():
-                self._inquiries.stop_worker(client, message, now)
+                self._inquiries.stop_worker(client, message)
 
     def _client_missed(self, event: ClientUnreachable | ClientStuck, now: float) -> None:
         if isinstance(event, ClientStuck):

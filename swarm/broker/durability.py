@@ -9,6 +9,7 @@ from __future__ import annotations
 from swarm.broker.actions import Action, NewTokens, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.delivery import Delivery
 from swarm.broker.ends import Ends, RequestSettings
+from swarm.broker.gone import Gone
 from swarm.broker.growth import Growth
 from swarm.broker.intake import Intake, no_journal
 from swarm.broker.journal.records import Past
@@ -29,6 +30,7 @@ class Durability:
         delivery: Delivery,
         ends: Ends,
         growth: Growth,
+        gone: Gone,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -37,6 +39,7 @@ class Durability:
         self._delivery = delivery
         self._ends = ends
         self._growth = growth
+        self._gone = gone
 
     # --- after a restart ---------------------------------------------------------------------------------------------
 
@@ -78,6 +81,7 @@ class Durability:
 
     def end_was_written(self, sequence_id: int) -> None:
         """The journal has its end: that may be told, and memory may let go of it."""
+        self._gone.settled(sequence_id, is_written=True)
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or not self._settings.has_journal:
             return
@@ -87,7 +91,9 @@ class Durability:
         self._ends.make_room()
 
     def end_was_not_written(self, sequence_id: int) -> None:
-        """The journal lacks tokens that were let go while it could not be written: it gets them all, and the end."""
+        """The journal lacks tokens that were let go while it could not be written: it gets them all, and the end.
+        Unless they have left memory, too."""
+        self._gone.settled(sequence_id, is_written=False)
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or sequence.reason is None or sequence.end_written:
             return

@@ -14,6 +14,7 @@ from swarm.broker.admission import too_large
 from swarm.broker.answers import summary
 from swarm.broker.archive import Archive, Shelf
 from swarm.broker.delivery import Delivery
+from swarm.broker.gone import Gone
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.broker.timers import Timers
 from swarm.broker.trace import Tracer
@@ -41,6 +42,7 @@ class Ends:
         tracer: Tracer,
         delivery: Delivery,
         archive: Archive,
+        gone: Gone,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -48,6 +50,7 @@ class Ends:
         self._tracer = tracer
         self._delivery = delivery
         self._archive = archive
+        self._gone = gone
         self._shelf = Shelf()
         self._timers = Timers()
         self._ticked_at = 0.0
@@ -187,13 +190,18 @@ class Ends:
         self._state.count("requests_dropped")
         if self._settings.has_journal:
             self._archive.note_dropped(request)
+        self._gone.dropped(request, has_journal=self._settings.has_journal)
         self.forget(request)
 
     def forget_if_done(self, request: Request, reader: bytes | None) -> None:
         """Whoever has it all needs it no more. Others may: they find it in the journal, once that has it; without one,
         it waits for who submitted it."""
+        if not request.fully_delivered:
+            return
+        if request.owner not in (None, reader):
+            self._gone.read_by_another(request.id)
         is_spare = request.end_written if self._settings.has_journal else reader == request.owner
-        if request.fully_delivered and is_spare:
+        if is_spare:
             self.forget(request)
 
     def forget(self, request: Request) -> None:

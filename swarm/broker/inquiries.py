@@ -17,9 +17,9 @@ from swarm.broker.events import ListRead, Solved
 from swarm.broker.health import Judgement
 from swarm.broker.members import Members
 from swarm.broker.planning import Planner
-from swarm.broker.state import State
+from swarm.broker.state import State, Worker
 from swarm.broker.statistics import PipelineStatistics
-from swarm.broker.suppositions import Suppositions
+from swarm.broker.suppositions import Departure, Suppositions
 from swarm.broker.trace import Tracer
 from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
 from swarm.wire.tensors import pack_bytes
@@ -139,20 +139,31 @@ class Inquiries:
         answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=pack_bytes(part))
         self._out.append(SayClient(client, answer, part))
 
-    def stop_worker(self, client: bytes, message: StopWorker, now: float) -> None:
+    def stop_worker(self, client: bytes, message: StopWorker) -> None:
+        """Whether it can be spared must be found out first."""
         found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
         if not found:
             known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
-            body: dict[str, object] = {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"}
-            self._out.append(SayClient(client, Report(what="stop", ok=False, body=body)))
+            self._stopped(client, {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"})
             return
-        shortage = self._planner.wanted.shortage_without(found[0])
-        if shortage and not message.force:
-            reason = (
-                f"the swarm can't do without {message.worker}, it would wait for {shortage} (--force stops it anyway)"
-            )
-            self._out.append(SayClient(client, Report(what="stop", ok=False, body={"error": reason})))
+
+        def told(shortage: str, problem: str) -> None:
+            self._stop(client, message, found[0], shortage, problem)
+
+        self._suppositions.departure(Departure(found[0], told))
+
+    def _stop(self, client: bytes, message: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
+        """It is known what the swarm would wait for without it, or not, for a reason."""
+        if (shortage or problem) and not message.force and not worker.is_gone:
+            name = message.worker
+            reason = f"whether the swarm can do without {name} is not known: {problem}"
+            if shortage:
+                reason = f"the swarm can't do without {name}, it would wait for {shortage}"
+            self._stopped(client, {"error": f"{reason} (--force stops it anyway)"})
             return
-        self._members.leave(found[0], now, at_once=bool(shortage))
-        body = {"worker": message.worker, "state": found[0].state.value}
-        self._out.append(SayClient(client, Report(what="stop", ok=True, body=body)))
+        if not worker.is_gone:
+            self._members.leave(worker, self._state.now, at_once=bool(shortage or problem))
+        self._stopped(client, {"worker": message.worker, "state": worker.state.value})
+
+    def _stopped(self, client: bytes, body: Json) -> None:
+        self._out.append(SayClient(client, Report(what="stop", ok="error" not in body, body=body)))

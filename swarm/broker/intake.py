@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from swarm.broker.admission import Places, Refusal, check_submit, limit_of, tenant_of, too_large
+from swarm.broker.gone import RETRY_S
 from swarm.broker.queue import Unwritten
 from swarm.broker.state import Request, State
 from swarm.broker.timers import TurnedAway
 from swarm.wire.messages import Manifest, Submit
 
-RETRY_S = 5.0  # a disk that is full is made room on by people
 NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
 
 

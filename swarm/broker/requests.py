@@ -18,6 +18,7 @@ from swarm.broker.archive import About, Archive
 from swarm.broker.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery
 from swarm.broker.durability import Durability
 from swarm.broker.ends import Ends, RequestSettings
+from swarm.broker.gone import RETRY_S, SUPERSEDED, Gone
 from swarm.broker.growth import Growth
 from swarm.broker.intake import Intake, no_journal
 from swarm.broker.journal.records import RequestRecord
@@ -38,12 +39,22 @@ class Requests:
         self._settings = settings
         self._out = out
         self._archive = Archive()
+        self._gone = Gone()
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
-        self.ends = Ends(state, settings, out, tracer=tracer, delivery=self._delivery, archive=self._archive)
+        self.ends = Ends(
+            state, settings, out, tracer=tracer, delivery=self._delivery, archive=self._archive, gone=self._gone
+        )
         self.growth = Growth(state, out, self._delivery, self.ends)
         self.durability = Durability(
-            state, settings, out, intake=self._intake, delivery=self._delivery, ends=self.ends, growth=self.growth
+            state,
+            settings,
+            out,
+            intake=self._intake,
+            delivery=self._delivery,
+            ends=self.ends,
+            growth=self.growth,
+            gone=self._gone,
         )
 
     # --- submission --------------------------------------------------------------------------------------------------
@@ -122,10 +133,10 @@ class Requests:
         if request is not None:
             self._out.append(SayClient(client, Recalled(submit=request.submit)))
         elif not self._ask_journal(client, recall):
-            self._answer_recall(client, recall, _UNKNOWN)
+            self._answer_recall(client, recall, self._absence(recall.request_id))
 
-    def _answer_recall(self, client: bytes, recall: Recall, problem: str) -> None:
-        body: dict[str, object] = {"request_id": recall.request_id, "error": problem}
+    def _answer_recall(self, client: bytes, recall: Recall, why: Refusal) -> None:
+        body: dict[str, object] = {"request_id": recall.request_id, "error": why.reason}
         self._out.append(SayClient(client, Report(what="recall", ok=False, body=body)))
 
     def attach(self, client: bytes, attach: Attach) -> None:
@@ -133,14 +144,14 @@ class Requests:
         if request is not None:
             self._attach(request, client, attach)
         elif not self._ask_journal(client, attach):
-            self._delivery.reject(client, attach.request_id, Refusal("unknown", _UNKNOWN))
+            self._delivery.reject(client, attach.request_id, self._absence(attach.request_id))
 
     def _attach(self, request: Request, client: bytes, attach: Attach) -> None:
         if len(attach.next_index) != len(request.sequences):
             reason = f"the request has {len(request.sequences)} continuations, not {len(attach.next_index)}"
             self._delivery.reject(client, request.id, Refusal("unknown", reason))
         elif attach.again and request.client not in (None, client):
-            self._delivery.reject(client, request.id, _SUPERSEDED)
+            self._delivery.reject(client, request.id, SUPERSEDED)
         else:
             self._adopt(request, client)
             self._read_from(request, attach.next_index)
@@ -154,7 +165,7 @@ class Requests:
     def _adopt(self, request: Request, client: bytes) -> None:
         """From now on this is its reader. One at a time: the one before it is told."""
         if request.client not in (None, client):
-            self._delivery.reject(request.client, request.id, _SUPERSEDED)
+            self._delivery.reject(request.client, request.id, SUPERSEDED)
         request.client, request.stuck = client, False
         request.detached_at = None
 
@@ -270,18 +281,19 @@ class Requests:
 
     def _answer(self, client: bytes, message: About, problem: str, now: float) -> None:
         request = self._state.requests.get(message.request_id)
-        refusal = no_journal(problem) if problem else Refusal("unknown", _UNKNOWN)
+        unread = Refusal("journal", f"this request can't be looked up now: {problem}", RETRY_S)
+        refusal = unread if problem else self._absence(message.request_id)
         match message:
             case Submit() if request is not None:
                 self._resubmit(request, client, message)
             case Submit() if problem:
-                self._delivery.reject(client, message.request_id, refusal)
+                self._delivery.reject(client, message.request_id, no_journal(problem))
             case Submit():
                 self._admit(client, message, now)
             case Recall() if request is not None:
                 self._out.append(SayClient(client, Recalled(submit=request.submit)))
             case Recall():
-                self._answer_recall(client, message, problem or _UNKNOWN)
+                self._answer_recall(client, message, refusal)
             case Attach() if request is not None:
                 self._attach(request, client, message)
             case Ack() if request is not None:
@@ -289,6 +301,10 @@ class Requests:
                 self.ack(client, message)
             case Attach() | Ack():
                 self._delivery.reject(client, message.request_id, refusal)
+
+    def _absence(self, request_id: str) -> Refusal:
+        """Why nothing can be told of this request."""
+        return self._gone.answer(request_id, self._state.journal_problem)
 
     def _ask_journal(self, client: bytes, message: About) -> bool:
         """False: there is none to ask."""
@@ -308,7 +324,3 @@ class Requests:
             self._state.count("unknown_requests")
             return None
         return request.sequences[index]
-
-
-_SUPERSEDED = Refusal("superseded", "another client has attached to this request and reads it now")
-_UNKNOWN = "this request is not known: its id is wrong, or it ended too long ago to be kept"

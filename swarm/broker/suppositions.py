@@ -3,11 +3,15 @@
 Solving takes as long as making a plan, up to seconds with many workers, and nobody waits for it but who asks. So it is
 done beside the loop (``solver``), one question at a time. Whoever asks what is being solved shares the answer, and it
 is remembered as long as nothing that it depends on has changed. Too many questions are turned away.
+
+Whether the swarm can do without a worker is such a question, too. Who asks it wants something done, and told what was:
+see ``Departure``. By the time of the answer other workers may have come or gone; then it is asked again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from swarm.broker import plan_report
@@ -16,7 +20,7 @@ from swarm.broker.events import Solved
 from swarm.broker.plan.explain import Forecast
 from swarm.broker.plan.problem import Shortage
 from swarm.broker.rules import PlanRules
-from swarm.broker.state import Plan, PlanBook, State, Worker
+from swarm.broker.state import Plan, PlanBook, State, Worker, WorkerState
 from swarm.broker.table import Proposal
 from swarm.broker.wanted import propose, with_one_more
 from swarm.wire.messages import Json, Manifest, Query, Report, Suppose
@@ -25,25 +29,41 @@ MAX_OPEN = 8  # questions that wait or are being solved
 MAX_ASKERS = 64  # clients that wait for one of them
 MAX_REMEMBERED = 64
 MAX_WHOLE = 1024  # workers of which a question can be made
+MAX_AGAIN = 3  # times that one about a departure is asked again
+TOO_MANY = "too many ask what the plan would be: try again in a moment"
 
 Found = Proposal | Shortage | Forecast | None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that an answer depends on. ``suppose`` None: what would one more worker change?"""
+    """All that an answer depends on. ``suppose`` None: what would one more worker change? ``without``: the plan that
+    would be made if this worker (its incarnation) had gone."""
 
     manifest: Manifest | None
     workers: tuple[Worker, ...]
     current: Plan | None
     rules: PlanRules
     suppose: Suppose | None
+    without: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Can the swarm do without this worker? ``told`` gets what it would wait for, "" if it can; or, as the second, why
+    that could not be found out."""
+
+    worker: Worker
+    told: Callable[[str, str], None]
+    times_asked: int = 0
 
 
 def answered(question: Question) -> Found:
     """Takes its time. Changes nothing."""
     workers = {worker.incarnation: worker for worker in question.workers}
     state = State(manifest=question.manifest, workers=workers, book=PlanBook(current=question.current))
+    if question.without:
+        return propose(state, question.rules, without=workers[question.without])
     if question.suppose is not None:
         return propose(state, question.rules, suppose=question.suppose)
     return None if question.current is None else with_one_more(state, question.rules, question.current)
@@ -53,7 +73,7 @@ def answered(question: Question) -> Found:
 class _Open:
     key: object
     epoch: int | None  # of the plan in force
-    askers: list[tuple[bytes, Query]]
+    askers: list[tuple[bytes, Query] | Departure]
 
 
 @dataclass(slots=True)
@@ -84,11 +104,15 @@ class Suppositions:
         question = self._open.pop(solved.number, None)
         if question is None:
             return
-        if not solved.problem:
+        if not solved.problem and not isinstance(question.askers[0], Departure):
             self._known[question.key] = solved.found
             while len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
-        for client, query in question.askers:
+        for asker in question.askers:
+            if isinstance(asker, Departure):
+                self._departure(asker, question.key, solved)
+                continue
+            client, query = asker
             if query.suppose is None:
                 self._answer(client, query, solved.found if question.epoch == self._epoch else None)
             elif solved.problem:
@@ -96,23 +120,51 @@ class Suppositions:
             else:
                 self._answer(client, query, solved.found)
 
-    def _ask(self, key: object, client: bytes, query: Query) -> None:
-        same = next((each for each in self._open.values() if each.key == key), None)
-        if same is not None and len(same.askers) < MAX_ASKERS:
-            same.askers.append((client, query))
-        elif same is not None or len(self._open) >= MAX_OPEN or len(self.state.workers) > MAX_WHOLE:
-            self._turn_away(client, query)
+    def departure(self, asker: Departure) -> None:
+        """Ask whether the swarm can do without a worker that is here."""
+        question = replace(self._question(None), without=asker.worker.incarnation)
+        if len(question.workers) > MAX_WHOLE:
+            asker.told("", "")  # it can try: a worker that asked to leave is let go once there is a plan without it
+        elif not self._join((*self._members(), asker.worker.incarnation), asker, question):
+            asker.told("", TOO_MANY)
+
+    def _departure(self, asker: Departure, key: object, solved: Solved) -> None:
+        goes_already = asker.worker.is_gone or asker.worker.state is WorkerState.LEAVING
+        if solved.problem:
+            asker.told("", solved.problem)
+        elif goes_already or key == (*self._members(), asker.worker.incarnation):
+            asker.told(solved.found.text if isinstance(solved.found, Shortage) else "", "")
+        elif asker.times_asked < MAX_AGAIN:
+            self.departure(replace(asker, times_asked=asker.times_asked + 1))
         else:
-            self._num_asked += 1
-            self._open[self._num_asked] = _Open(key, self._epoch, [(client, query)])
-            self.out.append(Solve(self._num_asked, self._question(query.suppose)))
+            asker.told("", "workers come and go: try again in a moment")
+
+    def _ask(self, key: object, client: bytes, query: Query) -> None:
+        too_large = len(self.state.workers) > MAX_WHOLE
+        if too_large or not self._join(key, (client, query), self._question(query.suppose)):
+            self._turn_away(client, query)
+
+    def _join(self, key: object, asker: tuple[bytes, Query] | Departure, question: Question) -> bool:
+        """Among those who wait for this answer, perhaps as the first. False: there are too many."""
+        same = next((each for each in self._open.values() if each.key == key), None)
+        if same is not None:
+            if len(same.askers) < MAX_ASKERS:
+                same.askers.append(asker)
+                return True
+            return False
+        if len(self._open) >= MAX_OPEN:
+            return False
+        self._num_asked += 1
+        self._open[self._num_asked] = _Open(key, self._epoch, [asker])
+        self.out.append(Solve(self._num_asked, question))
+        return True
 
     def _turn_away(self, client: bytes, query: Query) -> None:
         """The plan in force can be told without what it would take long to find out."""
         if query.suppose is None:
             self._answer(client, query, None)
         else:
-            self._say(client, query, {"error": "too many ask what the plan would be: try again in a moment"})
+            self._say(client, query, {"error": TOO_MANY})
 
     def _is_question(self, query: Query) -> bool:
         current = self.state.book.current
@@ -130,6 +182,13 @@ class Suppositions:
             if not w.is_gone
         )
         return (workers, self._epoch, self.state.manifest is None)
+
+    def _members(self) -> tuple[object, ...]:
+        """Who could take over layers; how quick they are at present doesn't matter for that."""
+        workers = tuple(
+            (w.incarnation, w.state, tuple(w.refusals)) for w in self.state.workers.values() if not w.is_gone
+        )
+        return ("without", workers, self._epoch)
 
     @property
     def _epoch(self) -> int | None:

@@ -96,6 +96,7 @@ class Link:
         self._keys = count()
         self._outbox: deque[list[Bytes]] = deque(maxlen=_MAX_OUTBOX)
         self._busy = asyncio.Event()
+        self._encoded: tuple[ClientMessage, list[Bytes]] | None = None  # what is just begun, by its frames
         self._refusal = ""  # why nothing can be asked of it any more
         self._runner = self._loop.create_task(self._run(), name="swarm client")
         self._runner.add_done_callback(self._stopped)
@@ -103,9 +104,11 @@ class Link:
     # --- what callers do
 
     def start(self, event: Start, mailbox: Mailbox) -> None:
-        """Begin a request whose news go to the mailbox."""
-        _refuse_unspeakable(event.submit)
-        self.do(event)
+        """Begin a request whose news go to the mailbox. Raises InvalidRequest if it can't be sent."""
+        if event.attached:
+            self.do(event)  # the broker has it
+        else:
+            self._begin(event, event.submit)
         self._mailboxes[event.submit.request_id] = mailbox
 
     def leave(self, request_id: str, *, cancel: bool = False) -> None:
@@ -114,13 +117,12 @@ class Link:
             self.do(Leave(request_id, cancel))
 
     async def ask(self, question: Ask) -> Answer:
-        """The broker's answer. Raises RequestTimeout or Unavailable."""
+        """The broker's answer. Raises RequestTimeout, Unavailable, or InvalidRequest if it can't be sent."""
         self._refuse_if_over()
-        _refuse_unspeakable(question.question)
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._answers[question.key] = future
         try:
-            self.do(question)
+            self._begin(question, question.question)
             return await future
         finally:
             del self._answers[question.key]
@@ -129,6 +131,19 @@ class Link:
 
     def new_key(self) -> int:
         return next(self._keys)
+
+    def _begin(self, event: Event, message: ClientMessage) -> None:
+        """What can't be encoded is its caller's fault, and nobody else's: it must not come up when all is told again.
+        What can is sent as it was encoded here."""
+        self._refuse_if_over()
+        try:
+            self._encoded = message, CLIENT.encode(message)
+        except WireError as error:
+            raise InvalidRequest(f"this can't be sent: {error}", code="invalid") from None
+        try:
+            self.do(event)
+        finally:
+            self._encoded = None
 
     def do(self, event: Event) -> None:
         """Tell the session and carry out what it answers."""
@@ -220,7 +235,7 @@ class Link:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Send(message):
-                self._outbox.append(CLIENT.encode(message))
+                self._outbox.append(self._frames(message))
                 self._flush()
             case Deliver(request_id=request_id) | Ended(request_id=request_id) | Taken(request_id=request_id):
                 if request_id in self._mailboxes:
@@ -233,6 +248,11 @@ class Link:
                 self._settle(key, (answer, payload))
             case Unanswered(key, error):
                 self._settle(key, error)
+
+    def _frames(self, message: ClientMessage) -> list[Bytes]:
+        if self._encoded is not None and self._encoded[0] is message:
+            return self._encoded[1]
+        return CLIENT.encode(message)
 
     def _settle(self, key: int, outcome: Answer | ClientError) -> None:
         future = self._answers.get(key)
@@ -260,14 +280,6 @@ def _about(header: Bytes) -> str:
         return msgspec.msgpack.decode(header, type=_About).request_id
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
-
-
-def _refuse_unspeakable(message: ClientMessage) -> None:
-    """What can't be encoded is its caller's fault, and nobody else's: it must not come up when all is told again."""
-    try:
-        CLIENT.encode(message)
-    except WireError as error:
-        raise InvalidRequest(f"this can't be sent: {error}", code="invalid") from None
 
 
 def _epitaph(broken: BaseException) -> str:

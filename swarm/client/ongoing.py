@@ -63,6 +63,7 @@ class Ongoing:
     is_reader: bool = False  # the broker has answered us as its reader
     attaching: bool = False  # an Attach is on its way; what it will bring need not be asked for again
     nudge_at: float = 0.0  # when it is told again if nothing is heard of it
+    held_up: str = ""  # why the broker can't let it be read at the moment
     left_at: float | None = None  # since when only the broker's confirmation is awaited
 
     @property

@@ -313,6 +313,7 @@ class Session:
     def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
         """The broker has it: each of these says so."""
         request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
+        request.held_up = ""
         if isinstance(message, Accepted):
             return []
         if message.index >= len(request.continuations):
@@ -396,6 +397,7 @@ class Session:
             return []
         if request.accepted and message.retry_after_s is not None:  # it only can't be read again at the moment
             request.attaching, request.nudge_at = False, now + message.retry_after_s
+            request.held_up = message.reason
             return []
         del self._requests[request.id]
         is_taken = message.code == "superseded" and request.submit.detached and not request.accepted
@@ -465,6 +467,7 @@ class Session:
             elif request.deadline is not None and now >= request.deadline and not request.ended:
                 limit_s = round(request.deadline - request.started, 3)
                 text = f"the request did not finish within its time limit of {limit_s:g} s"
+                text += f": {request.held_up}" if request.held_up else ""
                 actions += self._give_up([request], RequestTimeout(text), now)
         for key, question in list(self._questions.items()):
             if now >= question.started + question.ask.timeout_s:

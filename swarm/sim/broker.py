@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.suppositions import answered
 from swarm.sim import guard
 from swarm.sim.journal import Disk, Fact, Journal
 from swarm.sim.network import Link
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
+SOLVE_S = 0.3
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 
 
@@ -219,10 +221,17 @@ class BrokerNode:
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)
-            case broker_act.CountDescriptors() | broker_act.OpenDoor() | broker_act.Solve():
-                pass  # no door ever closes here, and nobody asks what would be
+            case broker_act.Solve(number, question):
+                self._solve(broker_event.Solved(number, answered(question)))
+            case broker_act.CountDescriptors() | broker_act.OpenDoor():
+                pass  # no door ever closes here
             case _:
                 self.journal.write(action)
+
+    def _solve(self, solved: broker_event.Solved) -> None:
+        """The process that solves takes its time, and its broker may be another one by then."""
+        life = self.life
+        self._world.at(SOLVE_S, lambda: self.feed(solved) if self.life == life else None)
 
     def _audit(self, action: broker_act.Action) -> None:
         """Requests that the broker says are too large must be so, at this moment."""

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import Answers, Bench, Swarm, undisturbed
+from tests.faults.bench import MODE_VARIABLE, Answers, Bench, Swarm, undisturbed
 from tests.faults.zygote import Zygote
 from tests.model.models import llama_config, random_model
 
@@ -31,25 +31,40 @@ def zygote(model: Path) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What three workers answer when nothing happens to them."""
-    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as swarm:
+    """What three workers answer when nothing happens to them, with one step in flight at a time."""
+    alone = {MODE_VARIABLE: "batch"}
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as swarm:
         swarm.start(3)
         return asyncio.run(undisturbed(swarm))
 
 
 @pytest.fixture(scope="module")
-def swarm(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def state() -> Path | None:
+    """Where the broker keeps its journal. A module that wants one has its own fixture of this name."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, str]:
+    """Settings of the swarm, as variables. A module that wants some has its own fixture of this name."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def swarm(
+    model: Path, zygote: Zygote, state: Path | None, options: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Swarm]:
     """A broker and three workers, for all tests of a module: each finds them well."""
-    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote) as swarm:
+    with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote, options, state=state) as swarm:
         swarm.start(3)
         yield swarm
 
 
 @pytest_asyncio.fixture
 async def bench(swarm: Swarm, expected: Answers) -> AsyncIterator[Bench]:
-    """A client of the module's swarm, with three fresh or well workers; and at the end it is as before: requests have
-    ended, nothing is left behind, three workers serve again."""
-    async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
+    """A patient client of the module's swarm, with three fresh or well workers; and at the end it is as before:
+    requests have ended, nothing is left behind, three workers serve again."""
+    async with AsyncClient(swarm.url, connect_timeout_s=60.0, reconnect_timeout_s=60.0) as client:
         bench = Bench(swarm, client, expected)
         await bench.make_well()
         yield bench

@@ -8,12 +8,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from swarm import AsyncClient
 from swarm.broker.actions import WriteEpoch
@@ -27,27 +26,8 @@ from tests.faults.zygote import Zygote
 
 
 @pytest.fixture(scope="module")
-def swarm(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(model, tmp_path_factory.mktemp("logs"), zygote, state=tmp_path_factory.mktemp("state")) as swarm:
-        swarm.start(3)
-        yield swarm
-
-
-@pytest_asyncio.fixture
-async def bench(swarm: Swarm, expected: Answers) -> AsyncIterator[Bench]:
-    """A client that is patient, and a swarm whose broker lives, without failpoints, at the beginning and at the end."""
-    async with AsyncClient(swarm.url, connect_timeout_s=60.0, reconnect_timeout_s=60.0) as client:
-        bench = Bench(swarm, client, expected)
-        _revive(swarm)
-        await bench.make_well()
-        yield bench
-        _revive(swarm)
-        await bench.make_well()
-
-
-def _revive(swarm: Swarm) -> None:
-    if swarm.broker.poll() is not None:
-        swarm.start_broker(3)
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
 
 
 def _restart(swarm: Swarm, faults: str = "") -> None:

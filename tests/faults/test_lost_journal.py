@@ -6,38 +6,22 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from swarm import AsyncClient
 from swarm.broker.journal.database import FILE
 from swarm.broker.journal.store import Store
-from tests.faults.bench import Answers, Bench, Swarm
-from tests.faults.zygote import Zygote
+from tests.faults.bench import Bench, Swarm
 
 NOTICED_S = 1.0
 SLACK_S = 2.0  # a machine that is busy with other tests
 
 
 @pytest.fixture(scope="module")
-def swarm(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(
-        model, tmp_path_factory.mktemp("logs"), zygote, state=tmp_path_factory.mktemp("place") / "state"
-    ) as swarm:
-        swarm.start(3)
-        yield swarm
-
-
-@pytest_asyncio.fixture
-async def bench(swarm: Swarm, expected: Answers) -> AsyncIterator[Bench]:
-    async with AsyncClient(swarm.url, connect_timeout_s=60.0, reconnect_timeout_s=60.0) as client:
-        bench = Bench(swarm, client, expected)
-        await bench.make_well()
-        yield bench
-        await bench.make_well()
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("place") / "state"
 
 
 def _deleted(state: Path) -> None:

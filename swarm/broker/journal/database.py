@@ -75,6 +75,7 @@ CREATE TABLE recent (               -- tokens of the last steps; see ``journal.r
 );
 """
 
+_PIECE = 1 << 20
 _REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
 _STEPS = (_TABLES, _TIMES, _RECENT)  # from version n to n + 1
 _CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
@@ -168,7 +169,7 @@ def _checkpoint_pages(directory: Path) -> int:
 
 
 def _make_last(path: Path, db: sqlite3.Connection) -> None:
-    """All of it goes into the file. If there is no room for that, it stays in the log, synced."""
+    """All of it is written into the file, and that is synced. If there is no room, it stays in the log, synced."""
     try:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
@@ -178,9 +179,12 @@ def _make_last(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _sync_log(path: Path) -> None:
+    """A sync may have failed in the hands of a broker that was killed then. What it had written is still read, though
+    it is not on the disk, and another sync does nothing for it. So it is written once more, in its place."""
     try:
         log = os.open(log_of(path), os.O_RDWR | os.O_CLOEXEC)
         try:
+            _write_again(log)
             os.fsync(log)
         finally:
             os.close(log)
@@ -188,6 +192,12 @@ def _sync_log(path: Path) -> None:
         return
     except OSError as error:
         raise _no_access(path, error) from None
+
+
+def _write_again(file: int) -> None:
+    offset = 0
+    while piece := os.pread(file, _PIECE, offset):
+        offset += os.pwrite(file, piece, offset)
 
 
 def _no_access(path: Path, error: Exception) -> JournalError:

@@ -99,8 +99,14 @@ def renewed(old: Store, reason: str) -> Renewal:
         note += f" with {saved} rows of the old one, {lost} parts could not be read"
         note += f"; what was there is {aside}" if any(directory.glob(f"{aside.name}*")) else ""
     store, _ = open_or_salvage(directory, bounds, retained_s=0.0)  # it finishes what was begun
-    # Here, and nowhere else, a running broker gets another journal than the one that it began with. It has the facts of
-    # the old one; whatever tells two journals apart is to be made anew in it now, before anything is written to it.
+    # Whatever was read there: this is the same life, with the same numbers, of which none is given out twice, and what
+    # workers hold of it must count for the next broker. That one raises the generation, as at every opening, and what
+    # the journal lacks of a sequence shows by the digests of its tokens.
+    try:
+        store.go_on_as(old.lineage)
+    except JournalError:
+        store.close()
+        raise
     return Renewal(store, note)
 
 

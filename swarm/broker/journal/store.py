@@ -77,6 +77,7 @@ class Store:
         self._facts: dict[str, bytes] = {}  # that were written last
         self._new_facts: dict[str, bytes] = {}  # … in the transaction under way
         self.is_closed = False
+        self.lineage: Lineage | None = None  # of the life that writes here; None before it has begun
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -139,11 +140,23 @@ class Store:
                     found = db.execute("SELECT value FROM facts WHERE name = 'lineage'").fetchone()
                     lineage = following(NOBODYS if found is None else unsealed(found[0], Lineage), SystemRandom())
                     db.execute(_INSERT_FACT, ("lineage", sealed(lineage)))
+                self.lineage = lineage
                 return lineage
             except sqlite3.Error as error:
                 problem = in_words(self.path, error)
                 if not isinstance(problem, FullDisk) or not self.reserve.give():
                     raise problem from None
+
+    def go_on_as(self, lineage: Lineage | None) -> None:
+        """A life that began with another file goes on with this one. Raises JournalError."""
+        self.lineage = lineage
+        if lineage is None:
+            return
+        try:
+            with self.raw() as db:
+                db.execute(_INSERT_FACT, ("lineage", sealed(lineage)))
+        except sqlite3.Error as error:
+            raise in_words(self.path, error) from None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

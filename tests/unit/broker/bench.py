@@ -87,6 +87,7 @@ from swarm.wire.messages import (
     ServerMessage,
     Step,
     StepDone,
+    StopWorker,
     Submit,
     TokenLogprob,
     Tokens,
@@ -310,7 +311,7 @@ class Bench:
             case _:
                 pass
 
-    def ask(self, query: Query) -> Report:
+    def ask(self, query: Query | StopWorker) -> Report:
         """The answer, once what it takes has been found."""
         before = len(self.log)
         self.say(query)

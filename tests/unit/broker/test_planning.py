@@ -694,7 +694,7 @@ def test_graceful_leave(serving: Bench) -> None:
     serving.say(submit())
     serving.mute = {"w1"}
     serving.take()
-    (report,) = said(serving.say(StopWorker(worker="w0")))
+    report = serving.ask(StopWorker(worker="w0"))
     assert report == Report(what="stop", ok=True, body={"worker": "w0", "state": "leaving"})
     serving.tick()
     assert orders(serving.log, Release) == []
@@ -773,20 +773,18 @@ def test_the_last_worker_may_leave(make_bench) -> None:
 def test_stopping_an_indispensable_worker_needs_force(make_bench) -> None:
     """The answer says what the swarm would wait for; with force it goes at once."""
     bench = make_bench().serve(2, memory_bytes=OVERHEAD + 5 * MIB)
-    (refused,) = said(bench.say(StopWorker(worker="w0")))
-    assert isinstance(refused, Report)
+    refused = bench.ask(StopWorker(worker="w0"))
     assert not refused.ok
     assert "can't do without w0" in str(refused.body["error"])
     assert bench.state.book.serving
-    (done,) = said(bench.say(StopWorker(worker="w0", force=True)))
+    done = bench.ask(StopWorker(worker="w0", force=True))
     assert done == Report(what="stop", ok=True, body={"worker": "w0", "state": "left"})
     assert bench.state.book.current is None
 
 
 def test_stopping_the_only_worker(make_bench) -> None:
     """The answer does not deny that it has joined."""
-    (refused,) = said(make_bench().serve(1).say(StopWorker(worker="w0")))
-    assert isinstance(refused, Report)
+    refused = make_bench().serve(1).ask(StopWorker(worker="w0"))
     assert refused.body["error"] == (
         "the swarm can't do without w0, it would wait for another worker, since this is the only one "
         "(--force stops it anyway)"
@@ -795,7 +793,7 @@ def test_stopping_the_only_worker(make_bench) -> None:
 
 def test_stopping_nobody(serving: Bench) -> None:
     """A name that nobody has is answered with those there are."""
-    (report,) = said(serving.say(StopWorker(worker="w7")))
+    report = serving.ask(StopWorker(worker="w7"))
     assert report == Report(what="stop", ok=False, body={"error": "no worker 'w7': the workers are w0, w1"})
 
 

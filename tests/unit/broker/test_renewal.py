@@ -79,7 +79,7 @@ def _replaced(state: Path) -> None:
 
 def _overwritten(state: Path) -> None:
     """The same, copied over it."""
-    Store(state / "backup").close()
+    Store(state / "backup").close()  # it may be there
     shutil.copyfile(state / "backup" / FILE, state / FILE)
     os.truncate(state / f"{FILE}-wal", 0)
 
@@ -243,6 +243,34 @@ def test_somebody_else_writes_and_does_no_harm(used: Thread) -> None:
     used.writer.write(accept("c", 3))
     assert used.told(1) == [AcceptanceWritten("c", (3,))]
     assert used.writer.store is used.disk
+
+
+def _overwritten_by_another(state: Path) -> None:
+    """With a lineage of its own."""
+    other = Store(state / "backup")
+    other.begin()
+    other.close()
+    _overwritten(state)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, _overwritten_by_another], ids=lambda loss: loss.__name__.strip("_"))
+def test_it_is_the_same_life(tmp_path: Path, loss: Callable[[Path], None]) -> None:
+    """What workers hold was computed under its numbers, and none of these is given out twice: so the next broker's
+    lineage is of the same journal, a later generation, whatever the old file still tells."""
+    state = tmp_path / "state"
+    store = _filled(state)
+    store.begin()
+    lineage = store.begin()
+    loss(state)
+    anew = renewed(store, "a test says so").store
+    assert anew.lineage == lineage
+    again = renewed(anew, "a test says so, again").store
+    again.close()
+    following, _ = open_or_salvage(state, Bounds())
+    found = following.begin()
+    assert found.journal == lineage.journal
+    assert found.generation > lineage.generation
+    following.close()
 
 
 def test_no_number_is_given_out_twice(used: Thread) -> None:

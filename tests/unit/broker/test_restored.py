@@ -20,7 +20,7 @@ from swarm.broker.events import (
     ListRead,
     RequestRead,
 )
-from swarm.broker.intake import RETRY_S
+from swarm.broker.gone import RETRY_S
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord
 from swarm.broker.state import SequenceState
 from swarm.wire.messages import (
@@ -651,3 +651,115 @@ def test_an_end_that_the_journal_could_not_take(journalled: Bench) -> None:
     journalled.write_out()
     assert len(said(journalled.log, Finished)) == 1
     assert journalled.feed(EndNotWritten(1)) == []
+
+
+def _answer_to(bench: Bench, message: Attach | Recall, client: bytes = CLIENT) -> Rejected | Report:
+    (answer,) = said(bench.say(message, client))
+    assert isinstance(answer, Rejected | Report)
+    return answer
+
+
+@pytest.mark.usefixtures("few")
+def test_dropped_while_the_disk_is_full(journalled: Bench) -> None:
+    """Its end is not in the journal, and may come there: whoever asks is told why it can't be read, and comes again.
+    Once it is written it is read from there."""
+    journalled.held = {WriteTokens, WriteEnd}
+    for number in range(6):
+        begin(journalled, submit(f"r{number}", max_tokens=1))
+        journalled.watch.written[number + 1] = 4
+    journalled.feed(JournalBroke("the disk is full: make room"))
+    journalled.run_dry()
+    assert "r0" not in journalled.state.requests
+    journalled.say(Attach(request_id="r0", next_index=(0,)))
+    answer = only(read(journalled, record(submit("r0", max_tokens=1)), "r0"), Rejected)
+    assert isinstance(answer, Rejected)
+    assert (answer.code, answer.retry_after_s) == ("journal", RETRY_S)
+    assert "the request has ended" in answer.reason
+    assert "the disk is full: make room" in answer.reason
+    journalled.say(Recall(request_id="r0"))
+    report = only(read(journalled, record(submit("r0", max_tokens=1)), "r0"), Report)
+    assert isinstance(report, Report)
+    assert "the disk is full: make room" in str(report.body["error"])
+    # The disk has room again.
+    journalled.held = set()
+    journalled.write_out()
+    journalled.feed(JournalMended())
+    journalled.say(Attach(request_id="r0", next_index=(0,)))
+    found = record(submit("r0", max_tokens=1), TOKEN, reason="length")
+    found.sequences[0].id = 1
+    assert tokens_in(said(read(journalled, found, "r0"))) == [TOKEN]
+
+
+@pytest.mark.usefixtures("few")
+def test_dropped_and_its_tokens_let_go(journalled: Bench) -> None:
+    """The disk was full for too long: its end is not taken, and it says so, and what to do. Sent again it is computed
+    again."""
+    journalled.held = {WriteTokens, WriteEnd}
+    of = submit("r0", max_tokens=1)
+    for number in range(6):
+        begin(journalled, submit(f"r{number}", max_tokens=1))
+        journalled.watch.written[number + 1] = 4
+    journalled.feed(JournalBroke("the disk is full"))
+    journalled.run_dry()
+    journalled.held = set()
+    journalled.pending.clear()
+    journalled.feed(EndNotWritten(1))
+    journalled.feed(JournalMended())
+    journalled.say(Attach(request_id="r0", next_index=(0,)))
+    answer = only(read(journalled, record(of), "r0"), Rejected)
+    assert isinstance(answer, Rejected)
+    assert (answer.code, answer.retry_after_s) == ("unknown", None)
+    assert "submit it again" in answer.reason
+    journalled.say(of)
+    read(journalled, record(of), "r0")
+    assert journalled.state.requests["r0"].accepted
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("is_read", [True, False])
+def test_without_a_journal_it_is_told_why_it_is_gone(serving: Bench, is_read: bool) -> None:
+    """Its submitter was away; another client has read it to its end, or nobody has. Then others needed the room."""
+    serving.say(submit("r0", max_tokens=1))
+    serving.feed(ClientUnreachable(CLIENT))
+    serving.say(Attach(request_id="r0", next_index=(0,)), OTHER)
+    serving.run_dry()
+    if is_read:
+        serving.say(Ack(request_id="r0", index=0, next_index=1), OTHER)
+    assert "r0" in serving.state.requests, "its submitter may still come for it"
+    for number in range(1, 5):
+        serving.say(submit(f"r{number}", max_tokens=1))
+        serving.run_dry()
+    answer = _answer_to(serving, Attach(request_id="r0", next_index=(0,), again=True))
+    assert isinstance(answer, Rejected)
+    assert answer.code == ("superseded" if is_read else "unknown")
+    assert ("another client" in answer.reason, "--state-dir" in answer.reason) == (is_read, not is_read)
+    report = _answer_to(serving, Recall(request_id="r0"))
+    assert isinstance(report, Report)
+    assert report.body["error"] == answer.reason
+
+
+def test_read_by_another_and_out_of_the_journal(journalled: Bench) -> None:
+    """Its bounds have pushed it out: the submitter is told that somebody has read it. One that nobody knows has another
+    answer."""
+    of = submit(max_tokens=1)
+    begin(journalled, of)
+    journalled.say(Attach(request_id="r", next_index=(0,)), OTHER)
+    journalled.run_dry()
+    journalled.say(Ack(request_id="r", index=0, next_index=1), OTHER)
+    assert journalled.state.requests == {}
+    for request_id, code in (("r", "superseded"), ("other", "unknown")):
+        journalled.say(Attach(request_id=request_id, next_index=(0,)))
+        answer = only(read(journalled, None, request_id), Rejected)
+        assert isinstance(answer, Rejected)
+        assert answer.code == code
+
+
+def test_who_has_read_it_all_itself_is_not_told_of_another(journalled: Bench) -> None:
+    """Its bounds have pushed it out, and its own submitter had read it."""
+    begin(journalled, submit(max_tokens=1))
+    journalled.run_dry()
+    journalled.say(Ack(request_id="r", index=0, next_index=1))
+    journalled.say(Attach(request_id="r", next_index=(0,)))
+    answer = only(read(journalled, None), Rejected)
+    assert isinstance(answer, Rejected)
+    assert "ended too long ago" in answer.reason

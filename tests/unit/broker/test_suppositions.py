@@ -8,8 +8,10 @@ import pytest
 
 from swarm.broker.actions import Action, Solve
 from swarm.broker.events import ClientSaid, Solved
-from swarm.broker.suppositions import MAX_ASKERS, MAX_OPEN, answered
-from swarm.wire.messages import Query, Report, Suppose
+from swarm.broker.state import WorkerState
+from swarm.broker.suppositions import MAX_AGAIN, MAX_ASKERS, MAX_OPEN, answered
+from swarm.broker.table import Proposal
+from swarm.wire.messages import Query, Report, StopWorker, Suppose
 from tests.unit.broker.bench import Bench, said
 
 MORE = Query(what="plan", suppose=Suppose(more=2))
@@ -113,3 +115,71 @@ def test_a_worker_that_is_not_there(asked: Bench) -> None:
     """That needs no solving."""
     (report,) = reports(say(asked, Query(what="plan", suppose=Suppose(without=("w9",)))))
     assert "no worker 'w9'" in str(report.body["error"])
+
+
+# --- whether a worker can be spared ----------------------------------------------------------------------------------
+
+
+def stop(bench: Bench, worker: str, client: bytes = b"a", *, force: bool = False) -> list[Action]:
+    return bench.core.handle(ClientSaid(client, StopWorker(worker=worker, force=force)), bench.now)
+
+
+def test_a_worker_that_is_to_stop_is_asked_about_beside_the_loop(asked: Bench) -> None:
+    """Nothing is solved, and nothing happens to it, before the answer is there; who asks the same shares it."""
+    (question,) = solves(stop(asked, "w0", b"a"))
+    assert not solves(stop(asked, "w0", b"b"))
+    assert asked.state.workers["w0.1"].state is WorkerState.MEMBER
+    done = reports(solve(asked, question))
+    assert [report.body for report in done] == [{"worker": "w0", "state": "leaving"}] * 2
+    travelled = pickle.loads(pickle.dumps(question.question))
+    assert isinstance(answered(travelled), Proposal)
+
+
+def test_the_answer_is_about_workers_that_are_no_more(asked: Bench) -> None:
+    """The other one has died meanwhile, so nobody else could take over: it is asked again, and refused."""
+    (question,) = solves(stop(asked, "w0"))
+    asked.lose("w1")
+    (again,) = solves(solve(asked, question))
+    (report,) = reports(solve(asked, again))
+    assert "it would wait for another worker" in str(report.body["error"])
+    assert asked.state.workers["w0.1"].state is WorkerState.MEMBER
+
+
+def test_it_is_not_asked_for_ever(asked: Bench) -> None:
+    """Workers come and go faster than it can be found out."""
+    asked.mute = {f"v{number}" for number in range(9)}
+    actions = stop(asked, "w0")
+    for number in range(MAX_AGAIN + 1):
+        (question,) = solves(actions)
+        asked.join(f"v{number}")
+        actions = solve(asked, question)
+    (report,) = reports(actions)
+    assert "workers come and go" in str(report.body["error"])
+
+
+def test_a_worker_that_has_gone_meanwhile(asked: Bench) -> None:
+    """It is what was wanted."""
+    (question,) = solves(stop(asked, "w0"))
+    asked.lose("w0")
+    (report,) = reports(solve(asked, question))
+    assert (report.ok, report.body["state"]) == (True, "out")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_it_can_not_be_found_out(asked: Bench, force: bool) -> None:
+    """It is said why; with force it goes at once."""
+    (question,) = solves(stop(asked, "w0", force=force))
+    (report,) = reports(asked.core.handle(Solved(question.number, None, "not within 20 s"), asked.now))
+    assert report.ok is force
+    if force:
+        assert report.body["state"] == "left"
+    else:
+        assert "not within 20 s (--force" in str(report.body["error"])
+
+
+def test_too_many_questions_before_it(asked: Bench) -> None:
+    """It is turned away like any other."""
+    for more in range(1, 1 + MAX_OPEN):
+        assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
+    (report,) = reports(stop(asked, "w0"))
+    assert "too many ask" in str(report.body["error"])

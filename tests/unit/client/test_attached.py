@@ -93,6 +93,21 @@ def test_a_request_that_cannot_be_read_now_is_asked_for_later() -> None:
     assert isinstance(failed, Failed)
 
 
+def test_a_time_limit_passes_while_it_cannot_be_read() -> None:
+    """The caller hears why. Once it can be read again that is forgotten."""
+    full = Rejected(request_id="a", code="journal", reason="the disk is full", retry_after_s=5.0)
+    some = Tokens(request_id="a", index=0, start=0, ids=(5,))
+    for came, reason in (((full,), "1 s: the disk is full"), ((full, some), "time limit of 1 s")):
+        session = Session("tcp://here")
+        session.handle(Connected(), 0.0)
+        session.handle(Start(submit_of("a"), attached=True, timeout_s=1.0), 0.0)
+        for message in came:
+            session.handle(Received(message), 0.1)
+        failed, *_ = session.handle(Tick(), 1.0)
+        assert isinstance(failed, Failed)
+        assert str(failed.error).endswith(reason)
+
+
 def test_another_reader_comes() -> None:
     """The caller is told, and nothing is said about the request any more. Whoever only had it taken has that."""
     session = Session("tcp://here")

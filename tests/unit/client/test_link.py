@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import pytest
 
-from swarm.client.events import Action, Ask, Event, Failed, Received, Start, Tick
+from swarm.client.events import Action, Ask, Connected, Event, Failed, Received, Start, Tick
 from swarm.client.link import Link, Mailbox
 from swarm.client.session import Session
 from swarm.errors import InvalidRequest, Unavailable
 from swarm.params import SamplingParams
-from swarm.wire.codec import SERVER
-from swarm.wire.messages import Describe, Malformed, Query, Submit
+from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.messages import ClientMessage, Describe, Malformed, Query, Submit
 
 NOBODY = "tcp://127.0.0.1:9"
 
@@ -95,4 +95,20 @@ async def test_what_cannot_be_encoded_is_refused_at_once() -> None:
     with pytest.raises(InvalidRequest, match="can't be encoded"):
         await link.ask(Ask(1, Query(what="trace", request_id="\ud83d"), 60.0))
     assert link.session.idle
+    await link.aclose()
+
+
+async def test_a_submission_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are long: what was encoded to see that it can be is what is sent."""
+    link = Link(Session(NOBODY))
+    link.do(Connected())
+    encoded: list[ClientMessage] = []
+    encode = CLIENT.encode
+    monkeypatch.setattr(CLIENT, "encode", lambda message: encoded.append(message) or encode(message))
+    link.start(Start(submit("a")), Mailbox())
+    asking = asyncio.create_task(link.ask(Ask(1, Query(what="status"), 60.0)))
+    await asyncio.sleep(0)
+    assert encoded == [submit("a"), Query(what="status")]
+    assert list(link._outbox) == list(map(encode, encoded))
+    asking.cancel()
     await link.aclose()
