@@ -207,18 +207,21 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
 
     def __init__(self, context: Context, endpoint: str, identity: bytes, limit_bytes: int) -> None:
         super().__init__(_CONTROL_QUEUE)
-        self._endpoint = endpoint
-        self._socket = context.socket(zmq.DEALER)
-        set_options(self._socket, limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
-        self._socket.set(zmq.IDENTITY, identity)
+        self._context, self._endpoint, self._identity, self._limit_bytes = context, endpoint, identity, limit_bytes
+        self._knock()
+
+    def _knock(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        set_options(self._socket, self._limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
+        self._socket.set(zmq.IDENTITY, self._identity)
         self._socket.set(
             zmq.IMMEDIATE, 1
         )  # nothing queues for a broker that isn't there, to reach it before UP is told
-        self._monitor = Monitor(context, self._socket)
+        self._monitor = Monitor(self._context, self._socket)
         for each in (self._socket, self._monitor.socket):
             self._loop.add_reader(descriptor(each), self._look_again)
         try:
-            connect(self._socket, endpoint)
+            connect(self._socket, self._endpoint)
         except ConfigError:
             self.close()
             raise
@@ -231,9 +234,10 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         return sent
 
     def renew(self) -> None:
-        """Hang up and knock again: DOWN at once, UP when the new connection stands."""
-        self._socket.disconnect(self._endpoint)
-        self._socket.connect(self._endpoint)
+        """Hang up and knock again: DOWN at once, UP when the new connection stands. With a new socket: the former
+        connection's end may come late, and must not be taken for the new one's."""
+        self.close()
+        self._knock()
         self._arrived.append(Link.DOWN)
         self._ready.set()
 
