@@ -21,12 +21,16 @@ from swarm.broker.service import STRIKES
 from swarm.wire import connection, listener
 from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel, Wake
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
+from swarm.wire.greeting import Greeting, read_greeting
+from swarm.wire.greeting import greeting as greeting_of
 from swarm.wire.keys import address_and_key, keyed
 from swarm.wire.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.mechanisms import named, told
-from swarm.wire.messages import Describe, Description, Malformed, Probe, Probed
+from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
+from swarm.wire.schema import schema
 from swarm.wire.sockets import Context, bind_free_port, endpoint_of
 from swarm.wire.zmtp import as_command, framed, greeting
+from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
 HOST = "127.0.0.1"
@@ -396,3 +400,26 @@ async def test_a_damaged_answer_of_a_worker_renews_its_connection(broker: Proces
     answer, _ = ORDER.decode(await soon(anext(dealer)))
     assert isinstance(answer, Probed)
     dealer.close()
+
+
+async def test_a_damaged_order_renews_the_connection(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
+    """It may have been what everybody waits for. The worker knocks anew, greets and says Hello with what it holds."""
+    said: list[object] = []
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
+        door = RouterChannel(HOST, swarm.port + 1, WORKER.frame_limit_bytes)
+        swarm.start_worker("w0")
+        async with asyncio.timeout(60):
+            while said.count(Hello) < 2:
+                match await anext(door):  # its former connection may end before the new one stands, or give way to it
+                    case Arrived(peer, frames) if read_greeting(frames) is not None:
+                        door.send(peer, greeting_of(schema()))
+                        said.append(Greeting)
+                    case Arrived(peer, frames):
+                        message, _ = WORKER.decode(frames)
+                        if isinstance(message, Probe):
+                            door.send(peer, ORDER.encode(Probed(ticket=message.ticket)))
+                        elif isinstance(message, Hello):
+                            said.append(Hello)
+                            door.send(peer, [b"damaged"])
+        door.close()
+    assert said == [Greeting, Hello, Greeting, Hello]
