@@ -2,6 +2,9 @@
 """How long a plan takes to find, and how good it is: devices of all kinds, from 2 to 1,000, and models of up to 126
 layers. Up to 8 devices the search is exact; beyond, the distance is from a bound that no plan can beat, so it is at
 most that far from the best.
+
+``--loss``: a worker of a plan dies while a request runs, and others stand by without a part: from the news to the order
+of a new epoch, in a broker's core. Nobody can compute anything before that order.
 """
 
 from __future__ import annotations
@@ -9,22 +12,34 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench_lib import machine
 from rich.console import Console
 from rich.table import Table
 
+from swarm.broker.actions import WriteEpoch
+from swarm.broker.core import BrokerSettings
+from swarm.broker.events import WorkerDisconnected
 from swarm.broker.plan import tables
 from swarm.broker.plan.bound import lower_bound
 from swarm.broker.plan.problem import Device, Link, Model, Problem, Shortage
 from swarm.broker.plan.solve import EXACT, solve
+from swarm.broker.planning import PlanSettings
+from swarm.testing import fake_manifest
+from swarm.wire.messages import LayerCost
+from tests.unit.broker.bench import Bench, submit
 
 MIB = 1 << 20
 SIZES = ((2, 16), (4, 32), (8, 32), (8, 126), (16, 126), (64, 126), (256, 126), (1000, 126))
 NUM_TRIES = 5
+LOSSES = ((8, 2), (8, 4), (64, 8))  # workers, and how many of them are slow and without a part
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,50 @@ def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) 
     )
 
 
+def loss_ms(num_workers: int, num_spare: int) -> float:
+    """Milliseconds: the median of some losses, each in a swarm of its own."""
+    return 1000 * median(_loss_s(num_workers, num_spare, seed) for seed in range(NUM_TRIES))
+
+
+def _loss_s(num_workers: int, num_spare: int, seed: int) -> float:
+    chance = random.Random(seed)
+    plan = PlanSettings(settle_s=0.0, min_workers=num_workers)
+    bench = Bench(BrokerSettings(beat_endpoint="beats", data_endpoint="data", plan=plan))
+    model = fake_manifest(2 * num_workers)
+    for number in range(num_workers):
+        slowness = 100.0 if number >= num_workers - num_spare else 1.0
+        worker = bench.add(f"w{number}", host=f"h{number}", manifest=model)
+        layer_s = slowness * chance.uniform(0.001, 0.003)
+        costs = (LayerCost("decode", 1, 0, layer_s, False), LayerCost("decode", 8, 0, layer_s, False))
+        bench.tell(worker.name, worker.hello(costs=costs))
+    bench.tick(2.0)
+    assert bench.state.book.serving
+    bench.say(submit())
+    current = bench.state.book.current
+    assert current is not None
+    dead = current.stages[len(current.stages) // 2]
+    peer = bench.workers[dead.name].peer
+    began = time.perf_counter()
+    actions = bench.core.handle(WorkerDisconnected(peer), bench.now)
+    took = time.perf_counter() - began
+    assert any(isinstance(action, WriteEpoch) for action in actions)
+    return took
+
+
+def tell_losses(*, as_json: bool) -> None:
+    found = [{"workers": many, "spares": spare, "ms": round(loss_ms(many, spare), 2)} for many, spare in LOSSES]
+    facts = machine()
+    if as_json:
+        print(json.dumps({"what": "losses", **facts, "results": found}, indent=2))
+        return
+    for result in found:
+        print(
+            "{workers} workers, {spares} of them spares: {ms} ms from the news of a loss to the epoch".format(**result)
+        )
+    for name, value in facts.items():
+        print(f"{name}: {value}")
+
+
 def tell(figures: list[Figure], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"what": "plans", **machine(), "results": [asdict(f) for f in figures]}, indent=2))
@@ -141,7 +200,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--most", type=int, default=1000, help="the largest number of devices")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--loss", action="store_true", help="how long a loss waits for its plan")
     arguments = parser.parse_args()
+    if arguments.loss:
+        tell_losses(as_json=arguments.json)
+        return
     found = [
         measure(num_devices, num_layers, kind, takes_turns=takes_turns)
         for num_devices, num_layers in SIZES

@@ -21,19 +21,21 @@ class StagePlan:
     weight_bytes: int
     host: str = ""
     device: str = "cpu"
+    memory_bytes: int = 0
     load_bytes: int = 0  # what of it is not loaded yet
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which worker holds which layers, in the order of the pipeline. ``why`` explains it in sentences."""
+    """Which worker holds which layers, in the order of the pipeline. ``back``: if it was made after a loss, who takes
+    what, in words."""
 
     epoch: int
     stages: tuple[StagePlan, ...]
     objective: str
-    why: tuple[str, ...]
     forecast: Forecast | None = None
     standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()  # (incarnation, what it keeps warm for others)
+    back: str = ""
 
     @property
     def shares_cores(self) -> bool:

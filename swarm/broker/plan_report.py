@@ -7,7 +7,7 @@ from swarm.broker.plan.gauge import PlanGauge, StageGauge
 from swarm.broker.plan.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
 from swarm.broker.table import Proposal
-from swarm.wire.messages import Json, Suppose
+from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
 
 def plan(state: State) -> Json:
@@ -30,8 +30,35 @@ def plan(state: State) -> Json:
 
 
 def _why(plan: Plan, state: State) -> list[str]:
-    one_more = () if plan.forecast is None else of_one_more(plan.forecast)
-    return [*plan.why, *one_more, *_unlike_kernels(state), *_tightest(state.book)]
+    """One sentence per stage, what is predicted and why, who keeps what; then what is unlike or too small."""
+    manifest = state.manifest
+    assert manifest is not None
+    said = [
+        f"{s.name} holds layers {s.layers}: {len(s.layers)} of {manifest.num_layers}, {_mib(s.weight_bytes, 1)} of its "
+        f"{_mib(s.memory_bytes)}"
+        for s in plan.stages
+    ]
+    said += () if plan.forecast is None else sentences(plan.forecast)
+    if len(plan.stages) > 1 and plan.shares_cores:
+        host = plan.stages[0].host
+        together = f"all stages share the cores of {host}: in mode auto one step is in flight at a time"
+        said.append(f"{together}, and each stage uses all of them in turn")
+    if plan.back:
+        said.append(f"after a loss, sequences go on soonest so: {plan.back}")
+    said += [_kept(state, who, ranges, manifest) for who, ranges in plan.standby if who in state.workers]
+    said += () if plan.forecast is None else of_one_more(plan.forecast)
+    return [*said, *_unlike_kernels(state), *_tightest(state.book)]
+
+
+def _kept(state: State, incarnation: str, ranges: tuple[LayerRange, ...], manifest: Manifest) -> str:
+    size = _mib(sum(manifest.weight_bytes(layers) for layers in ranges), 1)
+    named = ", ".join(map(str, ranges))
+    name = state.workers[incarnation].name
+    return f"{name} keeps layers {named} warm in case their holder dies: {size} (plan.standby)"
+
+
+def _mib(num_bytes: int, digits: int = 0) -> str:
+    return f"{num_bytes / 2**20:.{digits}f} MiB"
 
 
 def _tightest(book: PlanBook) -> list[str]:

@@ -127,7 +127,7 @@ def _fallen(state: State) -> Plan | None:
             stages.append(
                 StagePlan(worker.incarnation, worker.name, layers, hello.endpoint, 0, hello.host, hello.device)
             )
-    return Plan(state.book.epoch, tuple(stages), "", ()) if stages else None
+    return Plan(state.book.epoch, tuple(stages), "") if stages else None
 
 
 def _range(worker: Worker) -> LayerRange:

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from swarm.series import Profiled, Series
-from swarm.wire.messages import Hop, Json, Step, StepDone
-
-
-def held(hop: Hop) -> float:
-    """How long a stage had a step. Never less than what it says to have spent on it."""
-    return max(hop.held_s, hop.wait_s + hop.compute_s + hop.sample_s)
+from swarm.wire.messages import Json, Step, StepDone
 
 
 @dataclass(slots=True)
@@ -76,7 +71,7 @@ class PipelineStatistics(Profiled):
             wait += hop.wait_s
             compute += hop.compute_s
             sample += hop.sample_s
-            away += held(hop)
+            away += hop.whole_s
             num_bytes += hop.wire_bytes
             stage = self.stages.get(hop.worker)
             if stage is None:

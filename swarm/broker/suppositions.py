@@ -22,7 +22,7 @@ from swarm.broker.plan.problem import Shortage
 from swarm.broker.rules import PlanRules
 from swarm.broker.state import Plan, PlanBook, State, Worker, WorkerState
 from swarm.broker.table import Proposal
-from swarm.broker.wanted import propose, with_one_more
+from swarm.broker.wanted import explained, propose
 from swarm.wire.messages import Json, Manifest, Query, Report, Suppose
 
 MAX_OPEN = 8  # questions that wait or are being solved
@@ -37,8 +37,8 @@ Found = Proposal | Shortage | Forecast | None
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that an answer depends on. ``suppose`` None: what would one more worker change? ``without``: the plan that
-    would be made if this worker (its incarnation) had gone."""
+    """All that an answer depends on. ``suppose`` None: why is the plan in force as it is, and what would one more
+    worker change? ``without``: the plan that would be made if this worker (its incarnation) had gone."""
 
     manifest: Manifest | None
     workers: tuple[Worker, ...]
@@ -65,8 +65,8 @@ def answered(question: Question) -> Found:
     if question.without:
         return propose(state, question.rules, without=workers[question.without])
     if question.suppose is not None:
-        return propose(state, question.rules, suppose=question.suppose)
-    return None if question.current is None else with_one_more(state, question.rules, question.current)
+        return propose(state, question.rules, suppose=question.suppose, thorough=True)
+    return None if question.current is None else explained(state, question.rules, question.current)
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Suppositions:
     _num_asked: int = 0
 
     def plan(self, client: bytes, query: Query) -> None:
-        """The plan in force with what one more worker would change; or the one that is supposed."""
+        """The plan in force with all reasons for it; or the one that is supposed."""
         problem = None if query.suppose is None else plan_report.unknown_worker(self.state, query.suppose)
         if problem is not None:
             self._say(client, query, {"error": problem})
@@ -168,7 +168,7 @@ class Suppositions:
 
     def _is_question(self, query: Query) -> bool:
         current = self.state.book.current
-        explains = current is not None and current.forecast is not None and current.forecast.one_more_s is None
+        explains = current is not None and current.forecast is not None and not current.forecast.is_thorough
         return query.suppose is not None or explains
 
     def _question(self, suppose: Suppose | None) -> Question:
@@ -200,9 +200,8 @@ class Suppositions:
             self._say(client, query, plan_report.supposed(self.state, found))
             return
         book = self.state.book
-        if isinstance(found, Forecast) and book.current is not None and book.current.forecast is not None:
-            known = replace(book.current.forecast, one_more_s=found.one_more_s, like=found.like)
-            book.current = replace(book.current, forecast=known)
+        if isinstance(found, Forecast) and book.current is not None:
+            book.current = replace(book.current, forecast=found)
         self._say(client, query, plan_report.plan(self.state))
 
     def _say(self, client: bytes, query: Query, body: Json) -> None:

@@ -45,18 +45,28 @@ class Proposal:
 
 
 class Table:
-    """The workers at hand, as devices, and what is asked of them."""
+    """The workers at hand, as devices, and what is asked of them. ``thorough``: see ``Forecast``."""
 
-    def __init__(self, state: State, rules: PlanRules, workers: Sequence[Worker], suppose: Suppose) -> None:
+    def __init__(
+        self,
+        state: State,
+        rules: PlanRules,
+        workers: Sequence[Worker],
+        suppose: Suppose,
+        *,
+        thorough: bool = False,
+    ) -> None:
         assert state.manifest is not None
         self._manifest: Manifest = state.manifest
         self._rules = rules
+        self._thorough = thorough
         self._current = state.book.current
         self._ids = [w.incarnation for w in workers] + [""] * suppose.more
         like = next((w for w in workers if w.name == suppose.like), workers[0])
         self._workers = [*workers, *([like] * suppose.more)]
         self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
         self._is_latency = rules.objective == "latency"
+        self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
 
     def best(self) -> Proposal | Shortage:
@@ -155,12 +165,22 @@ class Table:
             own = _alike(own)
         return replace(problem, devices=tuple(own), free_hops=False)
 
+    def _unknown(self, *, alone: bool) -> float:
+        """A layer's time with somebody who has not measured it."""
+        known = [s.layer_s(self._load) for w in self._workers if (s := Speeds.of(w.hello.costs, alone=alone))]
+        return median(known) if known else UNKNOWN_S
+
     def _device(self, index: int, *, alone: bool) -> Device:
+        key = index, alone
+        if key not in self._devices:
+            self._devices[key] = self._made_device(index, alone=alone)
+        return self._devices[key]
+
+    def _made_device(self, index: int, *, alone: bool) -> Device:
         worker, name = self._workers[index], self._names[index]
         hello = worker.hello
         speeds, pace = Speeds.of(hello.costs, alone=alone), worker.pace
-        known = [s.layer_s(self._load) for w in self._workers if (s := Speeds.of(w.hello.costs, alone=alone))]
-        unknown = median(known) if known else UNKNOWN_S
+        unknown = 0.0 if speeds else self._unknown(alone=alone)
         pin = self._rules.pins.get(name)
         return Device(
             name=name,
@@ -188,7 +208,7 @@ class Table:
         excluded = tuple((name, "it is excluded by hand") for name in sorted(self._rules.exclude))
         objective = "latency" if self._is_latency else "throughput"
         others = self._others(problem, chosen, tables.step_seconds(honest, line))
-        told = forecast(honest, line, self._load, objective, others + excluded)
+        told = forecast(honest, line, self._load, objective, others + excluded, thorough=self._thorough)
         if problem.kv_positions < self._rules.kv_positions:
             note = f"there is no room for keys and values of {self._rules.kv_positions} positions everywhere"
             told = replace(told, notes=(*told.notes, note))
@@ -237,11 +257,16 @@ class Table:
             return ()
         everybody = list(range(len(self._ids)))
         whole = self._honest(self._problem(everybody, problem.kv_positions, takes_turns=False), everybody)
-        thorough = len(everybody) <= EXACT
+        thorough = self._thorough and len(everybody) <= EXACT
         return tuple(
             (self._names[i], why_left_out(whole, i, now_s, thorough and count < MAX_EXPLAINED))
             for count, i in enumerate(rest)
         )
+
+    def in_force(self) -> Proposal | None:
+        """The plan in force, as if it were made now; None if there is none, or it can't go on."""
+        found = self._in_force(self._rules.kv_positions) or self._in_force(0)
+        return None if found is None else self._proposal(*found, list(range(len(self._ids))))
 
     def kept(self, found: Proposal) -> Proposal:
         """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where

@@ -35,7 +35,6 @@ from dataclasses import dataclass, field
 from swarm.broker.actions import StepTimes
 from swarm.broker.state import Request, SequenceState
 from swarm.broker.state import Sequence as BrokerSequence
-from swarm.broker.statistics import held
 from swarm.wire.messages import Json, StepDone
 
 MAX_ROWS_KEPT = 1 << 16
@@ -307,7 +306,7 @@ def _add_step(
     """Its share of what the token's time is made of."""
     way_s = step.finished_at - step.dispatched_at
     share = counted_s / way_s if way_s > 0 else 0.0
-    parts["wire_s"] += share * max(0.0, way_s - sum(map(held, step.hops)))
+    parts["wire_s"] += share * max(0.0, way_s - sum(hop.whole_s for hop in step.hops))
     for hop in step.hops:
         values = stages.setdefault((hop.worker, hop.layers.first, hop.layers.stop), {})
         for name in ("wait_s", "compute_s", "sample_s"):

@@ -13,9 +13,8 @@ import xxhash
 
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.state import State, Worker
-from swarm.wire.messages import Asset
+from swarm.wire.messages import MAX_ASSET_BYTES, Asset
 
-MAX_ASSET_BYTES = 64 << 20
 ASK_AGAIN_S = 10.0  # without a part of it; a tokenizer of some MB takes less than a second on any network
 
 

@@ -29,10 +29,15 @@ MAX_BESIDE = 48  # workers that are looked at for what one more would change
 
 
 def propose(
-    state: State, rules: PlanRules, *, without: Worker | None = None, suppose: Suppose | None = None
+    state: State,
+    rules: PlanRules,
+    *,
+    without: Worker | None = None,
+    suppose: Suppose | None = None,
+    thorough: bool = False,
 ) -> Proposal | Shortage:
     """The plan that would be made now. Nobody gets what it has refused; with fewer workers the others' ranges change,
-    so they are looked at again."""
+    so they are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks."""
     suppose = suppose or Suppose()
     if suppose.objective:
         rules = replace(rules, objective=suppose.objective)
@@ -40,14 +45,15 @@ def propose(
     workers = [w for w in _candidates(state) if w is not without and w.name not in gone]
     refusing: list[Worker] = []
     while state.manifest is not None and workers:
-        found = Table(state, rules, workers, suppose).best()
+        table = Table(state, rules, workers, suppose, thorough=thorough)
+        found = table.best()
         if isinstance(found, Shortage):
             return Shortage(found.text + _refusals(refusing, " ({})"), found.missing_bytes)
         by_id = {w.incarnation: w for w in workers}
         refused = next((i for i, layers in found.shares if i and by_id[i].refuses(layers)), None)
         if refused is None:
             if suppose == Suppose():
-                found = Table(state, rules, workers, suppose).kept(found)
+                found = table.kept(found)
             return found
         refusing.append(by_id[refused])
         workers.remove(by_id[refused])
@@ -73,14 +79,32 @@ def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> P
     return found
 
 
-def with_one_more(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
-    """The plan's forecast with what one more worker like its quickest would change, on a machine of its own. Among many
-    workers only one order is looked at, of those of the plan and the quickest others: it may be better still. This
-    takes as long as making a plan, and nobody waits for it but who asks."""
+def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
+    """The plan's forecast with all reasons, and with what one more worker would change. This takes as long as making
+    some plans, and nobody waits for it but who asks."""
+    if plan.forecast is None:
+        return None
+    forecast = replace(plan.forecast, left_out=_left_out(state, rules, plan), is_thorough=True)
+    return _with_one_more(state, rules, plan, forecast)
+
+
+def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, str], ...]:
+    """The same reasons as if the plan were made now. It may be another one than would be made, as after a death."""
+    found: Proposal | Shortage | None = propose(state, rules, thorough=True)
+    if not isinstance(found, Proposal) or list(found.shares) != [(s.incarnation, s.layers) for s in plan.stages]:
+        workers = [worker for worker in _candidates(state) if worker.name not in rules.exclude]
+        found = Table(state, rules, workers, Suppose(), thorough=True).in_force() if workers else None
+    if found is None:
+        return () if plan.forecast is None else plan.forecast.left_out
+    return found.forecast.left_out
+
+
+def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
+    """With another worker like the plan's quickest, on a machine of its own. Among many workers only one order is
+    looked at, of those of the plan and the quickest others: it may be better still."""
     workers = [worker for worker in _candidates(state) if worker.name not in rules.exclude]
     used = [worker for worker in workers if worker.incarnation in plan.members]
-    forecast = plan.forecast
-    if forecast is None or not used:
+    if not used:
         return forecast
     best = min(used, key=lambda worker: alone_s(worker, rules.load))
     suppose = Suppose(more=1, like=best.name)

@@ -11,7 +11,6 @@ import xxhash
 
 from swarm.wire.messages import Asset
 
-MAX_ASSET_BYTES = 256 << 20  # the largest tokenizers known have some 30 MB
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 

@@ -29,6 +29,7 @@ from swarm.client.text import ASSET_FILES, Chat, TextModel
 from swarm.errors import ClientError, InvalidRequest, ModelError, RequestFailed, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
+    MAX_ASSET_BYTES,
     Asset,
     Describe,
     Description,
@@ -390,8 +391,8 @@ class AsyncClient:
         content = assets.read_cached(asset, self._cache)
         if content is not None:
             return content
-        if asset.num_bytes > assets.MAX_ASSET_BYTES:
-            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {assets.MAX_ASSET_BYTES} are taken")
+        if asset.num_bytes > MAX_ASSET_BYTES:
+            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are taken")
         content = await self._download(asset)
         if not assets.is_genuine(content, asset):
             raise ModelError(f"{asset.name} did not come from {self.url} as the broker announced it: digests differ")

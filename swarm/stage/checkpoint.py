@@ -24,7 +24,7 @@ import xxhash
 from swarm.errors import ModelError
 from swarm.stage.headers import FLOATS, RemoteFile, StoredTensor, read_header, remote_header
 from swarm.stage.identity import digest_of, xxh3_of
-from swarm.wire.messages import MAX_NAME, Asset, Manifest
+from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 
 __all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
 
@@ -193,6 +193,12 @@ class Checkpoint:
     def assets(self) -> tuple[Asset, ...]:
         """The files that clients need."""
         present = [self.folder / name for name in _ASSETS if (self.folder / name).is_file()]
+        for path in present:
+            if path.stat().st_size > MAX_ASSET_BYTES:
+                raise ModelError(
+                    f"{path} has {path.stat().st_size} bytes; clients take at most {MAX_ASSET_BYTES}: make it smaller, "
+                    "or take it out of the folder if the model is to be used with token ids alone"
+                )
         return tuple(Asset(path.name, path.stat().st_size, xxh3_of(path)) for path in present)
 
     @cached_property

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm.demo import model_path
+from swarm.errors import ModelError
+from swarm.stage.checkpoint import Checkpoint
+from swarm.wire.messages import MAX_ASSET_BYTES
 
 
 @cache
@@ -112,3 +116,14 @@ STORY = (
     "worked in the garden. One day, after the rain, Clara met the frog in the tower. They danced in the grass "
     "together, and the frog was happy. In the evening Clara went home and thought of old books."
 )
+
+
+def test_a_file_that_clients_would_not_take_is_named(tmp_path: Path) -> None:
+    """Brokers keep tokenizers in memory, so there is a bound; whoever starts a worker hears of it."""
+    for file in model_path().iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "tokenizer.json").unlink()
+    with (tmp_path / "tokenizer.json").open("wb") as sparse:
+        sparse.truncate(MAX_ASSET_BYTES + 1)
+    with pytest.raises(ModelError, match=r"tokenizer\.json has 67108865 bytes; clients take at most 67108864"):
+        Checkpoint(tmp_path).manifest("float32")

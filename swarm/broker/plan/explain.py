@@ -31,8 +31,10 @@ class StageForecast:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """``step_s``: from one step to the next. ``even_s``: the same if the same workers had even shares; None if those
-    would not fit. ``one_more_s``: with another worker like the quickest, on a machine of its own; None if not looked
-    at. ``left_out``: (worker, why)."""
+    would not fit. ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while
+    a plan is waited for: ``one_more_s``, with another worker like the quickest, on a machine of its own, and what a
+    step would take with those left out. ``is_thorough``: that was done.
+    """
 
     objective: str
     load: Load
@@ -43,6 +45,7 @@ class Forecast:
     left_out: tuple[tuple[str, str], ...]
     one_more_s: float | None = None
     like: str = ""
+    is_thorough: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,10 +64,16 @@ class Forecast:
 
 
 def forecast(
-    problem: Problem, line: Line, load: Load, objective: str, left_out: tuple[tuple[str, str], ...] = ()
+    problem: Problem,
+    line: Line,
+    load: Load,
+    objective: str,
+    left_out: tuple[tuple[str, str], ...] = (),
+    *,
+    thorough: bool = False,
 ) -> Forecast:
-    """What this line of devices is expected to do. ``left_out``: those who were not even looked at."""
-    thorough = len(problem.devices) <= EXACT
+    """What this line of devices is expected to do. ``left_out``: those who were not even looked at. ``thorough``: with
+    searches for what a step would take with those left out, where that doesn't take too long."""
     return Forecast(
         objective=objective,
         load=load,
@@ -72,7 +81,8 @@ def forecast(
         stages=_stages(problem, line),
         step_s=tables.step_seconds(problem, line),
         even_s=_even(problem, line),
-        left_out=left_out + _left_out(problem, line, thorough),
+        left_out=left_out + _left_out(problem, line, thorough and len(problem.devices) <= EXACT),
+        is_thorough=thorough,
     )
 
 

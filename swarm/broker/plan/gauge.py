@@ -93,7 +93,7 @@ class PlanGauge:
             return
         held_s = 0.0
         for hop in hops:
-            held_s += hop.held_s or hop.wait_s + hop.compute_s + hop.sample_s
+            held_s += hop.whole_s
             stage = self.stages.get(hop.worker)
             if stage is not None and stage.speeds is not None:
                 stage.took(stage.step_s(shape), hop.compute_s + (hop.sample_s if stage.has_head else 0.0))

@@ -49,6 +49,7 @@ from swarm.wire.messages.clients import (
 )
 from swarm.wire.messages.common import (
     ASSET_PART_BYTES,
+    MAX_ASSET_BYTES,
     MAX_HEADER_BYTES,
     MAX_LAYERS,
     MAX_NAME,
@@ -155,6 +156,7 @@ from swarm.wire.messages.workers import (
 
 __all__ = [
     "ASSET_PART_BYTES",
+    "MAX_ASSET_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_LAYERS",
     "MAX_NAME",

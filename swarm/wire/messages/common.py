@@ -22,6 +22,7 @@ MAX_LAYERS = 1 << 12
 MAX_STAGES = 1 << 10
 MAX_NAME = 128
 ASSET_PART_BYTES = 1 << 20
+MAX_ASSET_BYTES = 64 << 20  # of a tokenizer's file; brokers keep them in memory, and the largest known have some 30 MB
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Epoch = Whole

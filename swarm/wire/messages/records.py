@@ -101,6 +101,11 @@ class Hop(Record, frozen=True):
     wire_bytes: Whole
     held_s: Seconds = 0.0
 
+    @property
+    def whole_s(self) -> float:
+        """How long the stage had the step; never less than what it says to have spent on it."""
+        return max(self.held_s, self.wait_s + self.compute_s + self.sample_s)
+
 
 class Edge(Record, frozen=True):
     """Where a stage sends its output: the next stage's data endpoint, or the broker's after the last."""

@@ -15,7 +15,7 @@ from swarm.broker.plan.solve import EXACT, solve
 from swarm.wire.messages import LayerCost, LinkCost
 from tests.unit.broker.bench import Bench, ranges
 from tests.unit.broker.test_plan_search import device, model_of
-from tests.unit.broker.test_plan_wanted import costs, join, plan_of, ruled
+from tests.unit.broker.test_plan_wanted import costs, join, plan_of, ruled, why_of
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-320, 1e308, inf])
@@ -50,7 +50,7 @@ def test_who_measured_for_ever_is_left_out(make_bench: Callable[..., Bench], sec
     join(bench, "w1", 0.001)
     bench.tick()
     assert set(ranges(bench)) == {"w1"}
-    (why,) = [text for text in bench.state.book.current.why if "stuck is left out" in text]  # type: ignore[union-attr]
+    (why,) = [text for text in why_of(bench) if "stuck is left out" in text]
     assert "it would make the step slower" in why
 
 

@@ -64,6 +64,11 @@ def plan_of(bench: Bench, **suppose: object) -> dict[str, object]:
 # --- by measurement ---------------------------------------------------------------------------------------------------
 
 
+def why_of(bench: Bench) -> list[str]:
+    """The plan in force, explained."""
+    return plan_of(bench)["why"]  # type: ignore[return-value]
+
+
 def test_shares_follow_what_was_measured(make_bench: Callable[..., Bench]) -> None:
     """A worker that is half as quick gets half as much; whoever has the head gets less."""
     bench = make_bench(ruled())
@@ -122,7 +127,7 @@ def test_a_machine_alone_may_be_quicker_than_all(make_bench: Callable[..., Bench
     join(bench, "snail", 0.1, host="there")
     bench.tick()
     assert lengths(bench) == {"w0": 3, "w1": 3}
-    assert any(text.startswith("snail is left out") for text in bench.state.book.current.why)  # type: ignore[union-attr]
+    assert any(text.startswith("snail is left out") for text in why_of(bench))
 
 
 def test_latency_takes_the_sum(make_bench: Callable[..., Bench]) -> None:
@@ -142,7 +147,7 @@ def test_room_for_keys_and_values_or_a_word_about_it(make_bench: Callable[..., B
     bench.join("w0")
     bench.tick()
     assert set(ranges(bench)) == {"w0"}
-    assert any("no room for keys and values" in text for text in bench.state.book.current.why)  # type: ignore[union-attr]
+    assert any("no room for keys and values" in text for text in why_of(bench))
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ def test_pins_caps_and_exclusions(make_bench: Callable[..., Bench]) -> None:
     assert ranges(bench)["w1"] == LayerRange(0, 1)
     assert lengths(bench)["w0"] <= 2
     assert "w3" not in ranges(bench)
-    assert any("w3 is left out: it is excluded by hand" in text for text in bench.state.book.current.why)  # type: ignore[union-attr]
+    assert any("w3 is left out: it is excluded by hand" in text for text in why_of(bench))
 
 
 def test_if_all_are_excluded_that_is_said(make_bench: Callable[..., Bench]) -> None:
@@ -213,7 +218,7 @@ def test_who_makes_it_slower_is_named(make_bench: Callable[..., Bench]) -> None:
     join(bench, "snail", 0.1)
     join(bench, "tiny", 0.001, memory_bytes=60 * MIB)
     bench.tick()
-    why = bench.state.book.current.why  # type: ignore[union-attr]
+    why = why_of(bench)
     assert "snail is left out: it would make the step slower: 100 ms instead of 6 ms" in why
     assert any(text.startswith("tiny is left out: 5 MiB of memory are missing for even one layer") for text in why)
 

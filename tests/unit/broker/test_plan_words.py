@@ -6,20 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from swarm.broker.actions import WriteEpoch
+from swarm.broker.plan import explain, solve
 from swarm.broker.plan.explain import MAX_NAMED, forecast, sentences
 from swarm.broker.plan.load import Load
 from swarm.broker.plan.problem import Device, Line, Problem, Share
 from swarm.wire.messages import LayerRange, Query, Suppose
-from tests.unit.broker.bench import Bench
+from tests.unit.broker.bench import Bench, submit
 from tests.unit.broker.test_plan_search import device, model_of
-from tests.unit.broker.test_plan_wanted import join, plan_of, ruled
+from tests.unit.broker.test_plan_wanted import join, plan_of, ruled, why_of
 
 MANY = 14
 
 
 def words(devices: tuple[Device, ...], line: Line, load: Load | None = None, **fields: bool) -> tuple[str, ...]:
     problem = Problem(model_of(*[1] * line[-1].layers.stop), devices, **fields)
-    return sentences(forecast(problem, line, load or Load(), "throughput"))
+    return sentences(forecast(problem, line, load or Load(), "throughput", thorough=True))
 
 
 def test_plurals_and_equals() -> None:
@@ -58,6 +60,31 @@ def test_as_long_is_not_told_as_a_difference() -> None:
     """Two figures that read alike are not set against each other."""
     told = words((device("a"), device("b")), (Share(0, LayerRange(0, 1)),))
     assert told[-1] == "b is left out: the step would take as long with it: 1 s"
+
+
+def test_nobody_searches_for_words_while_a_plan_is_waited_for(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a loss and the order of a new epoch nothing is looked for but the plan. Who asks later is told all."""
+    bench = make_bench(ruled())
+    for name in ("w0", "w1", "w2"):
+        join(bench, name, 0.004)
+    join(bench, "snail", 0.1)
+    bench.tick()
+    bench.say(submit())
+    (why,) = [text for text in why_of(bench) if "left out" in text]
+    assert why.startswith("snail is left out: it would make the step slower")
+    with monkeypatch.context() as patched:
+        patched.setattr(explain, "solve", no_search)
+        patched.setattr(solve, "solve", no_search)
+        assert any(isinstance(action, WriteEpoch) for action in bench.lose("w1"))
+        assert bench.state.book.coming is not None or bench.state.book.serving
+    bench.tick()
+    assert [text for text in why_of(bench) if text.startswith("snail is left out: ") and "ms" in text]
+
+
+def no_search(*_: object) -> None:
+    raise AssertionError("somebody searches for words")
 
 
 @pytest.mark.parametrize("host", ["here", "a"])

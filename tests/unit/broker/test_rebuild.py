@@ -32,7 +32,7 @@ Logs = tuple[tuple[int, int], ...]  # (boundary, stop)
 
 def plan_of(*stages: tuple[str, int, int]) -> Plan:
     plans = tuple(StagePlan(name, name, LayerRange(first, stop), "", 0, host=name) for name, first, stop in stages)
-    return Plan(3, plans, "throughput", ())
+    return Plan(3, plans, "throughput")
 
 
 def said(held: Mapping[str, Held], logs: Mapping[str, Logs] | None = None) -> dict[str, Activated]:

@@ -8,9 +8,9 @@ import xxhash
 
 from swarm.broker.actions import Action, SayClient
 from swarm.broker.events import AssetPartArrived
-from swarm.broker.uploads import ASK_AGAIN_S, MAX_ASSET_BYTES
+from swarm.broker.uploads import ASK_AGAIN_S
 from swarm.testing import fake_manifest
-from swarm.wire.messages import ASSET_PART_BYTES, Asset, AssetPart, GetAsset, Manifest, Welcome
+from swarm.wire.messages import ASSET_PART_BYTES, MAX_ASSET_BYTES, Asset, AssetPart, GetAsset, Manifest, Welcome
 from tests.unit.broker.bench import Bench, orders
 
 
