@@ -192,7 +192,7 @@ class BrokerNode:
         if self.alive and life == self.life:
             self.journal.look()
             self.feed(broker_event.Tick())
-            self._world.at(TICK_S, lambda: self._tick(life))
+            self._world.at(TICK_S * self._cluster.stride, lambda: self._tick(life))
 
     def _perform_or_die(self, action: broker_act.Action) -> bool:
         kind = kind_of(action) if self.traps else ""

@@ -130,13 +130,12 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
 
 
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
-    look_at = quiet_from = schedule.quiet_from
+    quiet_from = schedule.quiet_from
     recover_by = quiet_from + (LIED_S if any(f.kind == "poison" for f in schedule.faults) else RECOVERED_S)
     recovered, moved, moved_at = False, 0.0, quiet_from
-    while world.step():
-        if world.now <= look_at:
-            continue
-        look_at = world.now + LOOK_S
+    look_at = quiet_from + LOOK_S
+    while world.play_until(look_at, MAX_EVENTS):
+        look_at += LOOK_S
         recovered |= cluster.has_recovered
         if not recovered and world.now > recover_by:
             cluster.check_members()  # it says what is missing
@@ -144,7 +143,7 @@ def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
             break
         if moved != (moved := cluster.progress):
             moved_at = world.now
-        if world.now - moved_at > STILL_S or world.num_events > MAX_EVENTS:
+        if world.now - moved_at > STILL_S or world.num_events >= MAX_EVENTS:
             break  # the audit says what has not ended
     until, latest = world.now + SETTLE_S, world.now + UNSETTLED_S
     while world.now < until and world.step():

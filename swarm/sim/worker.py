@@ -222,7 +222,7 @@ class WorkerNode:
         if self.alive:
             if not self._inbox:  # else it gets round to it later
                 self.post(stage_event.Tick())
-            self._world.at(STAGE_TICK_S, self._tick)
+            self._world.at(STAGE_TICK_S * self._cluster.stride, self._tick)
 
     def _perform(self, action: stage_act.Action) -> None:
         if not isinstance(action, stage_act.Note | stage_act.Compute):
@@ -352,7 +352,7 @@ class WorkerNode:
         if not self.frozen:
             beat = self._make_beat()
             self._beats.carry(lambda: self._cluster.to_broker_beat(beat))
-        self._world.at(BEAT_S, self._beat)
+        self._world.at(BEAT_S * self._cluster.stride, self._beat)
 
     def _make_beat(self) -> Beat:
         now = self._world.now
