@@ -81,19 +81,34 @@ def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence
     return mix(mix(hidden, hash(tuple(history)) & _MASK), chance) % vocab_size
 
 
+def fake_logprobs(hidden: int, token: int, params: SamplingParams) -> tuple[TokenLogprob, ...]:
+    """Of what was drawn: as much another one at every position as the token is."""
+    if params.logprobs is None:
+        return ()
+    return (TokenLogprob(token, -(mix(hidden, token) % 100_000) / 1000),)
+
+
 def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
     """The tokens that an undisturbed run gives: the oracle."""
+    return [token for token, _ in fake_draws(prompt, params, seed, manifest)]
+
+
+def fake_draws(
+    prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest
+) -> list[tuple[int, tuple[TokenLogprob, ...]]]:
+    """The same, with the logprobs of each."""
     states = [0] * manifest.num_layers
-    tokens = list(prompt)
+    tokens, draws = list(prompt), []
     hidden = 0
     for token in prompt:
         hidden = _through(states, token)
     while True:
         token = fake_token(hidden, params, seed, tokens, manifest.vocab_size)
         tokens.append(token)
+        draws.append((token, fake_logprobs(hidden, token, params)))
         is_end = (token in manifest.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
         if is_end or len(tokens) - len(prompt) >= params.max_tokens or len(tokens) >= manifest.context:
-            return tokens[len(prompt) :]
+            return draws
         hidden = _through(states, token)
 
 
@@ -239,9 +254,9 @@ class FakeExecutor:
         return hidden
 
     def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
-        token = fake_token(last[job.row], job.params, job.seed, job.history, self.manifest.vocab_size)
-        logprobs = () if job.params.logprobs is None else (TokenLogprob(token, -1.0),)
-        return Sampled(row.sequence, row.start + row.count, token, logprobs)
+        hidden = last[job.row]
+        token = fake_token(hidden, job.params, job.seed, job.history, self.manifest.vocab_size)
+        return Sampled(row.sequence, row.start + row.count, token, fake_logprobs(hidden, token, job.params))
 
     def truncate(self, sequence: int, position: int) -> None:
         for chain in self.chains[sequence].values():

@@ -62,6 +62,7 @@ class Cluster:
         self.manifest = fake_manifest(schedule.num_layers)
         self.machines = schedule.machines
         self.log_bytes = schedule.log_bytes
+        self.recalls = schedule.recalls
         self.specs = {spec.name: spec for spec in schedule.workers}
         self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}
@@ -212,10 +213,10 @@ class Cluster:
         self.network.heal()
         self.traps.clear()
         self.broker.traps.clear()
-        self.broker.disk.is_full = False
+        self.broker.disk.heal()
         self.broker.thaw()
         for node in list(self.workers.values()):
-            node.crawls_s, node.garbles, node.poisons = 0.0, 0, 0
+            node.crawls_s, node.garbles, node.poisons, node.fails = 0.0, 0, 0, 0
             node.wake(at_once=True)
             node.thaw(at_once=True)
             if node.memory_bytes < self.specs[node.name].memory_bytes and node.alive:

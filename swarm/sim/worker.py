@@ -51,7 +51,7 @@ class WorkerNode:
 
     ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``crawls_s``: what
     each computation takes more, showing progress. ``garbles``: how many tensors are still to be sent with a flipped
-    bit; ``poisons``: how many computations are still to give what is no number."""
+    bit; ``poisons``: how many computations are still to give what is no number; ``fails``: how many are to fail."""
 
     def __init__(self, cluster: Cluster, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
@@ -72,6 +72,7 @@ class WorkerNode:
         self.crawls_s = 0.0
         self.garbles = 0
         self.poisons = 0
+        self.fails = 0
         self._busy = False
         self._lineage = NOBODYS
         self._fence = 0  # what the control thread has seen; a computation looks at it
@@ -85,7 +86,14 @@ class WorkerNode:
         self._idle_since = self._progressed_at = self._world.now
         self._progress = 0
         self._tick()
-        self.post(stage_event.BrokerConnected())
+        self._come_in()
+
+    def _come_in(self) -> None:
+        """Its first connection; while the door is shut it tries again."""
+        if "worker" in self._cluster.broker.shut_doors:
+            self._world.at(self._world.draw(KNOCK_S), self._come_in)
+        else:
+            self.post(stage_event.BrokerConnected())
 
     def take_order(self, order: Order) -> None:
         """An order has come: to the process, if it runs."""
@@ -319,6 +327,11 @@ class WorkerNode:
             return
         self._busy = False
         self._idle_since = self._world.now
+        if self.fails:
+            self.fails -= 1
+            self._handle(stage_event.ComputeFailed(action.epoch, action.step, "MemoryError: no room"))
+            self._drain()
+            return
         try:
             forwarded = self.executor.forward(action.batch, lambda: self._fence > action.epoch, lambda: None)
         except Fenced:
