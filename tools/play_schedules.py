@@ -41,7 +41,7 @@ def main() -> None:
 def play(log: Path, first_seed: int, count: int, until: str | None) -> None:
     done = {int(line["first_seed"]) for line in lines(log)}
     for first in range(first_seed, first_seed + count, RANGE):
-        if until is not None and datetime.now().strftime("%H:%M") >= until:  # noqa: DTZ005 (the wall clock is meant)
+        if until is not None and datetime.now().strftime("%H:%M") >= until:
             return
         if first in done:
             continue

@@ -142,10 +142,7 @@ class Audit:
     def sent_away(self, request_id: str, state: State, places: int) -> None:
         """Only where the queue has no places for it: for all, or for one tenant, who gets three quarters. What waits to
         be written down counts too."""
-        waiting = sum(
-            sequence.state is SequenceState.WAITING and not sequence.num_preempted
-            for sequence in state.sequences.values()
-        )
+        waiting = sum(sequence.state is SequenceState.WAITING for sequence in state.sequences.values())
         num = self.submits[request_id].params.n
         _demand(4 * (waiting + num) > 3 * places, "I1", f"{request_id} is sent away, and {waiting} of {places} wait")
 

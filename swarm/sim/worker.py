@@ -79,6 +79,7 @@ class WorkerNode:
         self._stop_standby = False
         self._inbox: deque[stage_event.Event] = deque()
         self._held_back: list[Callable[[], None]] = []
+        self._held_end: Callable[[], None] | None = None
         self._control = cluster.network.link(name, "broker", "control", self._world.pace.control)
         self._beats: Link | None = None
         self._edge: Link | None = None
@@ -190,9 +191,11 @@ class WorkerNode:
             self._edge.drop(for_s, keeps=True)
 
     def _go_on(self) -> None:
+        """Orders come in their order; the computation's end before or behind them."""
         held, self._held_back = self._held_back, []
-        if len(held) > 1 and self._world.random.random() < 0.5:
-            held.insert(0, held.pop())  # the computation's end, perhaps, before the orders that came first
+        end, self._held_end = self._held_end, None
+        if end is not None:
+            held.insert(0 if self._world.random.random() < 0.5 else len(held), end)
         for what in held:
             what()
         self._drain()
@@ -318,7 +321,7 @@ class WorkerNode:
 
     def _end_when_awake(self, action: stage_act.Compute) -> None:
         if self.frozen or self.hung:
-            self._held_back.append(lambda: self._end_when_awake(action))
+            self._held_end = lambda: self._end_when_awake(action)
         else:
             self._end(action)
 
