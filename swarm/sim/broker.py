@@ -91,6 +91,9 @@ class BrokerNode:
             self.shut_doors.add(door)
             self.feed(broker_event.DoorClosed(door, errno.EMFILE, DESCRIPTORS))
 
+    def open_door(self, door: str) -> None:
+        self.shut_doors.discard(door)
+
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -243,7 +246,7 @@ class BrokerNode:
                 used = DESCRIPTORS if self._world.now < self.short_until else 0
                 self._after(0.0, broker_event.DescriptorsCounted(used, DESCRIPTORS))
             case broker_act.OpenDoor(door):
-                self.shut_doors.discard(door)
+                self.open_door(door)
             case broker_act.Solve(number, question):
                 self._after(SOLVE_S, broker_event.Solved(number, answered(question)))
             case _:

@@ -44,10 +44,12 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
 
 
 def _short_queue(random: Random, schedule: Schedule) -> Schedule:
+    """One sequence runs at a time, and few may wait for it."""
     if random.random() >= SHORT_QUEUE:
         return schedule
     requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))
-    return replace(schedule, settings=replace(schedule.settings, requests=requests))
+    scheduler = replace(schedule.settings.scheduler, max_running=1)
+    return replace(schedule, settings=replace(schedule.settings, requests=requests, scheduler=scheduler))
 
 
 def _with_hops(random: Random, schedule: Schedule) -> Schedule:

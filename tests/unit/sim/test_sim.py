@@ -25,6 +25,7 @@ from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
 from swarm.cli.sim import play
 from swarm.sim.audit import Violation
+from swarm.sim.habits import whole_schedule
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
 from swarm.sim.schedule import (
@@ -32,7 +33,7 @@ from swarm.sim.schedule import (
     FAULT_KINDS,
     JOURNAL_FAULT_KINDS,
     JOURNAL_FAULTS,
-    make_schedule,
+    OTHER_FAULTS,
 )
 from swarm.sim.world import Pace, World
 from swarm.stage.checkpoints import ActivationLog
@@ -86,8 +87,8 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_too_large for o in played) > 0
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
-    kinds = {fault.kind for seed in range(400) for fault in make_schedule(seed).faults}
-    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS}
+    kinds = {fault.kind for seed in range(400) for fault in whole_schedule(seed).faults}
+    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS, *OTHER_FAULTS}
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
