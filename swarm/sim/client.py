@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from swarm.client import events as client_event
 from swarm.client.session import Session
-from swarm.errors import ClientError, Overloaded
+from swarm.errors import ClientError, Overloaded, Unavailable
 from swarm.sim.network import Link
 from swarm.wire.messages import ClientMessage, Finished, ServerMessage, Submit
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RECONNECT_TIMEOUT_S = 30.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
 TICK_S = 0.5
+AGAIN_S = 1.0  # before a caller tries again who never reached the broker
 QUEUE = 8  # messages that a connection holds for one that does not read
 
 
@@ -41,6 +42,7 @@ class ClientNode:
         self._held_back: list[client_event.Event] = []
         self.alive = True
         self._submits: dict[str, Submit] = {}
+        self._unsaid: set[str] = set()  # requests that began without a connection
         self._connect()
         self._tick()
 
@@ -82,6 +84,9 @@ class ClientNode:
         if not self.alive:
             self._cluster.audit.left.add(submit.request_id)
         elif submit.request_id not in self._cluster.audit.left:
+            self._unsaid.discard(submit.request_id)
+            if self._link is None:
+                self._unsaid.add(submit.request_id)
             self.feed(client_event.Start(submit))
 
     def _thaw(self) -> None:
@@ -168,10 +173,18 @@ class ClientNode:
 
     def _failed(self, request_id: str, error: ClientError) -> None:
         submit = self._submits.get(request_id)
-        if isinstance(error, Overloaded) and submit is not None and request_id not in self._cluster.audit.left:
-            self._world.at(error.retry_after_s, lambda: self.submit(submit))
-        else:
+        again_s = self._comes_again_after(request_id, error)
+        if again_s is None or submit is None or request_id in self._cluster.audit.left:
             self._cluster.audit.failed(request_id, error)
+        else:
+            self._world.at(again_s, lambda: self.submit(submit))
+
+    def _comes_again_after(self, request_id: str, error: ClientError) -> float | None:
+        """If there was no place for it, or never a connection to say it on."""
+        if isinstance(error, Overloaded):
+            return error.retry_after_s
+        is_unsaid = request_id in self._unsaid and request_id not in self._cluster.audit.promised
+        return AGAIN_S if isinstance(error, Unavailable) and is_unsaid else None
 
     def _send(self, message: ClientMessage) -> None:
         if self._link is not None:

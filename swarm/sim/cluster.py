@@ -214,6 +214,7 @@ class Cluster:
         self.traps.clear()
         self.broker.traps.clear()
         self.broker.disk.heal()
+        self.broker.short_until = 0.0
         self.broker.thaw()
         for node in list(self.workers.values()):
             node.crawls_s, node.garbles, node.poisons, node.fails = 0.0, 0, 0, 0
