@@ -21,7 +21,7 @@ NUM_BROKERS = 3
 LOOP_S = (0.2, 2.5)  # between two of them
 CRAWL_S = 4.0
 MOST_GARBLED = MOST_FAILED = 2
-DEATH_READ_S = (0.5, 3.0)  # until others come for what a dead client left
+DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others come for what a dead client left: soon, or after any grace
 AGAIN_S = 0.1
 POISONED_S = 60.0  # it may compute nothing for long
 
@@ -53,7 +53,7 @@ def _client_dies(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> N
     client.die()
     for request_id in sorted(cluster.audit.orphans - cluster.audit.read_elsewhere):
         reader = Reader(cluster, f"o-{request_id}", client.pace, cluster.audit.submits[request_id])
-        cluster.world.at(cluster.world.draw(DEATH_READ_S), reader.begin)
+        cluster.world.at(cluster.world.draw(DEATH_READ_S[fault.whom % 4 == 0]), reader.begin)
 
 
 def _one(living: list[WorkerNode], fault: Fault) -> WorkerNode:
