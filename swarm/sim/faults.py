@@ -145,7 +145,6 @@ def _compute_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     """Half of the time more than once."""
     cluster.watch.disturbed(node.name, POISONED_S)
     node.fails = 1 + fault.whom % MOST_FAILED
-    cluster.audit.num_blows += node.fails
 
 
 def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:

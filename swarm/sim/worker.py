@@ -332,6 +332,7 @@ class WorkerNode:
         self._idle_since = self._world.now
         if self.fails:
             self.fails -= 1
+            self._cluster.audit.num_blows += 1
             self._handle(stage_event.ComputeFailed(action.epoch, action.step, "MemoryError: no room"))
             self._drain()
             return
