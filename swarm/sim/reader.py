@@ -71,7 +71,7 @@ class Reader(ClientNode):
 
     def _not_recalled(self, problem: str) -> None:
         """Who was promised an answer can ask for it; unless the journal can't be read just now."""
-        if "not known" not in problem:
+        if "looked up" in problem or "read again" in problem:
             self._world.at(AGAIN_S, self.begin)
             return
         self.error = RequestFailed(problem)
