@@ -191,9 +191,13 @@ class FakeExecutor:
         taken = 0
         last: list[int] = []
         for row in batch.rows:
-            for offset in range(row.count):
-                hidden[taken] = self._position(row.sequence, row.start + offset, hidden[taken], batch.through)
-                taken += 1
+            if batch.through is None:
+                hidden[taken : taken + row.count] = self._row(row, hidden[taken : taken + row.count])
+            else:
+                for offset in range(taken, taken + row.count):
+                    position = row.start + offset - taken
+                    hidden[offset] = self._position(row.sequence, position, hidden[offset], batch.through)
+            taken += row.count
             last.append(hidden[taken - 1])
         progressed()
         if self.layers.stop < self.manifest.num_layers:
@@ -232,9 +236,32 @@ class FakeExecutor:
         raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
         return [int(value) for value in raw]
 
-    def _position(self, sequence: int, position: int, hidden: int, through: LayerRange | None) -> int:
+    def _row(self, row: Row, hidden: list[int]) -> list[int]:
+        """Through all layers of this stage, one after the other: what lies beyond was cut, or belongs to a step that a
+        fence ended."""
         assert self.layers is not None
-        layers = through or self.layers
+        chains, start, stop = self.chains[row.sequence], row.start, row.start + row.count
+        if stop > self.limits[row.sequence]:
+            raise IllegalMove(f"sequence {row.sequence} outgrows its limit {self.limits[row.sequence]}")
+        for layer in range(self.layers.first, self.layers.stop):
+            chain = chains.setdefault(layer, [])
+            if len(chain) < start:
+                raise IllegalMove(f"sequence {row.sequence} layer {layer}: position {start}, held {len(chain)}")
+            state = chain[start - 1] if start else 0
+            del chain[start:]
+            for offset, value in enumerate(hidden):
+                state, hidden[offset] = fake_layer(layer, state, value)
+                chain.append(state)
+        if stop // _BLOCK != start // _BLOCK or start % _BLOCK == 0:
+            self._check_room()
+        return hidden
+
+    def _check_room(self) -> None:
+        if self.kv_used() > self.capacity:
+            raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
+
+    def _position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
+        """In a replay: what is held already must be the same."""
         chains = self.chains[sequence]
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
@@ -243,14 +270,13 @@ class FakeExecutor:
             if len(chain) < position:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: position {position}, held {len(chain)}")
             state, hidden = fake_layer(layer, chain[position - 1] if position else 0, hidden)
-            if through is not None and position < len(chain):
+            if position < len(chain):
                 if chain[position] != state:
                     raise IllegalMove(f"sequence {sequence} layer {layer}: a replay differs at position {position}")
                 continue
-            del chain[position:]  # what lies beyond was cut, or belongs to a step that a fence ended
             chain.append(state)
-        if position % _BLOCK == 0 and self.kv_used() > self.capacity:
-            raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
+        if position % _BLOCK == 0:
+            self._check_room()
         return hidden
 
     def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:

@@ -23,12 +23,12 @@ from swarm.broker.blocks import num_blocks
 from swarm.broker.planning import QUARANTINE_AFTER
 from swarm.broker.requests import WINDOW, derive_seed
 from swarm.broker.room import MAX_PREEMPTED
-from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
 from swarm.client.events import Deliver
 from swarm.errors import ClientError, ReadElsewhere
 from swarm.sim.exact import Expectation
 from swarm.testing import fake_draws
-from swarm.wire.messages import Finished, Manifest, Rejected, StepDone, Submit
+from swarm.wire.messages import Finished, LayerRange, Manifest, Rejected, StepDone, Submit
 
 if TYPE_CHECKING:
     from swarm.sim.journal import Disk
@@ -64,10 +64,13 @@ class Audit:
     _seen: dict[int, tuple[object, ...]] = field(default_factory=dict)  # sequence -> its numbers at the last look
     _verified: dict[int, int] = field(default_factory=dict)  # sequence -> generated tokens that were compared
     _ended: set[int] = field(default_factory=set)
+    _planned: tuple[Plan, list[tuple[str, LayerRange]]] | None = None  # the way of the plan in force
+    _tells_ways: bool = False  # to somebody
     _num_checks: int = 0
 
     def expect(self, submit: Submit, stops: dict[int, int]) -> None:
         self.submits[submit.request_id] = submit
+        self._tells_ways |= submit.hops
         self.blows_at[submit.request_id] = self.num_blows
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
@@ -109,9 +112,11 @@ class Audit:
         if current is None or current.epoch != done.epoch or done.lineage != state.lineage:
             return
         way = [(hop.worker, hop.layers) for hop in done.hops]
-        planned = [(stage.name, stage.layers) for stage in current.stages]
-        _demand(way == planned, "I2", f"step {done.step} went through {way}, epoch {done.epoch} has {planned}")
-        for item in done.sampled:
+        if self._planned is None or self._planned[0] is not current:
+            self._planned = current, [(stage.name, stage.layers) for stage in current.stages]
+        if way != self._planned[1]:
+            raise Violation(f"I2: step {done.step} went through {way}, epoch {done.epoch} has {self._planned[1]}")
+        for item in done.sampled if self._tells_ways else ():
             sequence = state.sequences.get(item.sequence)
             case = self.expected.get((sequence.request.id, sequence.index)) if sequence is not None else None
             if case is not None and case.submit.hops:
