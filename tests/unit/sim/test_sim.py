@@ -326,7 +326,7 @@ def log_without_bound(patch: pytest.MonkeyPatch) -> None:
         (send_rows_again, "I8", False),
         (keep_what_was_released, "a core broke", False),
         (never_release, "I9", False),
-        (lose_a_token_when_giving_way, "I3", False),
+        (lose_a_token_when_giving_way, "I2", False),
         (give_way_without_release, "IllegalMove", False),
         (give_way_for_ever, "I1", False),
         (take_more_than_there_is, "I9", False),
@@ -348,9 +348,8 @@ def test_sabotage_is_noticed(
 ) -> None:
     """A core that breaks a rule is caught, by the name of what no longer holds, with its story."""
     sabotage(monkeypatch)
-    rare = (overrun_the_window, never_give_up)  # a long answer to a slow reader, a request that fits nowhere
-    first_seed = 50 if sabotage in rare else 0
-    noticed = first_failure(faults=faults, first_seed=first_seed)
+    rare = {overrun_the_window: 50, never_give_up: 95}  # a long answer to a slow reader, a request that fits nowhere
+    noticed = first_failure(faults=faults, first_seed=rare.get(sabotage, 0))
     assert noticed.failure is not None
     assert noticed.failure.startswith(invariant) or noticed.failure.startswith(f"Violation: {invariant}")
     assert any("broker" in line for line in noticed.story)
