@@ -81,19 +81,34 @@ def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence
     return mix(mix(hidden, hash(tuple(history)) & _MASK), chance) % vocab_size
 
 
+def fake_logprobs(hidden: int, token: int, params: SamplingParams) -> tuple[TokenLogprob, ...]:
+    """Of what was drawn: as much another one at every position as the token is."""
+    if params.logprobs is None:
+        return ()
+    return (TokenLogprob(token, -(mix(hidden, token) % 100_000) / 1000),)
+
+
 def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
     """The tokens that an undisturbed run gives: the oracle."""
+    return [token for token, _ in fake_draws(prompt, params, seed, manifest)]
+
+
+def fake_draws(
+    prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest
+) -> list[tuple[int, tuple[TokenLogprob, ...]]]:
+    """The same, with the logprobs of each."""
     states = [0] * manifest.num_layers
-    tokens = list(prompt)
+    tokens, draws = list(prompt), []
     hidden = 0
     for token in prompt:
         hidden = _through(states, token)
     while True:
         token = fake_token(hidden, params, seed, tokens, manifest.vocab_size)
         tokens.append(token)
+        draws.append((token, fake_logprobs(hidden, token, params)))
         is_end = (token in manifest.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
         if is_end or len(tokens) - len(prompt) >= params.max_tokens or len(tokens) >= manifest.context:
-            return tokens[len(prompt) :]
+            return draws
         hidden = _through(states, token)
 
 
@@ -176,9 +191,13 @@ class FakeExecutor:
         taken = 0
         last: list[int] = []
         for row in batch.rows:
-            for offset in range(row.count):
-                hidden[taken] = self._position(row.sequence, row.start + offset, hidden[taken], batch.through)
-                taken += 1
+            if batch.through is None:
+                hidden[taken : taken + row.count] = self._row(row, hidden[taken : taken + row.count])
+            else:
+                for offset in range(taken, taken + row.count):
+                    position = row.start + offset - taken
+                    hidden[offset] = self._position(row.sequence, position, hidden[offset], batch.through)
+            taken += row.count
             last.append(hidden[taken - 1])
         progressed()
         if self.layers.stop < self.manifest.num_layers:
@@ -217,9 +236,32 @@ class FakeExecutor:
         raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
         return [int(value) for value in raw]
 
-    def _position(self, sequence: int, position: int, hidden: int, through: LayerRange | None) -> int:
+    def _row(self, row: Row, hidden: list[int]) -> list[int]:
+        """Through all layers of this stage, one after the other: what lies beyond was cut, or belongs to a step that a
+        fence ended."""
         assert self.layers is not None
-        layers = through or self.layers
+        chains, start, stop = self.chains[row.sequence], row.start, row.start + row.count
+        if stop > self.limits[row.sequence]:
+            raise IllegalMove(f"sequence {row.sequence} outgrows its limit {self.limits[row.sequence]}")
+        for layer in range(self.layers.first, self.layers.stop):
+            chain = chains.setdefault(layer, [])
+            if len(chain) < start:
+                raise IllegalMove(f"sequence {row.sequence} layer {layer}: position {start}, held {len(chain)}")
+            state = chain[start - 1] if start else 0
+            del chain[start:]
+            for offset, value in enumerate(hidden):
+                state, hidden[offset] = fake_layer(layer, state, value)
+                chain.append(state)
+        if stop // _BLOCK != start // _BLOCK or start % _BLOCK == 0:
+            self._check_room()
+        return hidden
+
+    def _check_room(self) -> None:
+        if self.kv_used() > self.capacity:
+            raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
+
+    def _position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
+        """In a replay: what is held already must be the same."""
         chains = self.chains[sequence]
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
@@ -228,20 +270,19 @@ class FakeExecutor:
             if len(chain) < position:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: position {position}, held {len(chain)}")
             state, hidden = fake_layer(layer, chain[position - 1] if position else 0, hidden)
-            if through is not None and position < len(chain):
+            if position < len(chain):
                 if chain[position] != state:
                     raise IllegalMove(f"sequence {sequence} layer {layer}: a replay differs at position {position}")
                 continue
-            del chain[position:]  # what lies beyond was cut, or belongs to a step that a fence ended
             chain.append(state)
-        if position % _BLOCK == 0 and self.kv_used() > self.capacity:
-            raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
+        if position % _BLOCK == 0:
+            self._check_room()
         return hidden
 
     def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
-        token = fake_token(last[job.row], job.params, job.seed, job.history, self.manifest.vocab_size)
-        logprobs = () if job.params.logprobs is None else (TokenLogprob(token, -1.0),)
-        return Sampled(row.sequence, row.start + row.count, token, logprobs)
+        hidden = last[job.row]
+        token = fake_token(hidden, job.params, job.seed, job.history, self.manifest.vocab_size)
+        return Sampled(row.sequence, row.start + row.count, token, fake_logprobs(hidden, token, job.params))
 
     def truncate(self, sequence: int, position: int) -> None:
         for chain in self.chains[sequence].values():

@@ -142,13 +142,20 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
         return None
     most = depth(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
     state.gauges.depth, state.gauges.mode = most, "batch" if most == 1 else "overlapped"
-    if len(state.flights) >= most:
+    if len(state.flights) >= most or not _has_work(state):
         return None
     admit(state, settings, now)
     chosen = _choose(state, settings, most)
     if not chosen and not state.to_release and not state.to_retire:
         return None
     return _build(state, chosen, plan.epoch, now)
+
+
+def _has_work(state: State) -> bool:
+    """Somebody waits, or has tokens that no step carries, or is to be let go of: asked after every event."""
+    running = state.running
+    pending = running.due or running.num_prefilling
+    return bool(pending or state.waiting or state.to_release or state.to_retire)
 
 
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:

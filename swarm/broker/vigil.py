@@ -67,11 +67,12 @@ class Vigil:
     def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence, and since when it has held."""
         found: dict[str, Judgement] = {}
+        replays = self._replays()
         for incarnation, worker in self._state.workers.items():
             if worker.is_gone:
                 found[incarnation] = self._last_verdict(worker)
             else:
-                expected = self._expected(worker, usual_step_s)
+                expected = self._expected(worker, replays, usual_step_s)
                 found[incarnation] = judge(self._pulses[incarnation], self._settings, expected, now)
         told = {incarnation: self._in_full(incarnation, found) for incarnation in found}
         return {incarnation: self._dated(incarnation, judgement, now) for incarnation, judgement in told.items()}
@@ -99,22 +100,26 @@ class Vigil:
     def _dated(self, incarnation: str, judgement: Judgement, now: float) -> Judgement:
         last = self._verdicts.get(incarnation)
         since = last.since if last is not None and last.verdict is judgement.verdict else now
-        dated = self._verdicts[incarnation] = replace(judgement, since=since)
+        dated = self._verdicts[incarnation] = Judgement(judgement.verdict, judgement.evidence, since)
         return dated
 
-    def _expected(self, worker: Worker, usual_step_s: float) -> Expected:
-        """What is known of its steps: those under way, and replays, which are steps too."""
-        gauge, rebuilder = self._state.book.gauge, self._rebuilder
-        replays = [
+    def _replays(self) -> list[Shape]:
+        """Those under way, which are steps too."""
+        rebuilder = self._rebuilder
+        return [
             Shape.of([(run.done, min(rebuilder.settings.chunk, run.stop - run.done), False)])
             for sequence in rebuilder.under_way
             for run in sequence.rebuilds[:1]
         ]
+
+    def _expected(self, worker: Worker, replays: list[Shape], usual_step_s: float) -> Expected:
+        """What is known of its steps. What those under way should take matters only while it computes."""
+        gauge = self._state.book.gauge
         stage = gauge.stages.get(worker.name)
         if stage is None:
             return Expected(usual_step_s)
         pace = stage.recent_pace
-        in_hand_s = gauge.in_hand_s(worker.name, replays)
+        in_hand_s = gauge.in_hand_s(worker.name, replays) if self.computes(worker.incarnation) else 0.0
         return Expected(usual_step_s, in_hand_s, stage.num_layers, worker.pace if pace is None else pace)
 
     def blocked_on(self, incarnation: str) -> str:

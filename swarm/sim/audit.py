@@ -23,11 +23,12 @@ from swarm.broker.blocks import num_blocks
 from swarm.broker.planning import QUARANTINE_AFTER
 from swarm.broker.requests import WINDOW, derive_seed
 from swarm.broker.room import MAX_PREEMPTED
-from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
 from swarm.client.events import Deliver
 from swarm.errors import ClientError, ReadElsewhere
-from swarm.testing import fake_continuation
-from swarm.wire.messages import Finished, Manifest, Rejected, Submit
+from swarm.sim.exact import Expectation
+from swarm.testing import fake_draws
+from swarm.wire.messages import Finished, LayerRange, Manifest, Rejected, StepDone, Submit
 
 if TYPE_CHECKING:
     from swarm.sim.journal import Disk
@@ -44,16 +45,6 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class Expectation:
-    """What one continuation must give."""
-
-    tokens: list[int]
-    stop_at: int | None = None
-    received: list[int] = field(default_factory=list)
-    end: str | None = None
-
-
-@dataclass(slots=True)
 class Audit:
     """Keeps the expected beside the received."""
 
@@ -61,6 +52,7 @@ class Audit:
     expected: dict[tuple[str, int], Expectation] = field(default_factory=dict)
     may_fail: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
+    orphans: set[str] = field(default_factory=set)  # detached ones whose clients died: others read them
     read_elsewhere: set[str] = field(default_factory=set)  # another client than the submitting one attaches to these
     promised: set[str] = field(default_factory=set)  # whose clients were told that they are accepted
     submits: dict[str, Submit] = field(default_factory=dict)
@@ -72,18 +64,21 @@ class Audit:
     _seen: dict[int, tuple[object, ...]] = field(default_factory=dict)  # sequence -> its numbers at the last look
     _verified: dict[int, int] = field(default_factory=dict)  # sequence -> generated tokens that were compared
     _ended: set[int] = field(default_factory=set)
+    _planned: tuple[Plan, list[tuple[str, LayerRange]]] | None = None  # the way of the plan in force
+    _tells_ways: bool = False  # to somebody
     _num_checks: int = 0
 
     def expect(self, submit: Submit, stops: dict[int, int]) -> None:
         self.submits[submit.request_id] = submit
+        self._tells_ways |= submit.hops
         self.blows_at[submit.request_id] = self.num_blows
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
-            tokens = fake_continuation(submit.prompt, submit.params, seed, self.manifest)
+            draws = fake_draws(submit.prompt, submit.params, seed, self.manifest)
             stop_at = stops.get(index)
-            if stop_at is not None and stop_at >= len(tokens):
+            if stop_at is not None and stop_at >= len(draws):
                 stop_at = None
-            self.expected[submit.request_id, index] = Expectation(tokens, stop_at)
+            self.expected[submit.request_id, index] = Expectation(submit, draws, self.manifest, stop_at)
 
     # --- at the clients ----------------------------------------------------------------------------------------------
 
@@ -94,10 +89,7 @@ class Audit:
         _demand(action.start == len(case.received), "I3", f"{where} got {action.start}, expected {len(case.received)}")
         case.received.extend(action.ids)
         self.num_taken += len(action.ids)
-        wanted = case.tokens[: len(case.received)]
-        _demand(
-            case.received == wanted, "I2", f"{where}: {case.received[action.start :]} is not {wanted[action.start :]}"
-        )
+        self._demand_exact(where, case.astray(action))
 
     def ended(self, request_id: str, index: int, finished: Finished) -> None:
         case = self.expected[request_id, index]
@@ -105,11 +97,30 @@ class Audit:
         _demand(case.end is None, "I1", f"{where} ended twice")
         case.end = finished.reason
         if finished.reason in ("stop", "length"):
-            length = len(case.tokens) if case.stop_at is None else case.stop_at
-            _demand(finished.num_tokens in (length, len(case.tokens)), "I2", f"{where}: {finished.num_tokens} tokens")
+            self._demand_exact(where, case.wrong_end(finished))
             _demand(len(case.received) >= finished.num_tokens, "I3", f"{where}: the end came before its tokens")
         else:
             self._allow_failure(request_id, f"{where}: {finished.reason} {finished.detail}")
+
+    def _demand_exact(self, where: str, problem: str) -> None:
+        _demand(not problem, "I2", f"{where}: {problem}")
+
+    def step_came(self, done: StepDone, state: State) -> None:
+        """By which way the tokens of a step that counts came: the stages of the plan in force, each once and in
+        order."""
+        current = state.book.current
+        if current is None or current.epoch != done.epoch or done.lineage != state.lineage:
+            return
+        way = [(hop.worker, hop.layers) for hop in done.hops]
+        if self._planned is None or self._planned[0] is not current:
+            self._planned = current, [(stage.name, stage.layers) for stage in current.stages]
+        if way != self._planned[1]:
+            raise Violation(f"I2: step {done.step} went through {way}, epoch {done.epoch} has {self._planned[1]}")
+        for item in done.sampled if self._tells_ways else ():
+            sequence = state.sequences.get(item.sequence)
+            case = self.expected.get((sequence.request.id, sequence.index)) if sequence is not None else None
+            if case is not None and case.submit.hops:
+                case.drawn(item.position - len(case.submit.prompt), done.hops)
 
     def has_ended(self, request_id: str) -> bool:
         """For who submitted it."""
@@ -132,6 +143,13 @@ class Audit:
         fits = num_blocks(limit) <= state.book.kv_blocks
         _demand(state.book.serving and not fits, "I1", f"{request_id} ({limit} positions) would fit into the stages")
         self.may_fail.add(request_id)
+
+    def sent_away(self, request_id: str, state: State, places: int) -> None:
+        """Only where the queue has no places for it: for all, or for one tenant, who gets three quarters. What waits to
+        be written down counts too."""
+        waiting = sum(sequence.state is SequenceState.WAITING for sequence in state.sequences.values())
+        num = self.submits[request_id].params.n
+        _demand(4 * (waiting + num) > 3 * places, "I1", f"{request_id} is sent away, and {waiting} of {places} wait")
 
     def too_late(self, request: Request, state: State, now: float) -> None:
         """A request may be given up at its deadline; before, only if no steps are quick enough."""
@@ -280,7 +298,7 @@ class Audit:
         for node in workers:
             self.check_stage(node, state)
         for (request_id, index), case in self.expected.items():
-            if request_id not in self.left:
+            if request_id not in self.left | self.orphans:
                 _demand(
                     case.end is not None, "I1", f"{request_id}[{index}] never ended; {len(case.received)} tokens came"
                 )

@@ -3,6 +3,7 @@ stays. What a shell does with sockets, it does with the simulated network; there
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from swarm.sim.cluster import Cluster
 
 TICK_S = 0.05
+DESCRIPTORS = 1024  # that its process may have
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
 SOLVE_S = 0.3
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
@@ -58,6 +60,8 @@ class BrokerNode:
         self._settings = settings
         self.disk, self._other_disk = Disk(self._world), Disk(self._world, 1)
         self.traps: list[BrokerTrap] = []
+        self.shut_doors: set[str] = set()
+        self.short_until = 0.0  # no descriptors are free before
         self.alive = self.frozen = False
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
@@ -75,6 +79,20 @@ class BrokerNode:
     def is_away(self) -> bool:
         """Nobody can expect it to see anything."""
         return self.frozen or not self.alive
+
+    def lets_in(self, door: str) -> bool:
+        """Whether it is there, and somebody new can come in at this door."""
+        return self.alive and door not in self.shut_doors
+
+    def shut_door(self, door: str, for_s: float) -> None:
+        """Accepting failed: no descriptors are left, for so long."""
+        self.short_until = max(self.short_until, self._world.now + for_s)
+        if self.lets_in(door):
+            self.shut_doors.add(door)
+            self.feed(broker_event.DoorClosed(door, errno.EMFILE, DESCRIPTORS))
+
+    def open_door(self, door: str) -> None:
+        self.shut_doors.discard(door)
 
     # --- coming and going --------------------------------------------------------------------------------------------
 
@@ -96,6 +114,7 @@ class BrokerNode:
             return
         self.alive = self.frozen = False
         self._held_back.clear()
+        self.shut_doors.clear()
         self.journal.kill()
         self._close_pipe()
         lost = self.disk.lose_power() if power else 0
@@ -172,6 +191,8 @@ class BrokerNode:
             return
         self._world.tell("broker", event)
         self._writes_again = isinstance(event, broker_event.JournalRenewed | broker_event.EndNotWritten)
+        if isinstance(event, broker_event.StepFinished):
+            self._cluster.audit.step_came(event.done, self.core.state)
         guarded = guard.before(event, self.core.state)
         actions = self.core.handle(event, self._world.now)
         for action in actions:
@@ -192,7 +213,7 @@ class BrokerNode:
         if self.alive and life == self.life:
             self.journal.look()
             self.feed(broker_event.Tick())
-            self._world.at(TICK_S, lambda: self._tick(life))
+            self._world.at(TICK_S * self._cluster.stride, lambda: self._tick(life))
 
     def _perform_or_die(self, action: broker_act.Action) -> bool:
         kind = kind_of(action) if self.traps else ""
@@ -221,17 +242,20 @@ class BrokerNode:
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)
+            case broker_act.CountDescriptors():
+                used = DESCRIPTORS if self._world.now < self.short_until else 0
+                self._after(0.0, broker_event.DescriptorsCounted(used, DESCRIPTORS))
+            case broker_act.OpenDoor(door):
+                self.open_door(door)
             case broker_act.Solve(number, question):
-                self._solve(broker_event.Solved(number, answered(question)))
-            case broker_act.CountDescriptors() | broker_act.OpenDoor():
-                pass  # no door ever closes here
+                self._after(SOLVE_S, broker_event.Solved(number, answered(question)))
             case _:
                 self.journal.write(action)
 
-    def _solve(self, solved: broker_event.Solved) -> None:
-        """The process that solves takes its time, and its broker may be another one by then."""
+    def _after(self, delay: float, event: broker_event.Event) -> None:
+        """Who finds it out takes his time, and his broker may be another one by then."""
         life = self.life
-        self._world.at(SOLVE_S, lambda: self.feed(solved) if self.life == life else None)
+        self._world.at(delay, lambda: self.feed(event) if self.life == life else None)
 
     def _audit(self, action: broker_act.Action) -> None:
         """Requests that the broker says are too large must be so, at this moment."""
@@ -242,6 +266,8 @@ class BrokerNode:
         match action:
             case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
                 audit.refused_for_size(request_id, state)
+            case broker_act.SayClient(_, Rejected(code="overloaded", request_id=request_id)):
+                audit.sent_away(request_id, state, self._settings.requests.max_queue)
             case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
                 audit.refused_for_size(state.sequences[sequence].request.id, state)
             case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from swarm.client import events as client_event
 from swarm.client.session import Session
-from swarm.errors import ClientError
+from swarm.errors import ClientError, Overloaded, Unavailable
 from swarm.sim.network import Link
-from swarm.wire.messages import ClientMessage, Finished, ServerMessage
+from swarm.wire.messages import ClientMessage, Finished, ServerMessage, Submit
 
 if TYPE_CHECKING:
     from swarm.sim.cluster import Cluster
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 RECONNECT_TIMEOUT_S = 30.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
 TICK_S = 0.5
+AGAIN_S = 1.0  # before a caller tries again who never reached the broker
 QUEUE = 8  # messages that a connection holds for one that does not read
 
 
 class ClientNode:
-    """A client's session and a caller that takes tokens at its own pace."""
+    """A client's session and a caller that takes tokens at its own pace, and comes back when it is sent away for want
+    of places. ``alive``: until its process dies, for good."""
 
     def __init__(self, cluster: Cluster, name: str, consume_s: tuple[float, float]) -> None:
         self._cluster = cluster
@@ -38,6 +40,9 @@ class ClientNode:
         self.stop_at: dict[tuple[str, int], int] = {}
         self._frozen_until: float | None = None
         self._held_back: list[client_event.Event] = []
+        self.alive = True
+        self._submits: dict[str, Submit] = {}
+        self._unsaid: set[str] = set()  # requests that began without a connection
         self._connect()
         self._tick()
 
@@ -61,6 +66,29 @@ class ClientNode:
         self._frozen_until = until
         self._world.at(for_s, lambda: self._thaw() if self._frozen_until == until else None)
 
+    def die(self) -> None:
+        """As by SIGKILL; nobody starts it again. What of its requests was detached belongs to whoever reads it."""
+        self.alive = False
+        audit = self._cluster.audit
+        mine = set(self._submits)
+        audit.orphans |= {r for r in mine & audit.promised if self._submits[r].detached} - audit.left
+        audit.left |= mine - audit.orphans
+        if self._link is not None:
+            self._link.cut()
+            self._link = None
+            self._cluster.client_gone(self)
+
+    def submit(self, submit: Submit) -> None:
+        """What it wants; nothing if it died meanwhile, or does not want it any more."""
+        self._submits[submit.request_id] = submit
+        if not self.alive:
+            self._cluster.audit.left.add(submit.request_id)
+        elif submit.request_id not in self._cluster.audit.left:
+            self._unsaid.discard(submit.request_id)
+            if self._link is None:
+                self._unsaid.add(submit.request_id)
+            self.feed(client_event.Start(submit))
+
     def _thaw(self) -> None:
         """What came meanwhile is there at once, before or behind the timer."""
         self._frozen_until = None
@@ -71,6 +99,8 @@ class ClientNode:
             self.feed(event)
 
     def feed(self, event: client_event.Event) -> None:
+        if not self.alive:
+            return
         if self._frozen_until is not None:
             self._held_back.append(event)
             return
@@ -101,9 +131,11 @@ class ClientNode:
             self._world.at(self._world.draw(KNOCK_S), self._connect)
 
     def _connect(self) -> None:
+        if not self.alive:
+            return
         if self._frozen_until is not None:  # without a connection it is gone, to the broker, and may be for too long
             self._cluster.audit.may_fail.update(self.session.request_ids)
-        if not self._cluster.broker.alive or self._frozen_until is not None:
+        if not self._cluster.broker.lets_in("client") or self._frozen_until is not None:
             self._world.at(self._world.draw(KNOCK_S), self._connect)
             return
         self._link = self._cluster.network.link(self.name, "broker", "client", self._world.pace.control)
@@ -111,6 +143,8 @@ class ClientNode:
         self.feed(client_event.Connected())
 
     def _tick(self) -> None:
+        if not self.alive:
+            return
         if self._frozen_until is None:
             for action in self.session.handle(client_event.Tick(), self._world.now):
                 self._perform(action)
@@ -138,7 +172,19 @@ class ClientNode:
         self._cluster.audit.ended(request_id, index, finished)
 
     def _failed(self, request_id: str, error: ClientError) -> None:
-        self._cluster.audit.failed(request_id, error)
+        submit = self._submits.get(request_id)
+        again_s = self._comes_again_after(request_id, error)
+        if again_s is None or submit is None or request_id in self._cluster.audit.left:
+            self._cluster.audit.failed(request_id, error)
+        else:
+            self._world.at(again_s, lambda: self.submit(submit))
+
+    def _comes_again_after(self, request_id: str, error: ClientError) -> float | None:
+        """If there was no place for it, or never a connection to say it on."""
+        if isinstance(error, Overloaded):
+            return error.retry_after_s
+        is_unsaid = request_id in self._unsaid and request_id not in self._cluster.audit.promised
+        return AGAIN_S if isinstance(error, Unavailable) and is_unsaid else None
 
     def _send(self, message: ClientMessage) -> None:
         if self._link is not None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 RECONNECT_S = (0.1, 0.5)
+CALM_STRIDE = 3
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Cluster:
         self.manifest = fake_manifest(schedule.num_layers)
         self.machines = schedule.machines
         self.log_bytes = schedule.log_bytes
+        self.recalls = schedule.recalls
         self.specs = {spec.name: spec for spec in schedule.workers}
         self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}
@@ -211,10 +213,11 @@ class Cluster:
         self.network.heal()
         self.traps.clear()
         self.broker.traps.clear()
-        self.broker.disk.is_full = False
+        self.broker.disk.heal()
+        self.broker.short_until = 0.0
         self.broker.thaw()
         for node in list(self.workers.values()):
-            node.crawls_s, node.garbles, node.poisons = 0.0, 0, 0
+            node.crawls_s, node.garbles, node.poisons, node.fails = 0.0, 0, 0, 0
             node.loses_orders = node.loses_answers = 0
             node.wake(at_once=True)
             node.thaw(at_once=True)
@@ -295,6 +298,12 @@ class Cluster:
         if self.broker.alive:
             total.update(self.broker.core.state.counters)
         return total
+
+    @property
+    def stride(self) -> int:
+        """By how much longer all timers take once nothing goes wrong any more: much of a schedule is waiting for slow
+        readers then, and nobody is to be caught late. Beats keep well below their timeout."""
+        return CALM_STRIDE if self.is_healed else 1
 
     @property
     def progress(self) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from swarm.sim.broker import BrokerTrap
 from swarm.sim.cluster import Cluster, Trap
 from swarm.sim.network import ANYBODY
+from swarm.sim.reader import Reader
 from swarm.sim.schedule import MIB, Fault, WorkerSpec
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ NUM_IN_LOOP = 6  # deaths of a crash loop
 NUM_BROKERS = 3
 LOOP_S = (0.2, 2.5)  # between two of them
 CRAWL_S = 4.0
-MOST_GARBLED = 2
+MOST_GARBLED = MOST_FAILED = 2
+DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others come for what a dead client left: soon, or after any grace
 AGAIN_S = 0.1
 MOST_LOST = 3  # orders or answers, one after the other
 POISONED_S = 60.0  # it may compute nothing for long
@@ -32,6 +34,8 @@ def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
     living = [cluster.workers[incarnation] for incarnation in sorted(cluster.workers)]
     if fault.kind in _AT_LARGE:
         _AT_LARGE[fault.kind](cluster, living, fault)
+    elif fault.kind == "client_dies":
+        _client_dies(cluster, clients, fault)
     elif fault.kind == "client_freeze":
         clients[fault.who % len(clients)].freeze(fault.for_s)
     elif fault.kind == "client_drop":
@@ -40,6 +44,17 @@ def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
         cluster.ask_to_leave(clients[0], _one(living, fault).incarnation)
     elif living:
         _STRIKES[fault.kind](cluster, _one(living, fault), fault)
+
+
+def _client_dies(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
+    """Its connection breaks, and nobody comes back. Others read what it left detached."""
+    client = clients[fault.who % len(clients)]
+    if not client.alive:
+        return
+    client.die()
+    for request_id in sorted(cluster.audit.orphans - cluster.audit.read_elsewhere):
+        reader = Reader(cluster, f"o-{request_id}", client.pace, cluster.audit.submits[request_id])
+        cluster.world.at(cluster.world.draw(DEATH_READ_S[fault.whom % 4 == 0]), reader.begin)
 
 
 def _one(living: list[WorkerNode], fault: Fault) -> WorkerNode:
@@ -112,6 +127,25 @@ def _journal_lost(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> N
 
 def _sync_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     cluster.broker.disk.fails_to_sync = True
+
+
+def _read_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    disk = cluster.broker.disk
+    disk.fails_to_read = True
+    cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "fails_to_read", False))
+
+
+def _door_shut(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """Whoever is connected is served on; half of the clients are newcomers soon."""
+    cluster.broker.shut_door(("client", "worker")[fault.who % 2], 2 * fault.for_s)
+    for client in list(cluster.clients.values())[:: 1 + fault.whom % 2]:
+        client.lose_connection(fault.for_s / 10)
+
+
+def _compute_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Half of the time more than once."""
+    cluster.watch.disturbed(node.name, POISONED_S)
+    node.fails = 1 + fault.whom % MOST_FAILED
 
 
 def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
@@ -286,6 +320,7 @@ _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "isolate": _isolate,
     "garble": _garble,
     "poison": _poison,
+    "compute_fails": _compute_fails,
 }
 _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "join": _join,
@@ -303,4 +338,6 @@ _AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "sync_fails": _sync_fails,
     "journal_backup": _journal_backup,
     "journal_other": _journal_other,
+    "read_fails": _read_fails,
+    "door_shut": _door_shut,
 }

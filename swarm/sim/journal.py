@@ -51,7 +51,7 @@ class Disk:
     def __init__(self, world: World, number: int = 0) -> None:
         self._world = world
         self.ledger, self.safe = Ledger(), Ledger()
-        self.is_full = self.fails_to_sync = False
+        self.is_full = self.fails_to_sync = self.fails_to_read = False
         self.reserve = RESERVE
         self.doubts = Doubts(Path("journal.db"))
         self._number = 0  # which file is in the place
@@ -62,6 +62,10 @@ class Disk:
         self._openings: list[tuple[int, Lineage]] = [(0, NOBODYS)]  # how much there was, and whose life began
         self._chance = Random(f"journal {number}")
         self.doubts.left(self._seen)
+
+    def heal(self) -> None:
+        """There is room, and what is read comes."""
+        self.is_full = self.fails_to_read = False
 
     @property
     def is_hurt(self) -> bool:
@@ -227,8 +231,13 @@ class Journal:
 
     def _find(self, ask: ReadRequest | ReadList) -> RequestRead | ListRead:
         ledger, now = self._disk.ledger, self._world.now
+        problem = "disk I/O error" if self._disk.fails_to_read else ""
         if isinstance(ask, ReadRequest):
+            if problem:
+                return RequestRead(ask.request_id, None, problem)
             return RequestRead(ask.request_id, ledger.request(ask.request_id, now))
+        if problem:
+            return ListRead(ask.client, ask.query, (), problem)
         return ListRead(ask.client, ask.query, tuple(map(row_of, ledger.ended(now, LISTED))))
 
     # --- whether the file can be believed ----------------------------------------------------------------------------

@@ -50,7 +50,9 @@ class Promises:
 
     def restarted(self, state: State) -> None:
         self._of_before = self._announced
-        self._looks_for_waste = True
+        self._looks_for_waste = (
+            state.book.epoch > 0
+        )  # a backup of before the first plan knows that nobody holds anything
         self._histories = {  # now: what doesn't count will be dropped
             (incarnation, number): list(held.history)
             for incarnation, node in self._cluster.workers.items()

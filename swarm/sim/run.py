@@ -6,15 +6,17 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarm.client.events import Leave, Start
+from swarm.client.events import Leave, Revoke
 from swarm.errors import IllegalMove
 from swarm.sim.audit import Violation
 from swarm.sim.client import ClientNode
 from swarm.sim.cluster import Cluster
 from swarm.sim.faults import strike
+from swarm.sim.habits import whole_schedule
 from swarm.sim.reader import Reader
-from swarm.sim.schedule import RequestSpec, Schedule, make_schedule
+from swarm.sim.schedule import RequestSpec, Schedule
 from swarm.sim.world import World
+from swarm.wire.messages import Submit
 
 STILL_S = 80.0  # after the last fault: if nothing moves for so long, it never will. Clients may be waited for that long
 RECOVERED_S = 12.0  # after the last fault: everybody is a member again, and a plan serves
@@ -58,7 +60,7 @@ def run(seed: int, *, faults: bool = True) -> Outcome:
 
 
 def _run(seed: int, *, faults: bool) -> Outcome:
-    schedule = make_schedule(seed, faults=faults)
+    schedule = whole_schedule(seed, faults=faults)
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None
@@ -117,11 +119,12 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
         cluster.audit.expect(spec.submit, spec.stops)
         for index, stop_at in spec.stops.items():
             client.stop_at[request_id, index] = stop_at
-        client.feed(Start(spec.submit))
+        client.submit(spec.submit)
         if spec.read_after is not None:
             reader = Reader(cluster, f"r-{request_id}", client.pace, spec.submit)
-            cluster.readers.append(reader)
             world.at(spec.read_after, reader.begin)
+        if spec.revoked_after is not None:
+            world.at(spec.revoked_after, lambda: _revoke(cluster, spec.submit))
         if spec.leaves_after is not None:
             cluster.audit.left.add(request_id)
             world.at(spec.leaves_after, lambda: client.feed(Leave(request_id)))
@@ -129,14 +132,20 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
     world.at(spec.at, submit)
 
 
+def _revoke(cluster: Cluster, submit: Submit) -> None:
+    """Somebody else wants it to end. Who made it is told, or finds that it is gone."""
+    cluster.struck["revoked"] += 1
+    cluster.audit.may_fail.add(submit.request_id)
+    ClientNode(cluster, f"k-{submit.request_id}", (0.0, 0.0)).feed(Revoke(submit))
+
+
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
-    look_at = quiet_from = schedule.quiet_from
+    quiet_from = schedule.quiet_from
     recover_by = quiet_from + (LIED_S if any(f.kind == "poison" for f in schedule.faults) else RECOVERED_S)
     recovered, moved, moved_at = False, 0.0, quiet_from
-    while world.step():
-        if world.now <= look_at:
-            continue
-        look_at = world.now + LOOK_S
+    look_at = quiet_from + LOOK_S
+    while world.play_until(look_at, MAX_EVENTS):
+        look_at += LOOK_S
         recovered |= cluster.has_recovered
         if not recovered and world.now > recover_by:
             cluster.check_members()  # it says what is missing
@@ -144,7 +153,7 @@ def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
             break
         if moved != (moved := cluster.progress):
             moved_at = world.now
-        if world.now - moved_at > STILL_S or world.num_events > MAX_EVENTS:
+        if world.now - moved_at > STILL_S or world.num_events >= MAX_EVENTS:
             break  # the audit says what has not ended
     until, latest = world.now + SETTLE_S, world.now + UNSETTLED_S
     while world.now < until and world.step():
@@ -159,7 +168,9 @@ def _all_ended(cluster: Cluster, schedule: Schedule) -> bool:
         return False  # its client waits for the first worker
     state = cluster.broker.core.state
     waited_for = (
-        case.end for (request, _), case in cluster.audit.expected.items() if request not in cluster.audit.left
+        case.end
+        for (request, _), case in cluster.audit.expected.items()
+        if request not in cluster.audit.left | cluster.audit.orphans
     )
     under_way = state.running or state.waiting or state.flights or state.to_release or state.to_retire
     served = cluster.broker.alive and not under_way and state.book.serving

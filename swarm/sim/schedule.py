@@ -56,6 +56,10 @@ FaultKind = Literal[
     "disk_full",  # the journal can't be written
     "journal_backup",  # the broker dies, and comes back with an older state of its journal
     "journal_other",  # … with another journal, and later with the first one again
+    "client_dies",  # for good; others read what it left detached
+    "door_shut",  # no descriptors are left for newcomers, at the door of the clients or of the workers
+    "read_fails",  # the journal can't be read for a while, only written
+    "compute_fails",  # computations fail, or find no memory
 ]
 JournalFaultKind = Literal[
     "journal_lost",  # its files are deleted while they are in use, or damaged, or all of them garbled
@@ -68,9 +72,13 @@ CROWDED = 0.25  # how often many grow where the room for keys and values is so s
 DEADLINE = 0.1  # how often a request has one
 SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
 BAD_WEATHER = 0.5
+# Faults that come by chances of their own (``habits``).
+OTHER_FAULTS: tuple[FaultKind, ...] = ("client_dies", "door_shut", "read_fails", "compute_fails")
 CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
 JOURNAL_FAULTS: tuple[FaultKind, ...] = ("journal_backup", "journal_other")  # so do these
-FAULT_KINDS: tuple[FaultKind, ...] = tuple(k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS))
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(
+    k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS)
+)
 READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
 FROZEN_S = (31.0, 40.0)
@@ -118,6 +126,7 @@ class RequestSpec:
     leaves_after: float | None  # the caller cancels then
     stops: dict[int, int]  # continuation -> token index at which a stop string is found
     read_after: float | None = None  # another client attaches then, if it is accepted
+    revoked_after: float | None = None  # another client cancels it then
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     weather: Weather = CALM
     log_bytes: int = 1 << 20
+    recalls: bool = False  # who reads elsewhere asks first what was submitted
 
     @property
     def quiet_from(self) -> float:
@@ -173,7 +183,7 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
         workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
         machines=_machines(Random(f"machines {seed}")),
         clients=clients,
-        requests=tuple(_request(random, number, len(clients)) for number in range(random.randint(1, 8))),
+        requests=tuple(request_of(random, number, len(clients)) for number in range(random.randint(1, 8))),
         faults=_faults(Random(f"faults {seed}")) if faults else (),
     )
     schedule = _durable(Random(f"disk {seed}"), schedule)
@@ -256,7 +266,7 @@ def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[
     return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
 
 
-def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
+def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
     n = random.choice([1, 1, 1, 2, 3])
     max_tokens = random.choice([1, 5, 30, 60])
     ignore_eos = random.random() < 0.5
@@ -287,7 +297,7 @@ def _request(random: Random, number: int, num_clients: int) -> RequestSpec:
 def _ranked(random: Random, schedule: Schedule) -> Schedule:
     """Classes, tenants, deadlines, and how the scheduler deals with time and room."""
     requests = tuple(
-        _with(
+        with_fields(
             spec,
             priority=random.choice([0, 0, 0, 50, -50]),
             tenant=random.choice(["", "", "a", "b"]),
@@ -307,7 +317,9 @@ def _crowded(random: Random, schedule: Schedule) -> Schedule:
         submit = spec.submit
         length = random.choice([60, 100, 150])
         params = msgspec.structs.replace(submit.params, max_tokens=length, min_tokens=0, ignore_eos=True)
-        requests.append(replace(_with(spec, prompt=submit.prompt[:70], params=params), at=random.uniform(2.0, 2.5)))
+        requests.append(
+            replace(with_fields(spec, prompt=submit.prompt[:70], params=params), at=random.uniform(2.0, 2.5))
+        )
     crowded = replace(schedule, workers=workers, requests=tuple(requests))
     return _with_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
 
@@ -323,7 +335,7 @@ def _durable(random: Random, schedule: Schedule) -> Schedule:
     return replace(schedule, settings=replace(settings, requests=requests), pace=pace)
 
 
-def _with(spec: RequestSpec, **fields: object) -> RequestSpec:
+def with_fields(spec: RequestSpec, **fields: object) -> RequestSpec:
     return replace(spec, submit=msgspec.structs.replace(spec.submit, **fields))
 
 
@@ -360,7 +372,7 @@ def _faults(random: Random) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for _ in range(random.choice([0, 1, 1, 1, 2, 2, 3, 4])):
         at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
-        faults.append(_fault(random, at))
+        faults.append(fault_of(random, at))
     return tuple(faults)
 
 
@@ -369,7 +381,7 @@ def _read_elsewhere(random: Random, schedule: Schedule) -> Schedule:
     requests = []
     for spec in schedule.requests:
         after = random.uniform(0.0, 4.0) if random.random() < 0.6 else None
-        requests.append(replace(_with(spec, detached=random.random() < 0.4), read_after=after))
+        requests.append(replace(with_fields(spec, detached=random.random() < 0.4), read_after=after))
     return replace(schedule, requests=tuple(requests))
 
 
@@ -384,11 +396,11 @@ def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
 def _with_changed_journal(random: Random, schedule: Schedule) -> Schedule:
     if random.random() >= CHANGED_JOURNAL:
         return schedule
-    fault = replace(_fault(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
+    fault = replace(fault_of(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
     return replace(schedule, faults=(*schedule.faults, fault))
 
 
-def _fault(random: Random, at: float) -> Fault:
+def fault_of(random: Random, at: float) -> Fault:
     when = random.choice(("before", "after"))
     return Fault(
         kind=random.choice(FAULT_KINDS),

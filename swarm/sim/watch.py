@@ -40,7 +40,7 @@ class Watch:
 
     def killed(self, node: WorkerNode) -> None:
         self.disturbed(node.name)
-        self._demand_out_after(self._news_s + TICK_S + SLACK_S, node, "was killed", lambda: True)
+        self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
 
     def silenced(self, node: WorkerNode, for_s: float, is_silent: Callable[[], bool]) -> None:
         """It can't be heard for so long: it is frozen, or cut off."""
@@ -48,7 +48,7 @@ class Watch:
         known = self._cluster.broker.core.state.workers.get(node.incarnation)
         if known is not None and self._world.now - known.joined_at < 2 * self._timeout_s:
             return  # it may not have beaten yet, and has more time for its first beat
-        within = self._timeout_s + BEAT_S + self._news_s + TICK_S + SLACK_S
+        within = self._timeout_s + BEAT_S + self._news_s + self._tick_s + SLACK_S
         if for_s > within:
             since = self._world.now
             self._demand_out_after(
@@ -59,6 +59,10 @@ class Watch:
     def _news_s(self) -> float:
         weather = self._cluster.network.weather
         return self._world.pace.control[1] + (weather.jitter_s if weather.late else 0.0)
+
+    @property
+    def _tick_s(self) -> float:
+        return TICK_S * self._cluster.stride
 
     @property
     def _timeout_s(self) -> float:

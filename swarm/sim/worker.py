@@ -54,8 +54,8 @@ class WorkerNode:
 
     ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``crawls_s``: what
     each computation takes more, showing progress. ``loses_orders``, ``loses_answers``: how many of those that everybody
-    waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped
-    bit; ``poisons``: how many computations are still to give what is no number."""
+    waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped bit; ``poisons``:
+    how many computations are still to give what is no number; ``fails``: how many are to fail."""
 
     def __init__(self, cluster: Cluster, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
@@ -77,12 +77,14 @@ class WorkerNode:
         self.garbles = 0
         self.poisons = 0
         self.loses_orders = self.loses_answers = 0
+        self.fails = 0
         self._busy = False
         self._lineage = NOBODYS
         self._fence = 0  # what the control thread has seen; a computation looks at it
         self._stop_standby = False
         self._inbox: deque[stage_event.Event] = deque()
         self._held_back: list[Callable[[], None]] = []
+        self._held_end: Callable[[], None] | None = None
         self._control = cluster.network.link(name, "broker", "control", self._world.pace.control)
         self._beats: Link | None = None
         self._edge: Link | None = None
@@ -90,7 +92,14 @@ class WorkerNode:
         self._idle_since = self._progressed_at = self._world.now
         self._progress = 0
         self._tick()
-        self.post(stage_event.BrokerConnected())
+        self._come_in()
+
+    def _come_in(self) -> None:
+        """Its first connection; while the door is shut it tries again."""
+        if "worker" in self._cluster.broker.shut_doors:
+            self._world.at(self._world.draw(KNOCK_S), self._come_in)
+        else:
+            self.post(stage_event.BrokerConnected())
 
     def take_order(self, order: Order) -> None:
         """An order has come: to the process, if it runs."""
@@ -190,9 +199,11 @@ class WorkerNode:
             self._edge.drop(for_s, keeps=True)
 
     def _go_on(self) -> None:
+        """Orders come in their order; the computation's end before or behind them."""
         held, self._held_back = self._held_back, []
-        if len(held) > 1 and self._world.random.random() < 0.5:
-            held.insert(0, held.pop())  # the computation's end, perhaps, before the orders that came first
+        end, self._held_end = self._held_end, None
+        if end is not None:
+            held.insert(0 if self._world.random.random() < 0.5 else len(held), end)
         for what in held:
             what()
         self._drain()
@@ -230,7 +241,7 @@ class WorkerNode:
         if self.alive:
             if not self._inbox:  # else it gets round to it later
                 self.post(stage_event.Tick())
-            self._world.at(STAGE_TICK_S, self._tick)
+            self._world.at(STAGE_TICK_S * self._cluster.stride, self._tick)
 
     def _perform(self, action: stage_act.Action) -> None:
         if not isinstance(action, stage_act.Note | stage_act.Compute):
@@ -321,7 +332,7 @@ class WorkerNode:
 
     def _end_when_awake(self, action: stage_act.Compute) -> None:
         if self.frozen or self.hung:
-            self._held_back.append(lambda: self._end_when_awake(action))
+            self._held_end = lambda: self._end_when_awake(action)
         else:
             self._end(action)
 
@@ -330,6 +341,12 @@ class WorkerNode:
             return
         self._busy = False
         self._idle_since = self._world.now
+        if self.fails:
+            self.fails -= 1
+            self._cluster.audit.num_blows += 1
+            self._handle(stage_event.ComputeFailed(action.epoch, action.step, "MemoryError: no room"))
+            self._drain()
+            return
         try:
             forwarded = self.executor.forward(action.batch, lambda: self._fence > action.epoch, lambda: None)
         except Fenced:
@@ -363,7 +380,7 @@ class WorkerNode:
         if not self.frozen:
             beat = self._make_beat()
             self._beats.carry(lambda: self._cluster.to_broker_beat(beat))
-        self._world.at(BEAT_S, self._beat)
+        self._world.at(BEAT_S * self._cluster.stride, self._beat)
 
     def _make_beat(self) -> Beat:
         now = self._world.now

@@ -48,6 +48,15 @@ class World:
         what()
         return True
 
+    def play_until(self, moment: float, most: int) -> bool:
+        """Let everything happen that is due by then, up to ``most`` events in all; False if nothing is left."""
+        due = self._due
+        while due and due[0][0] <= moment and self.num_events < most:
+            self.now, _, what = heapq.heappop(due)
+            self.num_events += 1
+            what()
+        return bool(due)
+
     def draw(self, between: tuple[float, float]) -> float:
         return self.random.uniform(*between)
 

@@ -1,0 +1,104 @@
+"""What people and machines do besides the usual faults: each of these happens, and what must hold holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from swarm.errors import Overloaded
+from swarm.sim import habits
+from swarm.sim.broker import BrokerNode
+from swarm.sim.client import ClientNode
+from swarm.sim.habits import whole_schedule
+from swarm.sim.reader import Reader
+from swarm.sim.run import Outcome, run
+from swarm.sim.schedule import OTHER_FAULTS
+
+CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN")
+
+
+def play_only(patch: pytest.MonkeyPatch, chance: str, count: int, *, first: int = 0) -> list[Outcome]:
+    """Schedules each of which has this habit and no other."""
+    for name in CHANCES:
+        patch.setattr(habits, name, float(name == chance))
+    return [run(seed) for seed in range(first, first + count)]
+
+
+def test_they_are_seldom_and_all_there() -> None:
+    """Most schedules have none of them, so that many can be played; of a few hundred, some have each."""
+    schedules = [whole_schedule(seed) for seed in range(400)]
+    kinds = Counter(fault.kind for schedule in schedules for fault in schedule.faults if fault.kind in OTHER_FAULTS)
+    assert kinds.keys() == set(OTHER_FAULTS)
+    assert all(8 < count < 60 for count in kinds.values())
+    assert 2 < sum(len(schedule.requests) > 8 for schedule in schedules) < 40
+    assert max(len(schedule.requests) for schedule in schedules) > 14
+    assert max(len(schedule.faults) for schedule in schedules) > 8
+    assert sum(schedule.settings.requests.max_queue < 10 for schedule in schedules) > 8
+    assert sum(any(r.revoked_after is not None for r in schedule.requests) for schedule in schedules) > 8
+
+
+@pytest.mark.parametrize("kind", OTHER_FAULTS)
+def test_other_faults(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that die for good, doors that close, reads and computations that fail: nobody minds who need not."""
+    monkeypatch.setattr(habits, "OTHER_FAULTS", (kind,))
+    played = play_only(monkeypatch, "OFTEN", 8, first=60)
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert all(o.faults.get(kind) for o in played)
+
+
+def test_who_is_sent_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue without places sends requests away, for a while; they come back then, and are done in the end."""
+    sent_away: list[float] = []
+    real = ClientNode._failed
+
+    def watched(self: ClientNode, request_id: str, error: Exception) -> None:
+        if isinstance(error, Overloaded):
+            sent_away.append(error.retry_after_s)
+        real(self, request_id, error)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ClientNode, "_failed", watched)
+    played = play_only(monkeypatch, "SHORT_QUEUE", 12)
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert len(sent_away) > 3
+
+
+def test_what_the_dead_left_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By others, from the first token on."""
+    read: list[str] = []
+    real = Reader.check_end
+
+    def watched(self: Reader) -> None:
+        real(self)
+        if self.name.startswith("o-") and self.read_all:
+            read.append(self.name)
+
+    monkeypatch.setattr(Reader, "check_end", watched)
+    monkeypatch.setattr(habits, "OTHER_FAULTS", ("client_dies",))
+    played = play_only(monkeypatch, "OFTEN", 12)
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert len(read) > 2
+
+
+def test_doors_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that was shut, unless its broker dies."""
+    opened: list[str] = []
+    real = BrokerNode.open_door
+
+    def watched(self: BrokerNode, door: str) -> None:
+        real(self, door)
+        opened.append(door)
+
+    monkeypatch.setattr(BrokerNode, "open_door", watched)
+    monkeypatch.setattr(habits, "OTHER_FAULTS", ("door_shut",))
+    play_only(monkeypatch, "OFTEN", 8)
+    assert set(opened) == {"client", "worker"}
+
+
+@pytest.mark.parametrize("chance", ["HOPS", "REVOKED", "LARGE"])
+def test_other_habits(chance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers that want to know the way of each token, cancels by others than who made a request, far larger
+    schedules."""
+    played = play_only(monkeypatch, chance, 4 if chance == "LARGE" else 8)
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert chance != "REVOKED" or sum(o.faults.get("revoked", 0) for o in played) > 4
