@@ -67,6 +67,28 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     _configure_logging(level, renderer, sink)
 
 
+class Damper:
+    """For lines that anybody can cause: a few at once, then one every so often, which counts those left out."""
+
+    def __init__(self, at_once: int = 5, every_s: float = 10.0) -> None:
+        self._at_once = at_once
+        self._every_s = every_s
+        self._left = float(at_once)
+        self._looked_at = float("-inf")
+        self._left_out = 0
+
+    def asks(self, now: float) -> int | None:
+        """A line is to be written: how many were left out since the last one; None: leave this one out, too."""
+        self._left = min(self._at_once, self._left + (now - self._looked_at) / self._every_s)
+        self._looked_at = now
+        if self._left < 1:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
 def bind(**context: object) -> None:
     """Add keys to every line of the current task or thread, whichever logger writes it."""
     structlog.contextvars.bind_contextvars(**context)

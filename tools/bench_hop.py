@@ -2,8 +2,8 @@
 """How much a hop costs with our wire, against bare pyzmq on the same frames.
 
 Two processes on TCP loopback, one plain thread each, one PUSH per direction. Every mode sends the same two frames
-(msgpack header, float32 tensor) over the very same sockets; the modes take turns within one run, so that whatever else
-the machine does hits all of them alike.
+(msgpack header, float32 tensor), bare ones over libzmq's sockets alone, the others over our channels, where who listens
+reads the connection itself. The modes take turns within one run, so that whatever else the machine does hits all alike.
 
     bare           send_multipart and recv_multipart of frames that were made beforehand
     swarm          pack, encode, send; receive, decode, array view; no checksum
@@ -34,6 +34,7 @@ from swarm.wire import tensors
 from swarm.wire.channel import PullChannel, PushChannel
 from swarm.wire.codec import DATA
 from swarm.wire.messages import Hop, LayerRange, Row, Step, TensorSpec
+from swarm.wire.sockets import DATA_PORTS
 
 HOST = "127.0.0.1"
 DEADLINE_S = 30.0
@@ -71,16 +72,31 @@ class Line:
 
 
 class Peer:
-    """One end: a pull, a push to the other end, and the two ways to use them."""
+    """One end: a pull and, once ``connect`` is told of the other end, a push to it; and the same as bare sockets."""
 
-    def __init__(self, pull: PullChannel, push: PushChannel) -> None:
-        self.pull, self.push = pull, push
-        pull.socket.set(zmq.RCVTIMEO, int(DEADLINE_S * 1000))  # for the bare calls
-        push.socket.set(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
+    push: PushChannel
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self.pull = PullChannel(HOST, DATA.frame_limit_bytes)
+        self._bare_in, self._bare_out = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        self._bare_in.set(zmq.RCVTIMEO, int(DEADLINE_S * 1000))
+        self._bare_out.set(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
+        port = self._bare_in.bind_to_random_port(f"tcp://{HOST}", min_port=DATA_PORTS[0], max_port=DATA_PORTS[-1])
+        self.endpoints = f"{self.pull.endpoint} tcp://{HOST}:{port}"
+
+    def connect(self, endpoints: str) -> None:
+        """To the other end's ``endpoints``."""
+        own, bare = endpoints.split()
+        self.push = PushChannel(self._context, own)
+        self._bare_out.connect(bare)
 
     def close(self) -> None:
         self.push.close()
         self.pull.close()
+        self._bare_in.close(0)
+        self._bare_out.close(0)
+        self._context.term()
 
     def send(self, frames: Sequence[tensors.Bytes]) -> None:
         while not self.push.send(frames):
@@ -106,10 +122,10 @@ class Peer:
         return tensors.unpack(step.tensor, payload)
 
     def send_bare(self, frames: Sequence[tensors.Bytes | zmq.Frame]) -> None:
-        self.push.socket.send_multipart(frames, copy=False)
+        self._bare_out.send_multipart(frames, copy=False)
 
     def receive_bare(self) -> list[zmq.Frame]:
-        frames: list[zmq.Frame] = self.pull.socket.recv_multipart(copy=False)
+        frames: list[zmq.Frame] = self._bare_in.recv_multipart(copy=False)
         return frames
 
 
@@ -134,14 +150,13 @@ def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Ca
 
 def serve(answer_to: str) -> None:
     """Each turn starts with one frame ``mode test num_rows count``; an empty one ends it all."""
-    context = zmq.Context()
-    peer = Peer(PullChannel(context, HOST, DATA.frame_limit_bytes), PushChannel(context, answer_to))
-    print(peer.pull.endpoint, flush=True)
+    peer = Peer()
+    peer.connect(answer_to)
+    print(peer.endpoints, flush=True)
     while order := bytes(peer.receive()[0]).decode():
         mode, test, num_rows, count = order.split()
         answer(peer, mode, test, int(num_rows), int(count))
     peer.close()
-    context.term()
 
 
 def answer(peer: Peer, mode: str, test: str, num_rows: int, count: int) -> None:
@@ -175,20 +190,18 @@ def turn(peer: Peer, mode: str, test: str, num_rows: int, *, count: int, measure
 
 def with_child(work: Callable[[Peer], dict[tuple[str, str], Measured]]) -> dict[tuple[str, str], Measured]:
     """Start the other end, let ``work`` talk to it, and end it, whatever happens."""
-    context = zmq.Context()
-    pull = PullChannel(context, HOST, DATA.frame_limit_bytes)
-    command = [sys.executable, __file__, "--serve", pull.endpoint]
+    peer = Peer()
+    command = [sys.executable, __file__, "--serve", peer.endpoints]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
-            peer = Peer(pull, PushChannel(context, child.stdout.readline().strip()))
+            peer.connect(child.stdout.readline())
             results = work(peer)
             peer.send([b""])
             child.wait(DEADLINE_S)
             peer.close()
         finally:
             child.kill()
-    context.term()
     return results
 
 

@@ -1,8 +1,8 @@
 """The doors when there are no descriptors left for newcomers: what is told, and when they are opened again.
 
-A door closes by itself when accepting fails (``wire.gate``); who is connected is served on. It is opened again when
-there is room for what it keeps spare and somewhat more, and not sooner than after a pause, which doubles while that
-goes wrong: a crowd that waits outside would fill it again at once.
+A door closes by itself before the last descriptors are gone (``wire.listener``); who is connected is served on. It is
+opened again when there is room for what newcomers never get and somewhat more, and not sooner than after a pause, which
+doubles while that goes wrong: a crowd that waits outside would fill it again at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarm.broker.events import DescriptorsCounted, DoorClosed
 PAUSE_S = 1.0
 MAX_PAUSE_S = 8.0
 QUIET_S = 20.0  # open for so long, and the next time is a new matter: a short pause, and a warning
-LEAST_ROOM = 16  # descriptors: what the doors keep spare, and a few newcomers
+LEAST_ROOM = 24  # descriptors: those that no newcomer gets, and a few for newcomers
 MOST_ROOM = 64
 ROOM_SHARE = 16  # of the limit, one part in so many
 

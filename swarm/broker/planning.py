@@ -14,12 +14,15 @@
 * A plan that serves is changed when it must be (a member leaves), when a newcomer on the same machine shall get its
   part, and when another one is quicker by more than the margin. Among equally good ones the one that moves least is
   taken (``plan.solve``).
+* An order that is not answered is said again every second: it, or the answer, may have been lost. Workers answer what
+  they have done already.
 * A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it says that it
   loads more and more bytes, the deadline moves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
@@ -56,6 +59,7 @@ from swarm.wire.messages import (
     Release,
 )
 
+ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to who has not answered it
 QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
 
 
@@ -84,6 +88,8 @@ class Planner:
         self.restart = Restart(state, settings.min_workers)
         self.wanted = Wanted(state, settings.rules)
         self._paces = Paces(state, out)
+        self._orders: dict[str, Order] = {}  # what those who are awaited were told, to be said again
+        self._order_again_at = 0.0
         self._fallen: Plan | None = None  # the plan whose way back is looked for
 
     # --- what moves the plan -----------------------------------------------------------------------------------------
@@ -96,6 +102,8 @@ class Planner:
                 worker.forget_refusals()
         if book.awaited and now >= book.deadline:
             self._blame_the_late(now)
+        elif book.awaited and now >= self._order_again_at:
+            self._order_again(now)
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
@@ -161,15 +169,17 @@ class Planner:
         book.waits_for = "the workers to load their layers"
         book.awaited = set(book.coming.members)
         book.deadline = now + self._settings.prepare_timeout_s
-        for index, stage in enumerate(book.coming.stages):
-            prepare = Prepare(
+        prepares = {
+            stage.incarnation: Prepare(
                 epoch=epoch,
                 layers=stage.layers,
                 standby=book.coming.standby_of(stage.incarnation),
                 edge=self._edge_after(book.coming, index),
                 max_sequences=self._settings.max_sequences,
             )
-            self._order(stage.incarnation, prepare)
+            for index, stage in enumerate(book.coming.stages)
+        }
+        self._order_all(prepares, now)
 
     def loads(self, worker: Worker, message: LoadProgress | Kept, now: float) -> None:
         """A worker says how far a load has come."""
@@ -341,9 +351,17 @@ class Planner:
         self._state.empty_stages()
         kept = keep_what_fits(self._state)
         self._fence_all(plan.epoch)
-        for stage in plan.stages:
-            live = live_at(self._state.workers[stage.incarnation], kept)
-            self._order(stage.incarnation, Activate(epoch=plan.epoch, first_step=self._state.next_step, live=live))
+        self._order_all(
+            {
+                stage.incarnation: Activate(
+                    epoch=plan.epoch,
+                    first_step=self._state.next_step,
+                    live=live_at(self._state.workers[stage.incarnation], kept),
+                )
+                for stage in plan.stages
+            },
+            now,
+        )
         self._out.append(OpenPipe(plan.epoch, plan.stages[0].endpoint))
 
     def _serve(self, now: float) -> None:
@@ -442,6 +460,19 @@ class Planner:
         for worker in self._state.workers.values():
             if not worker.is_gone:
                 self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+
+    def _order_all(self, orders: Mapping[str, Order], now: float) -> None:
+        """To be obeyed by all of them, each of whom answers."""
+        self._orders = dict(orders)
+        self._order_again_at = now + ORDER_AGAIN_S
+        for incarnation, order in orders.items():
+            self._order(incarnation, order)
+
+    def _order_again(self, now: float) -> None:
+        """The order or its answer may have been lost. Who has heard it answers again, or goes on with it."""
+        self._order_again_at = now + ORDER_AGAIN_S
+        for incarnation in sorted(self._state.book.awaited):
+            self._order(incarnation, self._orders[incarnation])
 
     def _order(self, incarnation: str, message: Order) -> None:
         self._out.append(OrderWorker(self._state.workers[incarnation].peer, message))

@@ -10,6 +10,7 @@ from swarm.broker.health import Judgement
 from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.statistics import PipelineStatistics
 from swarm.broker.vigil import VitalSigns
+from swarm.wire.keys import address_and_key
 from swarm.wire.messages import Json
 
 
@@ -104,7 +105,7 @@ def nodes(
                 "resident_bytes": int(worker.stats.get("resident_bytes", 0)),
                 "kv_used": int(worker.stats.get("kv_used", 0)),
                 "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
-                "endpoint": hello.endpoint,
+                "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
             }
         )
     return {"workers": found}

@@ -13,7 +13,7 @@ import os
 import resource
 import secrets
 import signal
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from random import SystemRandom
@@ -61,11 +61,11 @@ from swarm.broker.scheduler import SchedulerSettings
 from swarm.broker.solver import Solver
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
-from swarm.log import get_logger
-from swarm.wire.channel import Arrived, AsyncPullChannel, GateClosed, PeerLost, PushChannel, RouterChannel
+from swarm.log import Damper, get_logger
+from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
-from swarm.wire.gate import Gates
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
+from swarm.wire.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.messages import NOBODYS, AssetPart, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames
@@ -78,6 +78,7 @@ TICK_S = 0.05
 FIGURES_S = 1.0  # between two looks at what this process takes
 RETRY_S = 0.002  # how soon a step that could not be sent is tried again: a fresh edge takes a moment to connect
 STEP_QUEUE = 64
+STRIKES = 16  # messages that can't be understood, until their client must knock again
 
 _POINTS: dict[type, str] = {
     act.Dispatch: "broker.dispatch",
@@ -130,11 +131,10 @@ class BrokerService:
         self.exit_code = 0
         self._tells_events = settings.log.level == "debug"
         host, port = settings.broker.host, settings.broker.port
-        gates = Gates()
-        self._front = RouterChannel(context, host, port, CLIENT.frame_limit_bytes, gates=gates)
-        self._control = RouterChannel(context, host, port + 1, WORKER.frame_limit_bytes, gates=gates)
-        self._beats = AsyncPullChannel(context, host, BEAT.frame_limit_bytes, 1024, gates=gates)
-        self._steps = AsyncPullChannel(context, host, DATA.frame_limit_bytes, STEP_QUEUE, gates=gates)
+        self._front = RouterChannel(host, port, CLIENT.frame_limit_bytes)
+        self._control = RouterChannel(host, port + 1, WORKER.frame_limit_bytes)
+        self._beats = AsyncPullChannel(host, BEAT.frame_limit_bytes, 1024)
+        self._steps = AsyncPullChannel(host, DATA.limit_bytes, STEP_QUEUE)
         self._doors: dict[str, RouterChannel | AsyncPullChannel] = {
             "client": self._front,
             "worker": self._control,
@@ -142,6 +142,8 @@ class BrokerService:
             "data": self._steps,
         }
         beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
+        self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # one for each door
+        self._strikes: Counter[bytes] = Counter()  # messages of clients that are connected and can't be understood
         self._core = BrokerCore(_core_settings(settings, beats, steps, self._lineage), clock.now(), past)
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint)
 
@@ -222,43 +224,77 @@ class BrokerService:
 
     async def _serve_clients(self) -> None:
         async for event in self._front:
-            if not isinstance(event, Arrived):
-                self._feed(_left_or_closed("client", event))
-                continue
-            if self._greeted(self._front, event, client_schema()):
-                continue
-            try:
-                message, _ = CLIENT.decode(event.frames)
-            except WireError as error:
-                log.warning("client_message_refused", client=event.peer.hex(), reason=str(error))
-                self._front.send(event.peer, SERVER.encode(Malformed(reason=str(error)[:4000])))
-                self._feed(MessageRefused("client"))
-                continue
-            self._feed(ClientSaid(event.peer, message))
+            match event:
+                case Arrived(peer, frames):
+                    if self._greeted(self._front, "client", event, client_schema()):
+                        continue
+                    try:
+                        message, _ = CLIENT.decode(frames)
+                    except WireError as error:
+                        self._client_refused(peer, str(error))
+                    else:
+                        self._feed(ClientSaid(peer, message))
+                case Overstepped(peer, reason):
+                    self._client_refused(peer, reason)
+                case PeerLost(peer):
+                    self._strikes.pop(peer, None)
+                    self._feed(ClientUnreachable(peer))
+                case GateClosed():
+                    self._feed(_closed("client", event))
+
+    def _client_refused(self, client: bytes, reason: str) -> None:
+        """It is told why. Who goes on like that must knock again: a loop that is wrong shall not keep us busy."""
+        self._refused(MessageRefused("client"), reason, client=client.hex())
+        self._front.send(client, SERVER.encode(Malformed(reason=reason[:4000])))
+        self._strikes[client] += 1
+        if self._strikes[client] >= STRIKES:
+            del self._strikes[client]
+            self._front.hang_up(client)
 
     async def _serve_workers(self) -> None:
         async for event in self._control:
-            if not isinstance(event, Arrived):
-                self._feed(_left_or_closed("worker", event))
-                continue
-            if self._greeted(self._control, event, schema()):
-                continue
-            try:
-                message, payload = WORKER.decode(event.frames)
-            except WireError as error:
-                log.warning("worker_message_refused", worker=event.peer.decode(errors="replace"), reason=str(error))
-                foreign = str(error) if isinstance(error, ForeignMessage) else ""
-                self._feed(MessageRefused("control", event.peer, foreign))
-                continue
-            self._worker_said(event.peer, message, payload)
+            match event:
+                case Arrived(peer, frames):
+                    if self._greeted(self._control, "worker", event, schema()):
+                        continue
+                    try:
+                        message, payload = WORKER.decode(frames)
+                    except WireError as error:
+                        self._worker_refused(peer, error)
+                    else:
+                        self._worker_said(peer, message, payload)
+                case Overstepped(peer, reason):
+                    self._worker_refused(peer, WireError(reason))
+                case PeerLost(peer):
+                    self._feed(WorkerDisconnected(peer))
+                case GateClosed():
+                    self._feed(_closed("worker", event))
 
-    def _greeted(self, door: RouterChannel, event: Arrived, own: str) -> bool:
+    def _worker_refused(self, worker: bytes, error: WireError) -> None:
+        """It may have been what everybody waits for, and nobody will say it again. Over a new connection the worker
+        says Hello, with all that it holds. (One of another build would say the same again: it is told.)"""
+        foreign = str(error) if isinstance(error, ForeignMessage) else ""
+        self._refused(MessageRefused("control", worker, foreign), str(error), worker=worker.decode(errors="replace"))
+        if not foreign:
+            self._control.hang_up(worker)
+
+    def _refused(self, event: MessageRefused, reason: str, **about: object) -> None:
+        """A message that can't be understood: counted, and told as often as a reader can bear."""
+        if (left_out := self._dampers[event.door].asks(self._clock.now())) is not None:
+            log.warning("message_refused", door=event.door, reason=reason, left_out=left_out, **about)
+        self._feed(event)
+
+    def _greeted(self, door: RouterChannel, name: str, event: Arrived, own: str) -> bool:
         """Whether it is a greeting; it is answered with ours, and whoever knocks says what is to be said of it."""
         theirs = read_greeting(event.frames)
         if theirs is None:
             return False
+        left_out = None
         if why_strangers(theirs, own) is not None:
-            log.warning("stranger_greeted", peer=event.peer.hex(), is_of=str(theirs)[:500])
+            left_out = self._dampers[f"strangers, {name}"].asks(self._clock.now())
+        if left_out is not None:
+            is_of = str(theirs)[:500]
+            log.warning("stranger_greeted", door=name, peer=event.peer.hex(), is_of=is_of, left_out=left_out)
         door.send(event.peer, greeting(own))
         return True
 
@@ -273,35 +309,33 @@ class BrokerService:
         async for event in self._beats:
             self._hear_beat(event)
 
-    def _hear_beat(self, frames: Frames | GateClosed) -> None:
-        if isinstance(frames, GateClosed):
-            self._feed(_closed("beat", frames))
+    def _hear_beat(self, event: Frames | Overstepped | GateClosed) -> None:
+        if isinstance(event, GateClosed):
+            self._feed(_closed("beat", event))
             return
         try:
-            beat, _ = BEAT.decode(frames)
+            beat, _ = BEAT.decode(_within(event))
         except WireError as error:
-            log.warning("beat_refused", reason=str(error))
-            self._feed(MessageRefused("beat"))
-            return
-        self._feed(BeatHeard(beat))
+            self._refused(MessageRefused("beat"), str(error))
+        else:
+            self._feed(BeatHeard(beat))
 
     async def _take_finished_steps(self) -> None:
-        async for frames in self._steps:
-            if isinstance(frames, GateClosed):
-                self._feed(_closed("data", frames))
+        async for event in self._steps:
+            if isinstance(event, GateClosed):
+                self._feed(_closed("data", event))
                 continue
             try:
-                message, _ = DATA.decode(frames)
+                message, _ = DATA.decode(_within(event))
             except WireError as error:
-                log.warning("step_refused", reason=str(error))
-                self._feed(MessageRefused("data"))
+                self._refused(MessageRefused("data"), str(error))
                 continue
             if isinstance(message, StepDone):
                 if failpoints.armed:
                     failpoints.reached("broker.step_done")
                 self._feed(StepFinished(message))
             else:
-                log.warning("unexpected_on_data", kind=type(message).__name__)
+                self._refused(MessageRefused("data"), f"a {type(message).__name__} came, which is not for the broker")
 
     async def _tick(self) -> None:
         while True:
@@ -422,10 +456,10 @@ class BrokerService:
             self._pipe = None
 
 
-def _left_or_closed(door: str, event: PeerLost | GateClosed) -> Event:
-    if isinstance(event, GateClosed):
-        return _closed(door, event)
-    return ClientUnreachable(event.peer) if door == "client" else WorkerDisconnected(event.peer)
+def _within(event: Frames | Overstepped) -> Frames:
+    if isinstance(event, Overstepped):
+        raise WireError(event.reason)
+    return event
 
 
 def _closed(door: str, event: GateClosed) -> Event:

@@ -218,6 +218,7 @@ class Cluster:
         self.broker.thaw()
         for node in list(self.workers.values()):
             node.crawls_s, node.garbles, node.poisons, node.fails = 0.0, 0, 0, 0
+            node.loses_orders = node.loses_answers = 0
             node.wake(at_once=True)
             node.thaw(at_once=True)
             if node.memory_bytes < self.specs[node.name].memory_bytes and node.alive:

@@ -23,6 +23,7 @@ CRAWL_S = 4.0
 MOST_GARBLED = MOST_FAILED = 2
 DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others come for what a dead client left: soon, or after any grace
 AGAIN_S = 0.1
+MOST_LOST = 3  # orders or answers, one after the other
 POISONED_S = 60.0  # it may compute nothing for long
 
 
@@ -202,6 +203,17 @@ def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.drop_control(node)
 
 
+def _order_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """What it is told next to load, or to take up, does not come; nothing says so."""
+    node.loses_orders = 1 + fault.whom % MOST_LOST
+
+
+def _answer_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """That it is there, has loaded or has taken up the plan is not heard."""
+    cluster.watch.disturbed(node.name)
+    node.loses_answers = 1 + fault.whom % MOST_LOST
+
+
 def _edge_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.audit.num_blows += 1
     node.drop_edge(fault.for_s / 10)
@@ -298,6 +310,8 @@ _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "terminate": _terminate,
     "double": _double,
     "control_drop": _control_drop,
+    "order_lost": _order_lost,
+    "answer_lost": _answer_lost,
     "edge_drop": _edge_drop,
     "cut_off": _cut_off,
     "cut_to_broker": _cut_to_broker,

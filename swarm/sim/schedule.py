@@ -37,6 +37,8 @@ FaultKind = Literal[
     "client_drop",
     "client_freeze",  # SIGSTOP, SIGCONT: longer than any of its limits
     "control_drop",  # the connection between a living worker and the broker breaks
+    "order_lost",  # what a worker is told about a plan does not come, and no connection breaks
+    "answer_lost",  # nor its Hello and its answers to that
     "edge_drop",  # a connection between two stages breaks
     "pipe_drop",  # the one between broker and first stage
     "cut_off",  # a worker and the broker don't reach each other

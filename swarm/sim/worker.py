@@ -23,6 +23,7 @@ from swarm.wire.messages import (
     NOBODYS,
     PROTOCOL_VERSION,
     Activate,
+    Activated,
     Beat,
     Fence,
     Hello,
@@ -30,6 +31,8 @@ from swarm.wire.messages import (
     LayerRange,
     Leaving,
     Order,
+    Prepare,
+    Prepared,
     Step,
     Welcome,
     WorkerMessage,
@@ -50,8 +53,9 @@ class WorkerNode:
     """See the module's text.
 
     ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``crawls_s``: what
-    each computation takes more, showing progress. ``garbles``: how many tensors are still to be sent with a flipped
-    bit; ``poisons``: how many computations are still to give what is no number; ``fails``: how many are to fail."""
+    each computation takes more, showing progress. ``loses_orders``, ``loses_answers``: how many of those that everybody
+    waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped bit; ``poisons``:
+    how many computations are still to give what is no number; ``fails``: how many are to fail."""
 
     def __init__(self, cluster: Cluster, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
@@ -72,6 +76,7 @@ class WorkerNode:
         self.crawls_s = 0.0
         self.garbles = 0
         self.poisons = 0
+        self.loses_orders = self.loses_answers = 0
         self.fails = 0
         self._busy = False
         self._lineage = NOBODYS
@@ -98,6 +103,9 @@ class WorkerNode:
 
     def take_order(self, order: Order) -> None:
         """An order has come: to the process, if it runs."""
+        if self.loses_orders and isinstance(order, Prepare | Activate):
+            self.loses_orders -= 1
+            return
         self._when_thawed(lambda: self._take_order(order))
 
     def _take_order(self, order: Order) -> None:
@@ -289,6 +297,9 @@ class WorkerNode:
 
     def _say(self, message: WorkerMessage) -> None:
         kind = type(message).__name__
+        if self.loses_answers and isinstance(message, Hello | Prepared | Activated):
+            self.loses_answers -= 1
+            return
         if not self._cluster.springs(self, "before", kind):
             life = self._cluster.broker.life
             self._control.carry(lambda: self._cluster.to_broker(self, message, life))

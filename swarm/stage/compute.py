@@ -193,7 +193,7 @@ class ComputeThread:
             self._events.append(StepRefused(str(error)))
             return
         if not isinstance(message, Step):
-            log.warning("unexpected_on_data", kind=type(message).__name__)
+            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage"))
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
         size = self._executor.manifest.hidden_size

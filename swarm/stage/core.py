@@ -101,6 +101,7 @@ from swarm.wire.messages import (
 
 EX_CONFIG = 78  # the exit code that means: starting again will not help
 DEFAULT_LEASE_S = 10.0
+HELLO_AGAIN_S = 5.0  # a broker answers at once; who says Hello twice joins anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class StageCore:
     welcome: Welcome | None = None
     parked: bool = False
     heard_at: float = 0.0
+    introduced_at: float | None = None  # when Hello was said, until it is answered
     idle_since: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
     statistics: StageStatistics = field(default_factory=StageStatistics)
@@ -179,7 +181,7 @@ class StageCore:
                 self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
             case BrokerConnected():
                 self.heard_at = now
-                self._out.append(Introduce())
+                self._introduce(now)
             case Tick():
                 self._tick(now)
         self._start_work(now)
@@ -233,7 +235,7 @@ class StageCore:
                 self._out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
             case Rejoin(reason=reason):
                 self._note("rejoining", "warning", reason=reason)
-                self._out.append(Introduce())
+                self._introduce(self.heard_at)
             case Release(reason=reason):
                 self._out.append(Exit(0, reason))
             case Alive():
@@ -242,8 +244,13 @@ class StageCore:
                 return False
         return True
 
+    def _introduce(self, now: float) -> None:
+        self.introduced_at = now
+        self._out.append(Introduce())
+
     def _welcome(self, order: Welcome) -> None:
         self.welcome = order
+        self.introduced_at = None
         if order.lineage != self.lineage:
             self._begin_anew(order)
         self.fence = max(self.fence, order.epoch)
@@ -282,6 +289,9 @@ class StageCore:
         self.rechecks.clear()
 
     def _activate(self, order: Activate, now: float) -> None:
+        if order.epoch == self.active and order.epoch == self.fence:  # the broker has not heard that it is
+            self._tell_activated(order.epoch)
+            return
         prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch, self.layers)
         if prepared is None:
             self._count("stale_orders")
@@ -295,8 +305,11 @@ class StageCore:
         self.holdings.keep_only(order.live, prepared.layers)
         self._out.append(OpenEdge(order.epoch, prepared.edge))
         self._note("plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.sequences))
+        self._tell_activated(order.epoch)
+
+    def _tell_activated(self, epoch: int) -> None:
         activated = Activated(
-            epoch=order.epoch,
+            epoch=epoch,
             incarnation=self.settings.incarnation,
             held=self.inventory(),
             logs=tuple(self.log.ranges()),
@@ -363,9 +376,7 @@ class StageCore:
     def _step_refused(self, reason: str) -> None:
         """Damaged on its way. It may have been the only step in flight, with none behind it to show the gap."""
         self._count("refused_frames")
-        if self.active is None:
-            self._note("step_refused", "warning", reason=reason)
-        else:
+        if self.active is not None:
             self._trouble(f"a step was damaged on its way: {reason}", damaged=True)
 
     def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
@@ -500,6 +511,8 @@ class StageCore:
         lease_s = self.welcome.lease_s if self.welcome is not None else DEFAULT_LEASE_S
         if not self.parked and self.welcome is not None and now - self.heard_at > lease_s:
             self._park(f"nothing heard from the broker for {lease_s:.0f} s")
+        if self.introduced_at is not None and now - self.introduced_at > HELLO_AGAIN_S:
+            self._introduce(now)  # that Hello, or the answer to it, was lost
         missing = self.steps.missing(now)
         if missing is not None:
             self._trouble(missing)

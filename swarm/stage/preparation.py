@@ -32,6 +32,8 @@ class Preparation:
         self.wanted = self.capacity = self._standby = None
 
     def want(self, order: Prepare) -> list[Action]:
+        if self.wanted is not None and order.epoch == self.wanted.epoch:  # the broker has not heard of it
+            return [] if self.capacity is None else [self._prepared(self.capacity)]
         self.wanted = order
         self.capacity = None
         match self._loading:
@@ -58,8 +60,19 @@ class Preparation:
         if other is not None:
             return other
         self.capacity = capacity
+        fields = {
+            "epoch": epoch,
+            "layers": "" if self.wanted is None else str(self.wanted.layers),
+            "load_s": round(capacity.load_s, 3),
+            "warm_up_s": round(capacity.warm_up_s, 3),
+            "kv_capacity": capacity.kv_tokens,
+        }
+        return [Note("plan_prepared", "info", fields | self._cause()), self._prepared(capacity)]
+
+    def _prepared(self, capacity: Capacity) -> Tell:
+        assert self.wanted is not None
         message = Prepared(
-            epoch=epoch,
+            epoch=self.wanted.epoch,
             incarnation=self.incarnation,
             kv_capacity=capacity.kv_tokens,
             max_sequences=capacity.max_sequences,
@@ -69,14 +82,7 @@ class Preparation:
             kernels=capacity.kernels,
             bits=capacity.bits,
         )
-        fields = {
-            "epoch": epoch,
-            "layers": "" if self.wanted is None else str(self.wanted.layers),
-            "load_s": round(capacity.load_s, 3),
-            "warm_up_s": round(capacity.warm_up_s, 3),
-            "kv_capacity": capacity.kv_tokens,
-        }
-        return [Note("plan_prepared", "info", fields | self._cause()), Tell(message)]
+        return Tell(message)
 
     def failed(self, epoch: int, reason: str) -> list[Action]:
         other = self._ended()

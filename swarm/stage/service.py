@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import secrets
@@ -28,7 +29,7 @@ from swarm import failpoints
 from swarm.clock import Clock, SystemClock
 from swarm.demo import model_path
 from swarm.errors import ConfigError, ForeignMessage, WireError
-from swarm.log import get_logger
+from swarm.log import Damper, get_logger
 from swarm.stage import actions as act
 from swarm.stage import keeper
 from swarm.stage.budget import Budget, share_out
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
 GREET_S = 3.0  # a broker that lives greets back at once
+RENEW_S = 2.0  # between two new connections for orders that can't be understood
 OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
 
 log = get_logger(__name__)
@@ -159,7 +161,7 @@ class WorkerService:
                 settings.log.profile_every,
             )
         )
-        self._pull = PullChannel(context, settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
+        self._pull = PullChannel(settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
         self._endpoint = failpoints.retold("advertise", self._pull.endpoint)
         self._compute = ComputeThread(
             context,
@@ -177,6 +179,8 @@ class WorkerService:
         self._beats: BeatThread | None = None
         self._connected = self._closed = False
         self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
+        self._damper = Damper()  # for orders that can't be understood
+        self._renewed_at: float | None = None
         self._up = asyncio.Event()
         self._probe = LinkProbe(self._send, clock)
         self._link: LinkCost | None = None
@@ -293,7 +297,7 @@ class WorkerService:
             self._perform(act.Exit(EX_CONFIG, reason), None)
             return
         except WireError as error:
-            log.warning("order_refused", reason=str(error))
+            self._refuse_order(str(error))
             return
         if isinstance(order, Probed):
             self._probe.answered(order.ticket)
@@ -304,6 +308,16 @@ class WorkerService:
             self._loop.call_later(OBEY_S, self._end_if_stuck, self._clock.now())
         self._raise_fence_flag(order)
         self._compute.post(OrderArrived(order))
+
+    def _refuse_order(self, reason: str) -> None:
+        """It may have been the one that everybody waits for, and nobody will say it again. So we knock anew, say Hello
+        with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
+        now = self._clock.now()
+        if (left_out := self._damper.asks(now)) is not None:
+            log.warning("order_refused", reason=reason, left_out=left_out)
+        if self._renewed_at is None or now - self._renewed_at >= RENEW_S:
+            self._renewed_at = now
+            self._control.renew()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
         """It was declared out and told to join anew, and the thread that should do so stands still. Nobody can use this
@@ -325,7 +339,8 @@ class WorkerService:
         process = psutil.Process()
         while True:
             await asyncio.sleep(STATS_EVERY_S)
-            self._vitals.memory_bytes = process.memory_info().rss
+            with contextlib.suppress(OSError):  # reading it takes a descriptor, and there may be none
+                self._vitals.memory_bytes = process.memory_info().rss
             if not self._compute.alive:
                 self._stop.set()
             if self._core.welcome is not None and not self._core.parked:
@@ -338,6 +353,8 @@ class WorkerService:
         values["log_evicted"] = self._core.log.num_evicted
         values["sequences"] = len(self._core.sequences)
         values["resident_bytes"] = self._vitals.memory_bytes
+        values["knockers_refused"] = self._pull.num_refused
+        values["door_shut"] = self._pull.num_shut
         values["threads"] = threading.active_count()
         return {name: float(value) for name, value in values.items()}
 
@@ -376,7 +393,8 @@ class WorkerService:
         match action:
             case act.Introduce():
                 assert hello is not None
-                self._introduce(hello)
+                if self._connected:  # else it is done when we are
+                    self._introduce(hello)
             case act.Tell(message):
                 self._send(message)
             case act.StartBeats(endpoint, interval_s):

@@ -2,16 +2,16 @@
 
 Control plane, on an asyncio loop; sends are plain calls that never wait::
 
-    router = RouterChannel(context, host, port, CLIENT.frame_limit_bytes)
-    async for event in router:                       # Arrived(peer, frames, connection) | PeerLost(peer) | GateClosed
+    router = RouterChannel(host, port, CLIENT.frame_limit_bytes)
+    async for event in router:                       # Arrived(peer, frames) | PeerLost | Overstepped | GateClosed
         router.send(event.peer, SERVER.encode(...))  # False: nobody there, or its queue is full
 
     dealer = DealerChannel(context, endpoint, identity, SERVER.frame_limit_bytes)
     async for event in dealer:                       # Frames | Link.UP | Link.DOWN
         dealer.send(CLIENT.encode(...))              # False: not connected, or the queue is full
 
-    beats = AsyncPullChannel(context, host, BEAT.frame_limit_bytes, BEAT_QUEUE)
-    async for event in beats: ...                    # Frames | GateClosed
+    beats = AsyncPullChannel(host, BEAT.frame_limit_bytes, BEAT_QUEUE)
+    async for event in beats: ...                    # Frames | Overstepped | GateClosed
 
     push = AsyncPushChannel(context, endpoint)       # one per directed edge and epoch
     push.send(DATA.encode(...))                      # False: can't be sent now, keep it …
@@ -20,11 +20,14 @@ Control plane, on an asyncio loop; sends are plain calls that never wait::
 Data plane, all of it in one plain thread::
 
     wake = Wake()                                    # any thread may call wake.set()
-    pull = PullChannel(context, host, DATA.frame_limit_bytes)
+    pull = PullChannel(host, DATA.frame_limit_bytes)
     push = PushChannel(context, endpoint)
     pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready
     frames = pull.receive()                          # None: nothing there
     push.send(frames)                                # False: can't be sent now, keep it
+
+Who knocks uses libzmq; who listens reads the connections itself (``listener``), within bounds that libzmq doesn't have.
+Doors of one direction (``*PullChannel``) have a key, a part of their ``endpoint``: only who was told it is heard.
 
 Every channel is closed with ``close()``, by the thread (or loop) that uses it; then ``context.term()`` returns. The
 context is a plain ``zmq.Context``, one per process.
@@ -37,34 +40,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from math import ceil
-from typing import Final, Generic, NamedTuple, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import zmq
 
 from swarm.errors import ConfigError
-from swarm.wire.gate import GATES, Gate, Gates
+from swarm.wire.keys import address_and_key, keyed, new_key
+from swarm.wire.listener import SWEEP_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.mechanisms import PULL, ROUTER, USERNAME, Kind, asks
 from swarm.wire.sockets import (
     DATA_PORTS,
-    Connections,
     Context,
     Frames,
     Monitor,
     Socket,
-    SocketEvent,
     bind,
     bind_free_port,
     connect,
     descriptor,
+    endpoint_of,
     has,
     receive_now,
     send_now,
     set_options,
 )
 from swarm.wire.tensors import Bytes
+from swarm.wire.watch import Poll
 
 _CONTROL_QUEUE = 1000  # messages per peer; a client that reads slower than this is told so by send() returning False
 DATA_QUEUE = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway
@@ -72,29 +79,6 @@ BEAT_QUEUE = 16  # old beats are worthless
 _NO_MESSAGES_BYTES = 4096  # who only sends receives nothing but the handshake
 _CONTROL_LINGER_MS = 1000  # a last word (a denial, an end of stream) should still leave when a socket closes
 _BATCH = 64  # receiving from a ready socket does not yield to the loop: do it ourselves, every so many messages
-
-
-class Arrived(NamedTuple):
-    """A message, who sent it, and the descriptor of the connection it came over."""
-
-    peer: bytes
-    frames: Frames
-    connection: int
-
-
-class PeerLost(NamedTuple):
-    """A peer that had sent something has no connection any more. It may come back under the same name.
-
-    Said within milliseconds of a crash, and before the socket has tidied up: a send may still be taken for a moment."""
-
-    peer: bytes
-
-
-class GateClosed(NamedTuple):
-    """Accepting failed with this error number, for want of a descriptor or of memory: nobody new is let in until
-    ``let_in()``, here or at a channel that shares its gates with this one. Who is connected stays so."""
-
-    code: int
 
 
 class Link(Enum):
@@ -111,20 +95,13 @@ Event = TypeVar("Event")
 
 class _AsyncChannel(Generic[Event]):
     """An asynchronous iterator over what arrives. ``await anext(channel)`` may be cancelled, say by a timeout, at any
-    time without losing a message. Made and used within one running loop.
+    time without losing a message. Made and used within one running loop."""
 
-    The sockets are plain ones that the loop watches. A ZeroMQ descriptor tells of news once (it is edge-triggered), and
-    any call on the socket may swallow that; so after every call the socket is asked again whether something is there.
-    """
-
-    def __init__(self, context: Context, kind: int, limit_bytes: int, queue: int, linger_ms: int) -> None:
-        self._socket = context.socket(kind)
-        set_options(self._socket, limit_bytes, queue, linger_ms)
+    def __init__(self, queue: int) -> None:
         self._queue = queue
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        self._arrived: deque[Event] = deque()  # never more than _BATCH messages and what the monitor said
-        self._watch(self._socket)
+        self._arrived: deque[Event] = deque()  # never more than _BATCH messages and what became of connections
 
     def __aiter__(self) -> Self:
         return self
@@ -138,203 +115,168 @@ class _AsyncChannel(Generic[Event]):
             for _ in range(_BATCH):
                 if not self._take():
                     break
-            self._look_again(self._socket)
+            self._look_again()
         return self._arrived.popleft()
 
     def waiting(self) -> Iterator[Event]:
         """What is there already, in order, without waiting: a queue's worth at most."""
+        self._look()
         for _ in range(self._queue):
-            if not self._arrived:
-                self._take()
+            while not self._arrived and self._take():
+                pass
             if not self._arrived:
                 break
             yield self._arrived.popleft()
         if self._arrived:
             self._ready.set()
-        self._look_again(self._socket)
+        self._look_again()
 
-    def close(self) -> None:
-        """Close the socket. End the task that receives first: nothing will wake it any more."""
-        self._unwatch(self._socket)
-        self._socket.close()
+    def _look(self) -> None:
+        """Read what is there, where nobody else does."""
 
     def _take(self) -> bool:
         """Receive one message into ``_arrived``; False if there was none."""
         raise NotImplementedError
 
-    def _send(self, frames: Sequence[Bytes]) -> bool:
-        sent = send_now(self._socket, frames)
-        self._look_again(self._socket)
-        return sent
-
-    def _watch(self, socket: Socket) -> None:
-        self._loop.add_reader(descriptor(socket), self._look_again, socket)
-        self._look_again(socket)
-
-    def _unwatch(self, socket: Socket) -> None:
-        self._loop.remove_reader(descriptor(socket))
-
-    def _look_again(self, socket: Socket) -> None:
-        if has(socket, zmq.POLLIN):
-            self._ready.set()
+    def _look_again(self) -> None:
+        """Set ``_ready`` if there is more to take."""
+        raise NotImplementedError
 
 
 class _ListeningChannel(_AsyncChannel[Event]):
-    """One that people knock at. Channels of one loop should share their ``gates``. ``events``: what its monitor tells
-    beside."""
+    """One that people knock at."""
 
-    def __init__(
-        self,
-        context: Context,
-        kind: int,
-        limit_bytes: int,
-        queue: int,
-        *,
-        linger_ms: int,
-        gates: Gates | None,
-        events: int = 0,
-    ) -> None:
-        super().__init__(context, kind, limit_bytes, queue, linger_ms)
-        self._gate = Gate(gates or Gates())
-        self._monitor = Monitor(context, self._socket, events | (Monitor.GATE_EVENTS if GATES else 0))
-        self._watch(self._monitor.socket)
+    def __init__(self, bound: socket.socket, kind: Kind, limit_bytes: int, queue: int, key: bytes = b"") -> None:
+        super().__init__(queue)
+        self.endpoint = keyed(endpoint_of(bound), key)
+        self._listener = Listener(bound, limit_bytes, self._loop, self._ready.set, asks(kind, key))
+        self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
     def let_in(self) -> None:
         """After GateClosed: whoever knocks is accepted again, or GateClosed is told again."""
-        self._gate.open()
+        self._listener.let_in()
 
     def close(self) -> None:
-        self._unwatch(self._monitor.socket)
-        self._monitor.close()
-        self._gate.close()
-        super().close()
+        """End the task that receives first: nothing will wake it any more."""
+        self._sweeps.cancel()
+        self._listener.close()
 
-    def _heed(self, event: SocketEvent) -> GateClosed | None:
-        """What the monitor says of the door itself."""
-        if event.event is zmq.Event.LISTENING:
-            self._gate.listens(event.value)
-        elif event.event is zmq.Event.ACCEPT_FAILED and self._gate.refused(event.value):
-            return GateClosed(event.value)
-        return None
+    def _look(self) -> None:
+        self._listener.look()
+
+    def _look_again(self) -> None:
+        if self._listener.has_more:
+            self._ready.set()
+
+    def _sweep(self) -> None:
+        self._listener.sweep()
+        self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
 
-class RouterChannel(_ListeningChannel[Arrived | PeerLost | GateClosed]):
+class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClosed]):
     """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one."""
 
-    def __init__(self, context: Context, host: str, port: int, limit_bytes: int, *, gates: Gates | None = None) -> None:
-        linger_ms, events = _CONTROL_LINGER_MS, Monitor.EVENTS
-        super().__init__(
-            context, zmq.ROUTER, limit_bytes, _CONTROL_QUEUE, linger_ms=linger_ms, gates=gates, events=events
-        )
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # else a message to nobody vanishes without a word
-        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # else a peer that lost its connection is ignored when it comes back
-        self._connections = Connections()
-        try:
-            self.endpoint = bind(self._socket, host, port)
-        except ConfigError:
-            self.close()
-            raise
+    def __init__(self, host: str, port: int, limit_bytes: int) -> None:
+        super().__init__(bind(host, port), ROUTER, limit_bytes, _CONTROL_QUEUE)
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
         """False: the peer is not connected, or it does not read and its queue is full."""
-        return self._send([peer, *frames])
+        return self._listener.send(peer, frames)
 
     def has(self, peer: bytes) -> bool:
         """Is it connected, as far as is known?"""
-        return self._connections.has(peer)
+        return self._listener.has(peer)
+
+    def hang_up(self, peer: bytes) -> None:
+        """It is read no more, and lost a moment later; what it was told still leaves. Who knocks again is heard."""
+        self._listener.hang_up(peer)
 
     def _take(self) -> bool:
-        frames = receive_now(self._socket)
-        lost = self._read_monitor()  # after the message: see Connections
-        if frames:
-            peer, connection = frames[0].bytes, int(frames[-1].get(zmq.SRCFD))
-            self._arrived.append(Arrived(peer, [frame.buffer for frame in frames[1:]], connection))
-            lost.append(self._connections.used(connection, peer))
-        self._arrived.extend(PeerLost(peer) for peer in lost if peer is not None and not self._connections.has(peer))
-        return frames is not None
-
-    def _read_monitor(self) -> list[bytes | None]:
-        lost = []
-        for event in self._monitor.events():
-            match event.event:
-                case zmq.Event.ACCEPTED:
-                    self._connections.accepted(event.value)
-                case zmq.Event.DISCONNECTED:
-                    lost.append(self._connections.closed(event.value))
-                case _:
-                    if (closed := self._heed(event)) is not None:
-                        self._arrived.append(closed)
-        self._look_again(self._monitor.socket)
-        return lost
+        event = self._listener.take()
+        if event is not None:
+            self._arrived.append(event)
+        return event is not None
 
 
 class DealerChannel(_AsyncChannel[Frames | Link]):
-    """The knocking end of a door. Connects, and connects again, by itself; says so each time."""
+    """The knocking end of a door. Connects, and connects again, by itself; says so each time.
+
+    The socket is a plain one that the loop watches. A ZeroMQ descriptor tells of news once (it is edge-triggered), and
+    any call on the socket may swallow that; so after every call the socket is asked again whether something is there.
+    """
 
     def __init__(self, context: Context, endpoint: str, identity: bytes, limit_bytes: int) -> None:
-        super().__init__(context, zmq.DEALER, limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
-        self._socket.set(zmq.IDENTITY, identity)
+        super().__init__(_CONTROL_QUEUE)
+        self._context, self._endpoint, self._identity, self._limit_bytes = context, endpoint, identity, limit_bytes
+        self._knock()
+
+    def _knock(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        set_options(self._socket, self._limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
+        self._socket.set(zmq.IDENTITY, self._identity)
         self._socket.set(
             zmq.IMMEDIATE, 1
         )  # nothing queues for a broker that isn't there, to reach it before UP is told
-        self._monitor = Monitor(context, self._socket)
-        self._watch(self._monitor.socket)
+        self._monitor = Monitor(self._context, self._socket)
+        for each in (self._socket, self._monitor.socket):
+            self._loop.add_reader(descriptor(each), self._look_again)
         try:
-            connect(self._socket, endpoint)
+            connect(self._socket, self._endpoint)
         except ConfigError:
             self.close()
             raise
+        self._look_again()
 
     def send(self, frames: Sequence[Bytes]) -> bool:
         """False: not connected, or the other end does not read and the queue is full."""
-        return self._send(frames)
+        sent = send_now(self._socket, frames)
+        self._look_again()
+        return sent
+
+    def renew(self) -> None:
+        """Hang up and knock again: DOWN at once, UP when the new connection stands. With a new socket: the former
+        connection's end may come late, and must not be taken for the new one's."""
+        self.close()
+        self._knock()
+        self._arrived.append(Link.DOWN)
+        self._ready.set()
 
     def close(self) -> None:
-        self._unwatch(self._monitor.socket)
+        """Close the socket. End the task that receives first: nothing will wake it any more."""
+        for each in (self._socket, self._monitor.socket):
+            self._loop.remove_reader(descriptor(each))
         self._monitor.close()
-        super().close()
+        self._socket.close()
 
     def _take(self) -> bool:
         frames = receive_now(self._socket)
         for event in self._monitor.events():  # after the message: UP is told before what came over that connection
-            if event.event is zmq.Event.HANDSHAKE_SUCCEEDED:
+            if event is zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._arrived.append(Link.UP)
-            elif event.event is zmq.Event.DISCONNECTED:
+            elif event is zmq.Event.DISCONNECTED:
                 self._arrived.append(Link.DOWN)
         if frames is not None:
             self._arrived.append([frame.buffer for frame in frames])
         return frames is not None
 
+    def _look_again(self) -> None:
+        if has(self._socket, zmq.POLLIN) or has(self._monitor.socket, zmq.POLLIN):
+            self._ready.set()
 
-class AsyncPullChannel(_ListeningChannel[Frames | GateClosed]):
-    """Receives from many senders on an asyncio loop (beats; finished steps)."""
 
-    def __init__(
-        self,
-        context: Context,
-        host: str,
-        limit_bytes: int,
-        queue: int,
-        *,
-        ports: range = DATA_PORTS,
-        gates: Gates | None = None,
-    ) -> None:
-        super().__init__(context, zmq.PULL, limit_bytes, queue, linger_ms=0, gates=gates)
-        try:
-            self.endpoint = bind_free_port(self._socket, host, ports)
-        except ConfigError:
-            self.close()
-            raise
+class AsyncPullChannel(_ListeningChannel[Frames | Overstepped | GateClosed]):
+    """Receives from many senders on an asyncio loop (beats; finished steps), from those who know its key."""
+
+    def __init__(self, host: str, limit_bytes: int, queue: int, *, ports: range = DATA_PORTS) -> None:
+        super().__init__(bind_free_port(host, ports), PULL, limit_bytes, queue, new_key())
 
     def _take(self) -> bool:
-        for event in self._monitor.events():
-            if (closed := self._heed(event)) is not None:
-                self._arrived.append(closed)
-        self._look_again(self._monitor.socket)
-        frames = receive_now(self._socket)
-        if frames is not None:
-            self._arrived.append([frame.buffer for frame in frames])
-        return frames is not None
+        event = self._listener.take()
+        if isinstance(event, Arrived):
+            self._arrived.append(event.frames)
+        elif isinstance(event, Overstepped | GateClosed):
+            self._arrived.append(event)
+        return event is not None
 
 
 # --- data plane: one plain thread -------------------------------------------------------------------------------------
@@ -375,15 +317,20 @@ _ONE: Final = (1).to_bytes(8, "little")  # an eventfd counts in 64-bit numbers; 
 
 
 class PushChannel:
-    """The sending end of one directed edge. One per edge and epoch: a PUSH with two peers would deal in turns."""
+    """The sending end of one directed edge. One per edge and epoch: a socket with two peers would deal in turns. A key
+    in the endpoint is named in the handshake, as a password. If it is the wrong one, the other end says so, and this
+    one knocks no more: it can't send for ever, as if nobody were there."""
 
     def __init__(self, context: Context, endpoint: str, queue: int = DATA_QUEUE) -> None:
-        self.endpoint = endpoint
+        self.endpoint, key = address_and_key(endpoint)
         self.socket = context.socket(zmq.PUSH)
         set_options(self.socket, _NO_MESSAGES_BYTES, queue, linger_ms=0)
+        if key:
+            self.socket.set(zmq.PLAIN_USERNAME, USERNAME)
+            self.socket.set(zmq.PLAIN_PASSWORD, key)
         self.socket.set(zmq.IMMEDIATE, 1)  # nothing queues for a peer that isn't there; "can't send" becomes visible
         try:
-            connect(self.socket, endpoint)
+            connect(self.socket, self.endpoint)
         except ConfigError:
             self.close()
             raise
@@ -425,36 +372,81 @@ class AsyncPushChannel(PushChannel):
 
 
 class PullChannel:
-    """The receiving end of data edges, for one plain thread."""
+    """The receiving end of data edges, for one plain thread, from those who know its key. Nothing is read but while
+    that thread waits or receives: what comes meanwhile is kept by the kernel, and stops the sender when that is
+    full."""
 
-    def __init__(self, context: Context, host: str, limit_bytes: int, ports: range = DATA_PORTS) -> None:
-        self.socket = context.socket(zmq.PULL)
-        set_options(self.socket, limit_bytes, DATA_QUEUE, linger_ms=0)
+    def __init__(self, host: str, limit_bytes: int, ports: range = DATA_PORTS, *, key: bytes | None = None) -> None:
+        key = new_key() if key is None else key
+        bound = bind_free_port(host, ports)
+        self.endpoint = keyed(endpoint_of(bound), key)
+        self._poll = Poll()
+        self._listener = Listener(bound, limit_bytes, self._poll, _nothing, asks(PULL, key))
+        self._message: Frames | None = None
+        self._swept_at = time.monotonic()
+        self.num_shut = 0  # times that there was no descriptor for who knocked
         self._watch(None, ())
-        try:
-            self.endpoint = bind_free_port(self.socket, host, ports)
-        except ConfigError:
-            self.close()
-            raise
+
+    @property
+    def num_refused(self) -> int:
+        """Those who knocked and did not know the key, were too slow or went over a bound."""
+        return self._listener.num_refused
 
     def receive(self) -> Frames | None:
-        """The next message, None if there is none now. The frames are libzmq's own buffers."""
-        frames = receive_now(self.socket)
-        return None if frames is None else [frame.buffer for frame in frames]
+        """The next message, None if there is none now."""
+        self._look()
+        message, self._message = self._message, None
+        return message
 
     def wait(self, timeout_s: float, *, wake: Wake | None = None, outgoing: Sequence[PushChannel] = ()) -> bool:
         """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed."""
         if wake is not self._wake or outgoing != self._outgoing:
             self._watch(wake, outgoing)
-        return bool(zmq.zmq_poll(self._watched, ceil(timeout_s * 1000)))
+        give_up_at = time.monotonic() + timeout_s
+        own, left_s = self._poll.fileno(), timeout_s
+        while not self._has_message():
+            found = zmq.zmq_poll(self._watched, ceil(max(0.0, left_s) * 1000))
+            if any(each != own for each, _ in found) or (found and self._look()):
+                return True
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0:
+                return self._look()
+        return True
+
+    def _has_message(self) -> bool:
+        """Is there one among what was read already?"""
+        return self._message is not None or (self._listener.has_more and self._look())
+
+    def _look(self) -> bool:
+        """Read what is there, until it is a whole message."""
+        for _ in range(_BATCH):
+            if self._message is not None:
+                break
+            event = self._listener.take()
+            if isinstance(event, Arrived):
+                self._message = event.frames
+            elif isinstance(event, GateClosed):
+                self.num_shut += 1
+            elif event is None and not self._poll.turn():
+                break
+        if (now := time.monotonic()) - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            self._listener.sweep()
+            self._listener.let_in()
+        return self._message is not None
 
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
         """What ends the waits from now on. Kept, because it seldom changes and every hop waits."""
         self._wake, self._outgoing = wake, outgoing
-        self._watched: list[tuple[Socket | int, int]] = [(self.socket, zmq.POLLIN)]
+        self._watched: list[tuple[Socket | int, int]] = [(self._poll.fileno(), zmq.POLLIN)]
         self._watched += [(channel.socket, zmq.POLLOUT) for channel in outgoing]
         if wake is not None:
             self._watched.append((wake.fileno(), zmq.POLLIN))
 
     def close(self) -> None:
-        self.socket.close()
+        self._listener.close()
+        self._poll.close()
+
+
+def _nothing() -> None:
+    """Who waits in a plain thread asks."""

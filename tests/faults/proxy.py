@@ -34,6 +34,63 @@ class Weather:
     cut: float = 0.0
 
 
+class Doorman:
+    """Lets everybody in at the passages of its context, and notes the key that each named, with what it says. Whoever
+    polls the passages polls ``socket``, too, and then calls ``let_in``."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")  # where libzmq asks
+
+    def let_in(self) -> None:
+        version, ticket, *_, key = self.socket.recv_multipart()
+        self.socket.send_multipart([version, ticket, b"200", b"OK", key, b""])
+
+
+class Passage:
+    """In a door's place: what is sent here is passed on to the door, with the key that its sender named."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int, door: int) -> None:
+        self._context = context
+        self._door = f"tcp://127.0.0.1:{door}"
+        self._key = ""
+        self._back: zmq.Socket[bytes] | None = None
+        self.front = context.socket(zmq.PULL)
+        self.front.set(zmq.PLAIN_SERVER, 1)
+        self.front.set(zmq.ZAP_DOMAIN, b"passage")
+        self.front.bind(f"tcp://127.0.0.1:{port}")
+
+    def receive(self) -> tuple[str, list[bytes]]:
+        """The key, and a message."""
+        frames = self.front.recv_multipart(copy=False)
+        return str(frames[0].get("User-Id")), [frame.bytes for frame in frames]
+
+    def send(self, key: str, frames: list[bytes]) -> bool:
+        """False: the door takes nothing."""
+        if self._back is None or key != self._key:
+            self._knock(key)
+        assert self._back is not None
+        try:
+            self._back.send_multipart(frames, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def _knock(self, key: str) -> None:
+        if self._back is not None:
+            self._back.close(0)
+        self._key = key
+        self._back = self._context.socket(zmq.PUSH)
+        self._back.set(zmq.PLAIN_USERNAME, b"proxy")
+        self._back.set(zmq.PLAIN_PASSWORD, key.encode())
+        self._back.connect(self._door)
+
+    def close(self) -> None:
+        self.front.close(0)
+        if self._back is not None:
+            self._back.close(0)
+
+
 @dataclass
 class Proxy:
     """One thread for all endpoints. ``weather`` may be changed at any time; ``done`` counts what was done."""
@@ -46,8 +103,9 @@ class Proxy:
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pairs: dict[int, tuple[zmq.Socket[bytes], zmq.Socket[bytes]]] = {}
-        self._late: list[tuple[float, int, int, list[bytes]]] = []
+        self._doorman = Doorman(self._context)
+        self._passages: dict[int, Passage] = {}
+        self._late: list[tuple[float, int, int, str, list[bytes]]] = []
         self._number = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -71,9 +129,9 @@ class Proxy:
                     self._look_for_ports()
                 self._turn()
         finally:
-            for pull, push in self._pairs.values():
-                pull.close(0)
-                push.close(0)
+            for passage in self._passages.values():
+                passage.close()
+            self._doorman.socket.close(0)
 
     def _look_for_ports(self) -> None:
         """Stand before every data port that has come up; leave those that are gone."""
@@ -84,31 +142,29 @@ class Proxy:
             except psutil.Error:
                 continue
             real |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN} & set(REAL_PORTS)
-        for port in real - self._pairs.keys():
-            pull, push = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
-            push.set(zmq.SNDTIMEO, 0)
-            pull.bind(f"tcp://127.0.0.1:{port - OFFSET}")
-            push.connect(f"tcp://127.0.0.1:{port}")
-            self._pairs[port] = pull, push
-        for port in self._pairs.keys() - real:
-            for socket in self._pairs.pop(port):
-                socket.close(0)
+        for port in real - self._passages.keys():
+            self._passages[port] = Passage(self._context, port - OFFSET, port)
+        for port in self._passages.keys() - real:
+            self._passages.pop(port).close()
 
     def _turn(self) -> None:
         waiting_s = min(0.05, max(0.0, self._late[0][0] - time.monotonic())) if self._late else 0.05
         poller = zmq.Poller()
-        for pull, _ in self._pairs.values():
-            poller.register(pull, zmq.POLLIN)
+        poller.register(self._doorman.socket, zmq.POLLIN)
+        for passage in self._passages.values():
+            poller.register(passage.front, zmq.POLLIN)
         ready = dict(poller.poll(waiting_s * 1000))
-        for port, (pull, _) in self._pairs.items():
-            if pull in ready:
-                self._take(port, pull.recv_multipart())
+        if self._doorman.socket in ready:
+            self._doorman.let_in()
+        for port, passage in self._passages.items():
+            if passage.front in ready:
+                self._take(port, *passage.receive())
         now = time.monotonic()
         while self._late and self._late[0][0] <= now:
-            _, _, port, frames = heapq.heappop(self._late)
-            self._pass_on(port, frames)
+            _, _, port, key, frames = heapq.heappop(self._late)
+            self._pass_on(port, key, frames)
 
-    def _take(self, port: int, frames: list[bytes]) -> None:
+    def _take(self, port: int, key: str, frames: list[bytes]) -> None:
         weather, chance = self.weather, self._chance
         if chance.random() < weather.lose:
             self._count("lost")
@@ -124,10 +180,10 @@ class Proxy:
         if chance.random() < weather.reorder:
             self._count("reordered")
             delay_s += 0.02
-        self._send_later(port, frames, delay_s)
+        self._send_later(port, key, frames, delay_s)
         if chance.random() < weather.repeat:
             self._count("repeated")
-            self._send_later(port, frames, delay_s + chance.choice((0.0, 0.01, 0.1)))
+            self._send_later(port, key, frames, delay_s + chance.choice((0.0, 0.01, 0.1)))
 
     def _flipped(self, frames: list[bytes]) -> list[bytes]:
         """One bit of one frame."""
@@ -137,22 +193,17 @@ class Proxy:
         damaged[self._chance.randrange(len(damaged))] ^= 1 << self._chance.randrange(8)
         return [*frames[:index], bytes(damaged), *frames[index + 1 :]]
 
-    def _send_later(self, port: int, frames: list[bytes], delay_s: float) -> None:
+    def _send_later(self, port: int, key: str, frames: list[bytes], delay_s: float) -> None:
         if delay_s <= 0:
-            self._pass_on(port, frames)
+            self._pass_on(port, key, frames)
         elif len(self._late) < _HELD:
             self._number += 1
-            heapq.heappush(self._late, (time.monotonic() + delay_s, self._number, port, frames))
+            heapq.heappush(self._late, (time.monotonic() + delay_s, self._number, port, key, frames))
 
-    def _pass_on(self, port: int, frames: list[bytes]) -> None:
-        pair = self._pairs.get(port)
-        if pair is None:
-            return
-        try:
-            pair[1].send_multipart(frames)
-            self._count("passed")
-        except zmq.Again:
-            self._count("refused")
+    def _pass_on(self, port: int, key: str, frames: list[bytes]) -> None:
+        passage = self._passages.get(port)
+        if passage is not None:
+            self._count("passed" if passage.send(key, frames) else "refused")
 
     def _count(self, what: str) -> None:
         self.done[what] = self.done.get(what, 0) + 1

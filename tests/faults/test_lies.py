@@ -14,6 +14,7 @@ import zmq
 
 from swarm import AsyncClient
 from tests.faults.bench import Answers, Bench, Swarm
+from tests.faults.proxy import Doorman, Passage
 from tests.faults.zygote import Zygote
 
 ASIDE = 10_000  # how far from its port a worker is told to be, for somebody to stand there
@@ -115,20 +116,25 @@ class Meddler(threading.Thread):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], told: str) -> None:
         super().__init__(name="meddler")
-        host, _, port = told.rpartition(":")
-        self._pull, self._push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self._pull.bind(told)
-        self._push.connect(f"{host}:{int(port) + ASIDE}")
+        port = int(told.rpartition(":")[2])
+        self._doorman, self._passage = Doorman(context), Passage(context, port, port + ASIDE)
         self._ends = threading.Event()
         self._num_seen = 0
         self.num_damaged = 0
 
     def run(self) -> None:
+        poller = zmq.Poller()
+        for socket in (self._doorman.socket, self._passage.front):
+            poller.register(socket, zmq.POLLIN)
         while not self._ends.is_set():
-            if self._pull.poll(20):
-                self._push.send_multipart(self._handed_on(self._pull.recv_multipart()))
-        self._pull.close(linger=0)
-        self._push.close(linger=0)
+            ready = dict(poller.poll(20))
+            if self._doorman.socket in ready:
+                self._doorman.let_in()
+            if self._passage.front in ready:
+                key, frames = self._passage.receive()
+                self._passage.send(key, self._handed_on(frames))
+        self._passage.close()
+        self._doorman.socket.close(0)
 
     def stop(self) -> None:
         self._ends.set()

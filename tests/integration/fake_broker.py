@@ -174,7 +174,7 @@ class FakeBroker:
         """At the same port as before, or at any below the ephemeral ones (a dead one of those can meet itself)."""
         for port in [self.port] if self.port else random.sample(DATA_PORTS, 50):
             with contextlib.suppress(ConfigError):
-                return RouterChannel(self._context, "127.0.0.1", port, CLIENT.frame_limit_bytes)
+                return RouterChannel("127.0.0.1", port, CLIENT.frame_limit_bytes)
         raise ConfigError("no free port for the fake broker")
 
     async def shut(self) -> None:

@@ -27,7 +27,7 @@ def test_a_large_message_arrives_though_the_connection_is_closed_at_once(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> None:
     """Sixteen megabytes are on their way when the socket is closed, and all of them come."""
-    taker, edge = PullChannel(context, "127.0.0.1", LIMIT), AsideEdge(context)
+    taker, edge = PullChannel("127.0.0.1", LIMIT), AsideEdge(context)
     message = [b"header", bytes(1 << 24)]
     edge.send(Edge("w1.1", taker.endpoint), message, 0.0)
     give_up_at = time.monotonic() + SOON_S

@@ -23,6 +23,7 @@ from swarm.stage.vitals import Vitals
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.channel import PullChannel, PushChannel
 from swarm.wire.codec import DATA
+from swarm.wire.keys import address_and_key
 from swarm.wire.messages import (
     Activate,
     Alive,
@@ -90,7 +91,7 @@ class Stage:
     outward: queue.Queue[act.Action] = field(default_factory=queue.Queue)
 
     def __post_init__(self) -> None:
-        pull = PullChannel(self.context, "127.0.0.1", DATA.frame_limit_bytes)
+        pull = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
         self.core = StageCore(StageSettings("w0", "w0.1", 6))
         clock = SystemClock()
         self.vitals = Vitals(clock)
@@ -141,7 +142,7 @@ def stage(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stage]:
 def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], stage: Stage) -> None:
     """A step that was computed but could not be sent stays here while the worker is parked, though the next stage
     would take it; with the broker's next word it goes, once."""
-    taker = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes)
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
     endpoint = taker.endpoint
     port = int(endpoint.rpartition(":")[2])
     taker.close()  # the next stage is away
@@ -164,7 +165,7 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     stage.order(Park())
     until(lambda: stage.vitals.condition == "parked")
     place.close()
-    taker = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes, range(port, port + 1))
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes, range(port, port + 1), key=address_and_key(endpoint)[1])
     assert not taker.wait(0.5)  # several times what a connection takes
     stage.order(Alive())
     assert taker.wait(PATIENCE_S)

@@ -40,10 +40,9 @@ HIDDEN = fake_manifest(6).hidden_size
 @pytest.fixture
 def taker() -> Iterator[PullChannel]:
     """Takes the place of the broker, whom the last stage answers."""
-    with zmq.Context() as context:
-        channel = PullChannel(context, "127.0.0.1", DATA.frame_limit_bytes)
-        yield channel
-        channel.close()
+    channel = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
+    yield channel
+    channel.close()
 
 
 @pytest.fixture

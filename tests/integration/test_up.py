@@ -278,7 +278,7 @@ class Broker:
 
     def __init__(self, port: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = RouterChannel(self._context, "127.0.0.1", port, CLIENT.frame_limit_bytes)
+        self._router = RouterChannel("127.0.0.1", port, CLIENT.frame_limit_bytes)
         self._peer = b""
         self.status: dict[str, object] = {"state": "waiting", "waits_for": "a worker", "epoch": 0, "model": "demo"}
 

@@ -1029,3 +1029,33 @@ def test_an_answer_about_an_older_plan_does_not_count(bench: Bench) -> None:
     assert bench.state.book.phase is PlanPhase.ACTIVATING
     bench.tell("w0", Activated(epoch=2, incarnation="w0.1", held=(), logs=()))
     assert bench.state.book.serving
+
+
+@pytest.mark.parametrize("kind", [Prepare, Activate])
+def test_an_order_that_is_not_answered_is_said_again(make_bench, kind: type) -> None:
+    """To whom it or whose answer was lost, a second later, word for word; nobody is out for it, and the plan serves as
+    soon as the answer comes."""
+    bench = make_bench(planning(activate_timeout_s=5.0))
+    bench.join("w0", "w1")
+    if kind is Prepare:
+        bench.mute = {"w1"}
+        bench.tick()
+    else:
+        bench.mute = {"w0", "w1"}
+        bench.tick()
+        bench.tell("w0", bench.workers["w0"].prepared(1))
+        bench.mute = {"w1"}
+        bench.tell("w1", bench.workers["w1"].prepared(1))
+    (first,) = (order for order in orders_to(bench, "w1") if isinstance(order, kind))
+    bench.take()
+    bench.tick(1.5)
+    assert [order for order in orders_to(bench, "w1") if isinstance(order, kind)] == [first]
+    assert not any(isinstance(order, kind) for order in orders_to(bench, "w0")), "it has answered"
+    bench.mute = set()
+    bench.tick(1.0)
+    assert bench.state.book.serving
+    assert bench.epoch == 1
+    assert not bench.state.counters.get("workers_lost")
+    bench.take()
+    bench.tick(5.0)
+    assert not any(isinstance(order, kind) for order in (*orders_to(bench, "w0"), *orders_to(bench, "w1")))

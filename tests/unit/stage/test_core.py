@@ -646,3 +646,26 @@ def test_a_middle_stage_passes_what_it_got(make_stage: MakeStage) -> None:
     assert [h.worker for h in out.step.hops] == ["w9", "w0"]
     assert out.hidden is not None
     assert not np.array_equal(out.hidden, hidden)
+
+
+def test_an_activation_that_comes_again_is_told_again(stage: StageBench) -> None:
+    """The broker has not heard that it is done: nothing is truncated or opened a second time."""
+    stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
+    (first,) = (a.message for a in stage.activate(epoch=2, live=((1, 3),)) if isinstance(a, act.Tell))
+    again = stage.order(Activate(epoch=2, first_step=1, live=(SequencePosition(1, 3),)))
+    assert again == [act.Tell(first)]
+
+
+def test_hello_is_said_again_until_it_is_answered(make_stage: MakeStage) -> None:
+    """It may have been lost on its way, or the welcome. Once welcome, never without being asked."""
+    stage = make_stage()
+    assert stage.feed(BrokerConnected()) == [act.Introduce()]
+    said_again = 0
+    for _ in range(120):
+        stage.now += 0.1
+        said_again += stage.feed(Tick()).count(act.Introduce())
+    assert said_again == 2
+    stage.order(WELCOME)
+    for _ in range(120):
+        stage.now += 0.1
+        assert act.Introduce() not in stage.feed(Tick())

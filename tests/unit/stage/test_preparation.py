@@ -100,3 +100,13 @@ def test_a_plan_that_came_to_nothing() -> None:
     busy.want(prepare(2))
     assert busy.keep(Keep(epoch=2, layers=(NEXT,))) == []
     assert busy.loaded(2, CAPACITY) == [act.LoadStandby((NEXT,))]
+
+
+def test_an_order_that_comes_again_is_answered_again() -> None:
+    """Its first answer was lost: the same one, without loading anew. While it loads, there is nothing to say yet."""
+    preparation = serving()
+    assert preparation.want(prepare(2)) == [act.Load(2, OWN, (), 4)]
+    assert preparation.want(prepare(2)) == []
+    told = preparation.loaded(2, CAPACITY)[-1]
+    assert preparation.want(prepare(2)) == [told]
+    assert preparation.take(2, OWN) is not None

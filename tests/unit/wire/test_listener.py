@@ -1,0 +1,137 @@
+"""A door decides between its peers: whose turn it is, who has had time enough, who is let in. Real connections over
+loopback, a clock that the test moves, and no loop."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from swarm.wire import listener
+from swarm.wire.connection import MESSAGE_S
+from swarm.wire.listener import HANDSHAKE_S, RESERVE, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.mechanisms import ROUTER, asks, named, told
+from swarm.wire.sockets import bind, endpoint_of
+from swarm.wire.watch import Poll
+from swarm.wire.zmtp import as_command, framed, greeting
+
+READY = greeting(b"NULL", listens=False)
+ENOUGH = 200  # looks; what is sent over loopback is there after one or two
+
+
+class Door:
+    """One that a test looks at when it likes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(listener.time, "monotonic", lambda: self.now)
+        bound = bind("127.0.0.1", 0)
+        self.port = int(endpoint_of(bound).rpartition(":")[2])
+        self.poll = Poll()
+        self.listener = Listener(bound, 1 << 20, self.poll, lambda: None, asks(ROUTER, b""))
+        self.peers: list[socket.socket] = []
+
+    def knock(self, name: str, *messages: bytes, shakes: bool = True) -> socket.socket:
+        """Messages are sent with the handshake."""
+        raw = socket.create_connection(("127.0.0.1", self.port))
+        self.peers.append(raw)
+        words = as_command(named(b"READY", told(Socket_Type=b"DEALER", Identity=name.encode())))
+        raw.sendall((READY + words if shakes else READY) + b"".join(map(message, messages)))
+        return raw
+
+    def look(self) -> None:
+        """Until all that was sent is there."""
+        for _ in range(ENOUGH):
+            self.poll.turn()
+
+    def taken(self) -> list[Any]:
+        self.look()
+        events = []
+        while (event := self.listener.take()) is not None:
+            events.append(event)
+        return events
+
+    def passes(self, seconds: float) -> list[Any]:
+        """It looks every second meanwhile."""
+        events = []
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            self.listener.sweep()
+            events += self.taken()
+        return events
+
+
+def message(*frames: bytes) -> bytes:
+    return b"".join(framed(len(f), more=index + 1 < len(frames)) + f for index, f in enumerate(frames))
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    made = Door(monkeypatch)
+    yield made
+    for each in (*made.peers, made.listener, made.poll):
+        each.close()
+
+
+def test_peers_take_turns(door: Door) -> None:
+    """However many messages one of them has sent at once."""
+    door.knock("many", *[b"x"] * 50)
+    door.look()
+    door.knock("one", b"y")
+    arrived = [event.peer for event in door.taken()]
+    assert len(arrived) == 51
+    assert arrived.index(b"one") <= 1
+
+
+def test_who_does_not_finish_in_time_goes(door: Door) -> None:
+    """A handshake has seconds, a message more of them, and who says nothing may stay."""
+    door.knock("late", shakes=False)
+    door.knock("quiet", b"hello")
+    door.knock("half", b"hello").sendall(framed(9, more=False) + b"part")
+    assert len(door.taken()) == 2
+    assert len(door.listener._connections) == 3
+    assert door.passes(HANDSHAKE_S + 1) == []
+    assert len(door.listener._connections) == 2
+    assert door.passes(MESSAGE_S) == [PeerLost(b"half")]
+    assert door.listener.num_refused == 2
+    assert door.listener.has(b"quiet")
+
+
+def test_time_in_which_nobody_looked_does_not_count(door: Door) -> None:
+    """This process stood still for an hour: what came meanwhile is read before anybody is judged."""
+    raw = door.knock("half", b"hello")
+    raw.sendall(framed(4, more=False) + b"pa")
+    assert len(door.taken()) == 1
+    door.now += 3600.0
+    door.listener.sweep()
+    raw.sendall(b"rt")
+    assert door.taken() == [Arrived(b"half", [b"part"])]
+
+
+def test_the_last_descriptors_are_not_for_newcomers(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The door closes while there are some left, and says so once; opened when there are more, it lets in who waits."""
+    with socket.socket() as probe:
+        limit = probe.fileno() + RESERVE + 2
+    monkeypatch.setattr(listener.resource, "getrlimit", lambda _: (limit, limit))
+    for number in range(4):
+        door.knock(f"w{number}")
+    assert door.taken() == [GateClosed(errno.EMFILE)]
+    assert not door.listener.is_open
+    monkeypatch.setattr(listener.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    door.listener.let_in()
+    door.peers[-1].sendall(message(b"in"))
+    assert door.taken() == [Arrived(b"w3", [b"in"])]
+
+
+def test_what_oversteps_is_heard_no_further(door: Door) -> None:
+    """Whoever takes is told why; what came before it counts, and what comes after it does not."""
+    raw = door.knock("rude", b"fine")
+    raw.sendall(b"\x01\x01a" * 3 + message(b"and more"))
+    assert door.taken() == [
+        Arrived(b"rude", [b"fine"]),
+        Overstepped(b"rude", "a message has at most 2 frames, more were announced"),
+    ]
+    assert door.passes(3) == [PeerLost(b"rude")]
