@@ -1,0 +1,439 @@
+"""Break single expressions of the deciding modules at random, and see whether tests notice: cosmic-ray's operators, and
+one of ours, which leaves out a statement that calls something.
+
+    pip install cosmic-ray coverage            # into the environment of the checkout; the product needs neither
+    python tools/mutate.py map OUT             # which test runs which line: once
+    python tools/mutate.py run OUT --count 1000 --seed 12 [--part 0/2]    # goes on where it was
+    python tools/mutate.py show OUT            # the share killed, and the survivors as diffs
+
+A mutation is tried with the unit tests that run its line, quickest first, up to LIMIT_S of them, then with schedules.
+All is imported once; a child of its own then exchanges the code of one function. What is decided while a module is
+imported (defaults, constants) takes a fresh interpreter. Every CONTROL-th try breaks nothing and must hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import gc
+import importlib.machinery
+import inspect
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+LIMIT_S = 8.0  # of unit tests, as long as they took for the map
+NUM_SCHEDULES = 10
+CPU_S, WALL_S = 60, 400  # whoever takes longer hangs: noticed
+CONTROL = 40
+TESTS = ["tests/unit/broker", "tests/unit/client", "tests/unit/wire", "tests/unit/stage", "tests/unit/test_params.py"]
+SHELLS = ("asyncio", "zmq", "torch", "sqlite3", "threading", "subprocess", "ctypes", "transformers", "socket")
+PLAYED = ("swarm/broker/", "swarm/stage/", "swarm/client/session", "swarm/client/ongoing")  # what schedules run
+
+
+def modules() -> list[str]:
+    """Those that decide: without I/O, threads or torch."""
+    folders = ("broker", "client", "stage", "wire")
+    paths = [path for folder in folders for path in sorted((ROOT / "swarm" / folder).rglob("*.py"))]
+    paths += [ROOT / "swarm/params.py", ROOT / "swarm/series.py"]
+    shells = tuple(f"{word} {name}" for word in ("import", "from") for name in SHELLS)
+    return [
+        str(path.relative_to(ROOT))
+        for path in paths
+        if not any(line.strip().startswith(shells) for line in path.read_text().splitlines())
+    ]
+
+
+# Mutations.
+
+
+def operators() -> dict[str, Any]:
+    """By name; without those that only rename, and with one that leaves statements out."""
+    from parso.python import tree  # noqa: PLC0415
+    from cosmic_ray.operators.operator import Operator  # noqa: PLC0415
+    from cosmic_ray.operators.provider import _OPERATORS  # noqa: PLC0415
+
+    class RemoveCall(Operator):  # type: ignore[misc]
+        """A statement that only calls something, or changes something that is there, becomes ``pass``."""
+
+        def mutation_positions(self, node: Any) -> Iterator[Any]:
+            if node.type != "simple_stmt" or len(node.children) != 2:
+                return
+            first = node.children[0]
+            call = first.type in ("atom_expr", "power") and first.children[-1].type == "trailer"
+            if call or (first.type == "expr_stmt" and self._is_kept(first)):
+                yield (node.start_pos, node.end_pos)
+
+        @staticmethod
+        def _is_kept(node: Any) -> bool:
+            """Whether this assigns to something of an object, or adds to a name: without it the name is there still."""
+            target, sign = node.children[:2]
+            return sign.type == "operator" and (sign != "=" or target.type in ("atom_expr", "power"))
+
+        def mutate(self, node: Any, index: int) -> Any:
+            indent, lines = node.get_first_leaf().prefix, node.end_pos[0] - node.start_pos[0]
+            return tree.Keyword("pass" + "\n" * lines, node.start_pos, prefix=indent)
+
+        @classmethod
+        def examples(cls) -> tuple[Any, ...]:
+            return ()
+
+    left_out = {"VariableReplacer", "VariableInserter", "RemoveDecorator", "ExceptionReplacer"}
+    found = {name: operator() for name, operator in _OPERATORS.items() if name not in left_out}
+    return found | {"RemoveCall": RemoveCall()}
+
+
+def sites(path: str) -> Iterator[dict[str, Any]]:
+    """Every place of a module with all that can be done to it."""
+    from cosmic_ray.ast import ast_nodes, get_ast  # noqa: PLC0415
+
+    source, places = (ROOT / path).read_text(), defaultdict(list)
+    nodes = list(ast_nodes(get_ast(source)))
+    for name, operator in operators().items():
+        count = 0
+        for node in nodes:
+            for start, end in operator.mutation_positions(node):
+                if not _only_declares(node):
+                    places[start, end].append((name, count, _first_line(node)))
+                count += 1
+    lines = source.splitlines()
+    for (start, _), ways in sorted(places.items()):
+        if "TYPE_CHECKING" not in lines[start[0] - 1]:
+            yield {"path": path, "line": start[0], "ways": ways}
+
+
+def _only_declares(node: Any) -> bool:
+    """Whether this is part of a type, or of how a class is made (frozen, slots): nothing depends on it."""
+    while node is not None:
+        if node.type in ("annassign", "tfpdef", "param") and "=" not in node.get_code():
+            return True
+        parent = node.parent
+        if node.type == "decorator" or (parent is not None and parent.type == "classdef" and node.type == "arglist"):
+            return True
+        if parent is not None and parent.type == "classdef" and node.type == "argument":
+            return True
+        annotated = parent is not None and parent.type in ("annassign", "tfpdef", "funcdef")
+        if annotated and node.get_previous_sibling() in (":", "->") and node.type != "suite":
+            return True
+        node = parent
+    return False
+
+
+def _first_line(node: Any) -> int:
+    while node.parent is not None and node.type not in (
+        "simple_stmt",
+        "if_stmt",
+        "while_stmt",
+        "for_stmt",
+        "with_stmt",
+    ):
+        node = node.parent
+    return int(node.start_pos[0]) if node.parent is not None else 0
+
+
+def drawn(out: Path, count: int, seed: int) -> list[dict[str, Any]]:
+    """So many places, each with one mutation; of each place no more than one. Drawn once, then read."""
+    kept = out / f"drawn-{count}-{seed}.json"
+    if kept.exists():
+        return list(json.loads(kept.read_text()))
+    everywhere = [site for path in modules() for site in sites(path)]
+    chance = random.Random(seed)
+    picked = chance.sample(everywhere, count)
+    found = [{"path": s["path"], "line": s["line"], "way": chance.choice(s["ways"])} for s in picked]
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def mutated(mutation: dict[str, Any]) -> str:
+    from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
+
+    name, occurrence, _ = mutation["way"]
+    return str(mutate_code((ROOT / mutation["path"]).read_text(), operators()[name], occurrence))
+
+
+def exchange(path: str, source: str) -> bool:
+    """Give the functions of a module their new code. False if something else changes."""
+    full, owners = str(ROOT / path), defaultdict(list)
+    old, new = compile((ROOT / path).read_text(), full, "exec"), compile(source, full, "exec")
+    for thing in gc.get_objects():
+        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename == full:
+            owners[thing.__code__.co_qualname, thing.__code__.co_firstlineno].append(thing)
+    (bodies, was), (new_bodies, now) = _parts(old), _parts(new)
+    if bodies != new_bodies or len(was) != len(now):
+        return False
+    pairs = [(a, b) for a, b in zip(was, now, strict=True) if a != b]
+    found = [(function, b) for a, b in pairs for function in owners[a.co_qualname, a.co_firstlineno]]
+    if len(found) < len(pairs) or any(f.__code__.co_freevars != b.co_freevars for f, b in found):
+        return False
+    for function, code in found:
+        function.__code__ = code
+    return bool(found)
+
+
+def _parts(code: types.CodeType) -> tuple[list[Any], list[types.CodeType]]:
+    """What the module and its classes do when they are made; and the functions in them."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    plain = [repr(constant) for constant in code.co_consts if not isinstance(constant, types.CodeType)]
+    bodies, functions = [(code.co_code, plain, code.co_names)], []  # type: list[Any], list[types.CodeType]
+    for constant in inner:
+        if constant.co_flags & inspect.CO_OPTIMIZED:
+            functions.append(constant)
+        else:
+            more, within = _parts(constant)
+            bodies += more
+            functions += within
+    return bodies, functions
+
+
+# Tests.
+
+
+class Runner:
+    """A plugin of pytest: collects once, then does what it is told instead of running all."""
+
+    def __init__(self, work: Any) -> None:
+        self.work, self.failed = work, ""
+
+    def pytest_collection(self) -> None:
+        from hypothesis import settings  # noqa: PLC0415
+
+        settings.register_profile("mutate", deadline=None, max_examples=30, derandomize=True, database=None)
+        settings.load_profile("mutate")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed = report.nodeid
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.work(self, {item.nodeid: item for item in session.items})
+        return True
+
+    def test(self, items: list[Any]) -> str:
+        """The first that fails, or ""."""
+        self.failed = ""
+        for item in items:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            if self.failed:
+                break
+        return self.failed
+
+
+def collect(work: Any, tests: list[str]) -> None:
+    import pytest  # noqa: PLC0415
+
+    quiet = ["-q", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
+    pytest.main([*quiet, *tests], plugins=[Runner(work)])
+
+
+def draw_map(out: Path) -> None:
+    """Which test runs which lines of the modules, and how long it takes; those that fail or take long are left out."""
+    import coverage  # noqa: PLC0415
+
+    watched = coverage.Coverage(data_file=None, include=[str(ROOT / path) for path in modules()])
+    times: dict[str, float] = {}
+
+    def work(runner: Runner, items: dict[str, Any]) -> None:
+        for name, item in items.items():
+            watched.switch_context(name)
+            began = sum(os.times()[:4])
+            if not runner.test([item]):
+                times[name] = sum(os.times()[:4]) - began
+        watched.stop()
+
+    watched.start()
+    collect(work, TESTS)
+    data, lines = watched.get_data(), {}
+    for path in modules():
+        found = data.contexts_by_lineno(str(ROOT / path))
+        lines[path] = {line: [name for name in names if name in times] for line, names in found.items()}
+    (out / "map.json").write_text(json.dumps({"times": times, "lines": lines}))
+
+
+def chosen(known: dict[str, Any], mutation: dict[str, Any]) -> list[str]:
+    """The tests that run this line, quickest first; if none does, those that run most of the module."""
+    lines, times = known["lines"][mutation["path"]], known["times"]
+    first = mutation["way"][2]
+    names = {name for line in {mutation["line"], first} for name in lines.get(str(line), ())}
+    if names:
+        order = sorted(names, key=lambda name: times[name])
+    else:
+        often: dict[str, int] = defaultdict(int)
+        for there in lines.values():
+            for name in there:
+                often[name] += 1
+        order = sorted(often, key=lambda name: -often[name])
+    picked, spent = [], 0.0
+    for name in order:
+        spent += times[name]
+        if spent > LIMIT_S:
+            break
+        picked.append(name)
+    return picked
+
+
+# Runs.
+
+
+def try_out(runner: Runner, items: list[Any], path: str) -> str:
+    """Who notices: a test, a schedule, or nobody."""
+    if noticed := runner.test(items):
+        return noticed
+    if path.startswith(PLAYED):
+        from swarm.sim import run  # noqa: PLC0415
+
+        for outcome in run.run_many(0, NUM_SCHEDULES):
+            if outcome.failure is not None:
+                return f"schedule {outcome.seed}: {str(outcome.failure)[:200]}"
+    return ""
+
+
+def in_a_child(mutation: dict[str, Any] | None, runner: Runner, items: list[Any]) -> str:
+    """What came of it; "fresh" if it can't be done to modules that are imported."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            bound()
+            path = mutation["path"] if mutation else PLAYED[0]
+            fits = mutation is None or exchange(path, mutated(mutation))
+            said = try_out(runner, items, path) if fits else "fresh"
+        except BaseException as error:  # noqa: BLE001  # whatever a broken program does
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, ("!" + said).encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    deadline = time.monotonic() + WALL_S
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.01)
+    said = os.read(reading, 4000).decode(errors="replace")
+    os.close(reading)
+    return said[1:] if said else "it hung or died"
+
+
+def bound() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+
+
+def in_a_fresh_one(mutation: dict[str, Any], names: list[str]) -> str:
+    """The same by an interpreter that has imported nothing."""
+    command = [sys.executable, __file__, "fresh", "."]
+    told = json.dumps([mutation, names])
+    try:
+        done = subprocess.run(
+            command, input=told, capture_output=True, text=True, timeout=WALL_S, check=False, cwd=ROOT
+        )
+    except subprocess.TimeoutExpired:
+        return "it hung"
+    said = [line for line in done.stdout.splitlines() if line.startswith("SAID ")]
+    return said[-1].removeprefix("SAID ") if said else f"it died: {done.stdout[-300:]}{done.stderr[-300:]}"
+
+
+def fresh() -> None:
+    bound()
+    mutation, names = json.loads(sys.stdin.read())
+    full, source, plain = str(ROOT / mutation["path"]), mutated(mutation), importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(self: Any, name: str) -> Any:
+        return compile(source, full, "exec") if self.path == full else plain(self, name)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+    def work(runner: Runner, items: dict[str, Any]) -> None:
+        print(
+            "\nSAID " + try_out(runner, [items[name] for name in names if name in items], mutation["path"]), flush=True
+        )
+        os._exit(0)
+
+    collect(work, sorted({name.split("::")[0] for name in names}))
+
+
+def run_all(out: Path, count: int, seed: int, part: int, parts: int) -> None:
+    """Append a line for each to results-PART.jsonl; what stands there is not tried again."""
+    known, results = json.loads((out / "map.json").read_text()), out / f"results-{part}-{parts}.jsonl"
+    done = {
+        json.loads(line)["number"] for path in out.glob("results-*.jsonl") for line in path.read_text().splitlines()
+    }
+    mutations = drawn(out, count, seed)
+    operators()
+
+    def work(runner: Runner, items: dict[str, Any]) -> None:
+        import swarm.sim.run  # noqa: F401, PLC0415
+
+        gc.freeze()
+        for number, mutation in enumerate(mutations):
+            if number % parts != part or number in done:
+                continue
+            if number // parts % CONTROL == 0:
+                some = sorted(known["times"], key=lambda name: known["times"][name])[number % 7 :: 7][:100]
+                said = in_a_child(None, runner, [items[name] for name in some if name in items])
+                _note(results, {"number": -1 - number, "control": True, "by": said})
+            names = chosen(known, mutation)
+            began = time.monotonic()
+            said = in_a_child(mutation, runner, [items[name] for name in names if name in items])
+            if said == "fresh":
+                said = in_a_fresh_one(mutation, names)
+            took = round(time.monotonic() - began, 2)
+            _note(results, {"number": number, **mutation, "by": said, "tests": len(names), "took": took})
+
+    collect(work, TESTS)
+
+
+def _note(path: Path, result: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+
+
+def show(out: Path) -> None:
+    results = [json.loads(line) for path in out.glob("results-*.jsonl") for line in path.read_text().splitlines()]
+    controls = [result for result in results if result.get("control")]
+    tried = sorted((r for r in results if not r.get("control")), key=lambda r: (r["path"], r["line"]))
+    survived = [result for result in tried if not result["by"]]
+    for result in survived:
+        old = (ROOT / result["path"]).read_text().splitlines()
+        new = mutated(result).splitlines()
+        print(f"== {result['number']} {result['path']}:{result['line']} {result['way'][0]}, {result['tests']} tests")
+        print("\n".join(list(difflib.unified_diff(old, new, n=2, lineterm=""))[3:]))
+    killed, failed = len(tried) - len(survived), [control["by"] for control in controls if control["by"]]
+    print(f"{len(tried)} tried, {killed} killed ({100 * killed / max(1, len(tried)):.1f} %), {len(survived)} survived")
+    print(f"{len(controls)} tries that broke nothing; noticed all the same: {failed or 'none'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["map", "run", "show", "fresh"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=12)
+    parser.add_argument("--part", default="0/1")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.what == "map":
+        draw_map(given.out)
+    elif given.what == "run":
+        part, parts = map(int, given.part.split("/"))
+        run_all(given.out, given.count, given.seed, part, parts)
+    elif given.what == "show":
+        show(given.out)
+    else:
+        fresh()
+
+
+if __name__ == "__main__":
+    main()
