@@ -34,11 +34,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-LIMIT_S = 8.0  # of unit tests, as long as they took for the map
+MOST_S = 2.5  # a test that takes longer is left out
+LIMIT_S = 6.0  # of unit tests, as long as they took for the map
 NUM_SCHEDULES = 10
 CPU_S, WALL_S = 60, 400  # whoever takes longer hangs: noticed
 CONTROL = 40
-TESTS = ["tests/unit/broker", "tests/unit/client", "tests/unit/wire", "tests/unit/stage", "tests/unit/test_params.py"]
+TESTS = ["tests/unit/stage", "tests/unit/client", "tests/unit/wire", "tests/unit/test_params.py", "tests/unit/broker"]
 SHELLS = ("asyncio", "zmq", "torch", "sqlite3", "threading", "subprocess", "ctypes", "transformers", "socket")
 PLAYED = ("swarm/broker/", "swarm/stage/", "swarm/client/session", "swarm/client/ongoing")  # what schedules run
 
@@ -61,9 +62,9 @@ def modules() -> list[str]:
 
 def operators() -> dict[str, Any]:
     """By name; without those that only rename, and with one that leaves statements out."""
-    from parso.python import tree  # noqa: PLC0415
     from cosmic_ray.operators.operator import Operator  # noqa: PLC0415
     from cosmic_ray.operators.provider import _OPERATORS  # noqa: PLC0415
+    from parso.python import tree  # noqa: PLC0415
 
     class RemoveCall(Operator):  # type: ignore[misc]
         """A statement that only calls something, or changes something that is there, becomes ``pass``."""
@@ -233,32 +234,55 @@ class Runner:
 def collect(work: Any, tests: list[str]) -> None:
     import pytest  # noqa: PLC0415
 
-    quiet = ["-q", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"]
+    quiet = ["-q", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "-o", "timeout=0"]
     pytest.main([*quiet, *tests], plugins=[Runner(work)])
 
 
+class _TooLong(BaseException):
+    """A test that would cost every mutation of what it runs too much."""
+
+
 def draw_map(out: Path) -> None:
-    """Which test runs which lines of the modules, and how long it takes; those that fail or take long are left out."""
+    """Which test runs which lines of the modules, and how long it takes; those that fail or take long are left out.
+    What is there already is kept, file by file of tests."""
     import coverage  # noqa: PLC0415
 
-    watched = coverage.Coverage(data_file=None, include=[str(ROOT / path) for path in modules()])
-    times: dict[str, float] = {}
+    place, paths = out / "map.json", modules()
+    known = json.loads(place.read_text()) if place.exists() else {"done": [], "times": {}, "lines": {}}
+
+    def stop(*_: object) -> None:
+        raise _TooLong
 
     def work(runner: Runner, items: dict[str, Any]) -> None:
-        for name, item in items.items():
-            watched.switch_context(name)
-            began = sum(os.times()[:4])
-            if not runner.test([item]):
-                times[name] = sum(os.times()[:4]) - began
-        watched.stop()
+        signal.signal(signal.SIGPROF, stop)
+        files: dict[str, list[str]] = defaultdict(list)
+        for name in items:
+            files[name.split("::")[0]].append(name)
+        for file, names in files.items():
+            if file not in known["done"]:
+                watched = coverage.Coverage(data_file=None, include=[str(ROOT / path) for path in paths])
+                watched.start()
+                for name in names:
+                    watched.switch_context(name)
+                    began = sum(os.times()[:4])
+                    signal.setitimer(signal.ITIMER_PROF, MOST_S)
+                    failed = runner.test([items[name]])
+                    signal.setitimer(signal.ITIMER_PROF, 0)
+                    if not failed:
+                        known["times"][name] = sum(os.times()[:4]) - began
+                watched.stop()
+                _note_lines(known, watched.get_data(), paths)
+                known["done"].append(file)
+                place.write_text(json.dumps(known))
 
-    watched.start()
     collect(work, TESTS)
-    data, lines = watched.get_data(), {}
-    for path in modules():
-        found = data.contexts_by_lineno(str(ROOT / path))
-        lines[path] = {line: [name for name in names if name in times] for line, names in found.items()}
-    (out / "map.json").write_text(json.dumps({"times": times, "lines": lines}))
+
+
+def _note_lines(known: dict[str, Any], data: Any, paths: list[str]) -> None:
+    for path in paths:
+        lines = known["lines"].setdefault(path, {})
+        for line, names in data.contexts_by_lineno(str(ROOT / path)).items():
+            lines.setdefault(str(line), []).extend(name for name in names if name in known["times"])
 
 
 def chosen(known: dict[str, Any], mutation: dict[str, Any]) -> list[str]:

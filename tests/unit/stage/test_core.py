@@ -430,6 +430,15 @@ def test_release_open_truncate_in_this_order(stage: StageBench) -> None:
     assert position(stage) == 2
 
 
+def test_who_begins_as_another_has_the_log_of_it(stage: StageBench) -> None:
+    """The layers behind can be rebuilt for both."""
+    stage.run(step_of(1, Row(1, 0, 3, False), tokens=(1, 2, 3), open=(opened(1),)))
+    fork = msgspec.structs.replace(opened(2, (1, 2, 4)), source=1, shared=2)
+    stage.run(step_of(2, Row(2, 2, 1, True), tokens=(4,), open=(fork,)))
+    logged = {(entry.sequence, entry.start, entry.stop) for entry in stage.core.holdings.log.ranges()}
+    assert logged == {(1, 0, 3), (2, 0, 3)}
+
+
 def test_truncation_cuts_keys_history_and_log(stage: StageBench) -> None:
     """From the position on, nothing is left anywhere."""
     stage.run(step_of(1, Row(1, 0, 5, True), open=(opened(1, (1, 2, 3, 4, 5)),), tokens=(1, 2, 3, 4, 5)))
