@@ -25,15 +25,16 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mutations import ROOT, drawn, exchange, modules, mutated, operators
+from mutations import ROOT, drawn, exchange, modules, mutated, prepare
 
 sys.path.insert(0, str(ROOT))
-MOST_S = 1.5  # a test that takes longer is left out
+MAX_EXAMPLES = 20  # of tests that draw their own
 LIMIT_S = 6.0  # of unit tests, as long as they took for the map
-NUM_SCHEDULES = 10
+NUM_SCHEDULES = 6
 CPU_S, WALL_S = 60, 400  # whoever takes longer hangs: noticed
 CONTROL = 40
 TESTS = ["tests/unit/stage", "tests/unit/client", "tests/unit/test_params.py", "tests/unit/broker", "tests/unit/wire"]
@@ -49,11 +50,13 @@ class Runner:
     def __init__(self, work: Any) -> None:
         self.work, self.failed = work, ""
 
-    def pytest_collection(self) -> None:
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         from hypothesis import settings  # noqa: PLC0415
 
-        settings.register_profile("mutate", deadline=None, max_examples=30, derandomize=True, database=None)
-        settings.load_profile("mutate")
+        few = settings(deadline=None, max_examples=MAX_EXAMPLES, derandomize=True, database=None)
+        for item in items:
+            if hasattr(item.function, "_hypothesis_internal_use_settings") or hasattr(item.function, "hypothesis"):
+                item.function._hypothesis_internal_use_settings = few
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -80,51 +83,48 @@ def collect(work: Any, tests: list[str]) -> None:
     pytest.main([*quiet, *tests], plugins=[Runner(work)])
 
 
-class _TooLong(BaseException):
-    """A test that would cost every mutation of what it runs too much."""
-
-
 def draw_map(out: Path) -> None:
-    """Which test runs which lines of the modules, and how long it takes; those that fail or take long are left out.
-    What is there already is kept, file by file of tests."""
-    import coverage  # noqa: PLC0415
-
+    """Which test runs which lines of the modules, and how long it takes; those that fail are left out. Each file of
+    tests has a process of its own, and what is there already is kept."""
     place, paths = out / "map.json", modules()
     known = json.loads(place.read_text()) if place.exists() else {"done": [], "times": {}, "lines": {}}
 
-    def stop(*_: object) -> None:
-        raise _TooLong
-
     def work(runner: Runner, items: dict[str, Any]) -> None:
-        signal.signal(signal.SIGPROF, stop)
         files: dict[str, list[str]] = defaultdict(list)
         for name in items:
             files[name.split("::")[0]].append(name)
         for file, names in files.items():
             if file not in known["done"]:
-                watched = coverage.Coverage(data_file=None, include=[str(ROOT / path) for path in paths])
-                watched.start()
-                for name in names:
-                    watched.switch_context(name)
-                    began = sum(os.times()[:4])
-                    signal.setitimer(signal.ITIMER_PROF, MOST_S)
-                    failed = runner.test([items[name]])
-                    signal.setitimer(signal.ITIMER_PROF, 0)
-                    if not failed:
-                        known["times"][name] = sum(os.times()[:4]) - began
-                watched.stop()
-                _note_lines(known, watched.get_data(), paths)
+                said = _said_by_a_child(lambda names=names: _map_of(runner, [items[n] for n in names], paths, out))
+                if said == "done":
+                    part = json.loads((out / "part.json").read_text())
+                    known["times"].update(part["times"])
+                    for path, lines in part["lines"].items():
+                        for line, by in lines.items():
+                            known["lines"].setdefault(path, {}).setdefault(line, []).extend(by)
                 known["done"].append(file)
                 place.write_text(json.dumps(known))
 
     collect(work, TESTS)
 
 
-def _note_lines(known: dict[str, Any], data: Any, paths: list[str]) -> None:
+def _map_of(runner: Runner, items: list[Any], paths: list[str], out: Path) -> str:
+    import coverage  # noqa: PLC0415
+
+    watched, times = coverage.Coverage(data_file=None, include=[str(ROOT / path) for path in paths]), {}
+    watched.start()
+    for item in items:
+        watched.switch_context(item.nodeid)
+        began = sum(os.times()[:4])
+        if not runner.test([item]):
+            times[item.nodeid] = sum(os.times()[:4]) - began
+    watched.stop()
+    data, lines = watched.get_data(), {}  # type: Any, dict[str, dict[int, list[str]]]
     for path in paths:
-        lines = known["lines"].setdefault(path, {})
-        for line, names in data.contexts_by_lineno(str(ROOT / path)).items():
-            lines.setdefault(str(line), []).extend(name for name in names if name in known["times"])
+        found = data.contexts_by_lineno(str(ROOT / path))
+        lines[path] = {line: [name for name in names if name in times] for line, names in found.items()}
+    (out / "part.json").write_text(json.dumps({"times": times, "lines": lines}))
+    return "done"
 
 
 def chosen(known: dict[str, Any], mutation: dict[str, Any]) -> list[str]:
@@ -167,14 +167,22 @@ def try_out(runner: Runner, items: list[Any], path: str) -> str:
 
 def in_a_child(mutation: dict[str, Any] | None, runner: Runner, items: list[Any]) -> str:
     """What came of it; "fresh" if it can't be done to modules that are imported."""
+
+    def tried() -> str:
+        path = mutation["path"] if mutation else PLAYED[0]
+        fits = mutation is None or exchange(path, mutated(mutation))
+        return try_out(runner, items, path) if fits else "fresh"
+
+    return _said_by_a_child(tried)
+
+
+def _said_by_a_child(work: Callable[[], str]) -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             bound()
-            path = mutation["path"] if mutation else PLAYED[0]
-            fits = mutation is None or exchange(path, mutated(mutation))
-            said = try_out(runner, items, path) if fits else "fresh"
+            said = work()
         except BaseException as error:  # noqa: BLE001  # whatever a broken program does
             said = f"{type(error).__name__}: {error}"
         os.write(writing, ("!" + said).encode()[:4000])
@@ -238,7 +246,6 @@ def run_all(out: Path, given: argparse.Namespace) -> None:
         json.loads(line)["number"] for path in out.glob("results-*.jsonl") for line in path.read_text().splitlines()
     }
     mutations = drawn(out, given.count, given.seed)
-    operators()
 
     def work(runner: Runner, items: dict[str, Any]) -> None:
         import swarm.sim.run  # noqa: F401, PLC0415
@@ -253,7 +260,8 @@ def run_all(out: Path, given: argparse.Namespace) -> None:
                 _note(results, {"number": -1 - number, "control": True, "by": said})
             names = chosen(known, mutation)
             began = time.monotonic()
-            said = in_a_child(mutation, runner, [items[name] for name in names if name in items])
+            prepare(mutation["path"])
+            said = in_a_child(mutation, runner, [items[name] for name in names if name in items]) if names else ""
             if said == "fresh":
                 said = in_a_fresh_one(mutation, names)
             took = round(time.monotonic() - began, 2)

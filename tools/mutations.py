@@ -10,6 +10,7 @@ import random
 import types
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def modules() -> list[str]:
     ]
 
 
+@cache
 def operators() -> dict[str, Any]:
     """By name; without those that only rename, and with one that leaves statements out."""
     from cosmic_ray.operators.operator import Operator  # noqa: PLC0415
@@ -127,25 +129,51 @@ def drawn(out: Path, count: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
+@cache
+def _tree(path: str) -> Any:
+    from cosmic_ray.ast import get_ast  # noqa: PLC0415
+
+    return get_ast((ROOT / path).read_text())
+
+
 def mutated(mutation: dict[str, Any]) -> str:
-    from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
+    """The module's text with this mutation."""
+    from cosmic_ray.mutating import MutationVisitor  # noqa: PLC0415
 
     name, occurrence, _ = mutation["way"]
-    return str(mutate_code((ROOT / mutation["path"]).read_text(), operators()[name], occurrence))
+    visitor = MutationVisitor(occurrence, operators()[name])
+    text = str(visitor.walk(_tree(mutation["path"])).get_code())
+    _tree.cache_clear()  # this one is broken now
+    return text
+
+
+def prepare(path: str) -> None:
+    """So that a child needs less time: what it would otherwise find out for itself."""
+    operators()
+    _tree(path)
+    _owners()
+
+
+@cache
+def _owners() -> dict[tuple[str, str, int], list[types.FunctionType]]:
+    """All functions of the package: by file, name and first line."""
+    found = defaultdict(list)
+    for thing in gc.get_objects():
+        if isinstance(thing, types.FunctionType) and "/swarm/" in thing.__code__.co_filename:
+            code = thing.__code__
+            found[code.co_filename, code.co_qualname, code.co_firstlineno].append(thing)
+    return found
 
 
 def exchange(path: str, source: str) -> bool:
     """Give the functions of a module their new code. False if something else changes."""
-    full, owners = str(ROOT / path), defaultdict(list)
+    full, owners = str(ROOT / path), _owners()
     old, new = compile((ROOT / path).read_text(), full, "exec"), compile(source, full, "exec")
-    for thing in gc.get_objects():
-        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename == full:
-            owners[thing.__code__.co_qualname, thing.__code__.co_firstlineno].append(thing)
     (bodies, was), (new_bodies, now) = _parts(old), _parts(new)
     if bodies != new_bodies or len(was) != len(now):
         return False
     pairs = [(a, b) for a, b in zip(was, now, strict=True) if a != b]
-    found = [(function, b) for a, b in pairs for function in owners[a.co_qualname, a.co_firstlineno]]
+    found = [(function, b) for a, b in pairs for function in owners[full, a.co_qualname, a.co_firstlineno]]
     if len(found) < len(pairs) or any(f.__code__.co_freevars != b.co_freevars for f, b in found):
         return False
     for function, code in found:
