@@ -105,7 +105,7 @@ def draw_map(out: Path) -> None:
                 known["done"].append(file)
                 place.write_text(json.dumps(known))
 
-    collect(work, TESTS)
+    collect(work, TESTS[:-1])
 
 
 def _map_of(runner: Runner, items: list[Any], paths: list[str], out: Path) -> str:
@@ -127,8 +127,9 @@ def _map_of(runner: Runner, items: list[Any], paths: list[str], out: Path) -> st
     return "done"
 
 
-def chosen(known: dict[str, Any], mutation: dict[str, Any]) -> list[str]:
-    """The tests that run this line, quickest first; if none does, those that run most of the module."""
+def chosen(known: dict[str, Any], mutation: dict[str, Any], others: list[str]) -> list[str]:
+    """The tests that run this line, quickest first; if none does, those that run most of the module; of the wire's
+    modules ``others`` too, which are in no map: they take long."""
     lines, times = known["lines"][mutation["path"]], known["times"]
     first = mutation["way"][2]
     names = {name for line in {mutation["line"], first} for name in lines.get(str(line), ())}
@@ -140,13 +141,16 @@ def chosen(known: dict[str, Any], mutation: dict[str, Any]) -> list[str]:
             for name in there:
                 often[name] += 1
         order = sorted(often, key=lambda name: -often[name])
+    if not order:  # values only: those who may use them
+        folder = f"tests/unit/{mutation['path'].split('/')[1]}/"
+        order = sorted((name for name in times if name.startswith(folder)), key=lambda name: times[name])
     picked, spent = [], 0.0
     for name in order:
         spent += times[name]
         if spent > LIMIT_S:
             break
         picked.append(name)
-    return picked
+    return picked + (others if mutation["path"].startswith("swarm/wire/") else [])
 
 
 # Runs.
@@ -258,10 +262,10 @@ def run_all(out: Path, given: argparse.Namespace) -> None:
                 some = sorted(known["times"], key=lambda name: known["times"][name])[number % 7 :: 7][:100]
                 said = in_a_child(None, runner, [items[name] for name in some if name in items])
                 _note(results, {"number": -1 - number, "control": True, "by": said})
-            names = chosen(known, mutation)
+            names = chosen(known, mutation, [name for name in items if name.startswith(TESTS[-1])])
             began = time.monotonic()
             prepare(mutation["path"])
-            said = in_a_child(mutation, runner, [items[name] for name in names if name in items]) if names else ""
+            said = in_a_child(mutation, runner, [items[name] for name in names if name in items])
             if said == "fresh":
                 said = in_a_fresh_one(mutation, names)
             took = round(time.monotonic() - began, 2)
