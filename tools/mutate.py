@@ -3,7 +3,7 @@ one of ours, which leaves out a statement that calls something.
 
     pip install cosmic-ray coverage            # into the environment of the checkout; the product needs neither
     python tools/mutate.py map OUT             # which test runs which line: once
-    python tools/mutate.py run OUT --count 1000 --seed 12 [--part 0/2]    # goes on where it was
+    python tools/mutate.py run OUT --count 1000 --seed 12 [--workers 2]    # goes on where it was
     python tools/mutate.py show OUT            # the share killed, and the survivors as diffs
 
 A mutation is tried with the unit tests that run its line, quickest first, up to LIMIT_S of them, then with schedules.
@@ -33,9 +33,9 @@ from mutations import ROOT, drawn, exchange, modules, mutated, prepare
 
 sys.path.insert(0, str(ROOT))
 MAX_EXAMPLES = 20  # of tests that draw their own
-LIMIT_S = 6.0  # of unit tests, as long as they took for the map
-NUM_SCHEDULES = 6
-CPU_S, WALL_S = 60, 400  # whoever takes longer hangs: noticed
+LIMIT_S = 3.0  # of unit tests, as long as they took for the map
+NUM_SCHEDULES = 4
+CPU_S, WALL_S = 20, 600  # whoever takes longer hangs: noticed
 CONTROL = 40
 TESTS = ["tests/unit/stage", "tests/unit/client", "tests/unit/test_params.py", "tests/unit/broker", "tests/unit/wire"]
 PLAYED = ("swarm/broker/", "swarm/stage/", "swarm/client/session", "swarm/client/ongoing")  # what schedules run
@@ -244,8 +244,7 @@ def fresh() -> None:
 
 def run_all(out: Path, given: argparse.Namespace) -> None:
     """Append a line for each to results-PART.jsonl; what stands there is not tried again."""
-    part, parts = map(int, given.part.split("/"))
-    known, results = json.loads((out / "map.json").read_text()), out / f"results-{part}-{parts}.jsonl"
+    known = json.loads((out / "map.json").read_text())
     done = {
         json.loads(line)["number"] for path in out.glob("results-*.jsonl") for line in path.read_text().splitlines()
     }
@@ -255,10 +254,12 @@ def run_all(out: Path, given: argparse.Namespace) -> None:
         import swarm.sim.run  # noqa: F401, PLC0415
 
         gc.freeze()
+        part = next((part for part in range(1, given.workers) if os.fork() == 0), 0)
+        results = out / f"results-{part}.jsonl"
         for number, mutation in enumerate(mutations):
-            if number % parts != part or number in done or not mutation["path"].startswith(tuple(given.only)):
+            if number % given.workers != part or number in done or not mutation["path"].startswith(tuple(given.only)):
                 continue
-            if number // parts % CONTROL == 0:
+            if number // given.workers % CONTROL == 0:
                 some = sorted(known["times"], key=lambda name: known["times"][name])[number % 7 :: 7][:100]
                 said = in_a_child(None, runner, [items[name] for name in some if name in items])
                 _note(results, {"number": -1 - number, "control": True, "by": said})
@@ -300,7 +301,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=12)
-    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=["swarm"])
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
