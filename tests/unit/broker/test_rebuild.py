@@ -250,6 +250,7 @@ def test_a_log_that_has_gone_meanwhile_is_replaced_by_the_tokens() -> None:
     assert row(step) == [(order.sequence, 0, order.stop)]
     assert step.open[0].sequence == order.sequence
     assert len(step.tokens) == order.stop
+    assert bench.state.counters["replays_missing"] == 1
 
 
 def test_without_any_log_all_is_computed_again_in_steps() -> None:
