@@ -8,6 +8,7 @@ A patch begins with what is broken and who must catch it::
     # caught by: sim crash from 40           the same from a later seed on
     # caught by: sim                         all kinds
     # caught by: tests/unit/stage/test_core.py
+    # caught by: tests/unit/stage/test_core.py::test_one_step_at_a_time       quicker, where one test is meant
 
 A patch that does not apply any more must be made anew against the code as it is.
 """
@@ -51,7 +52,7 @@ applier = _load("applier")
 
 @dataclass(frozen=True)
 class Catcher:
-    """Who must notice: schedules, or a file of unit tests."""
+    """Who must notice: schedules, or unit tests: files, or single ones."""
 
     kinds: str = ""
     first: int = 0
@@ -65,7 +66,7 @@ class Catcher:
 
     def command(self, root: Path) -> list[str]:
         if self.tests:
-            return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", self.tests]
+            return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *self.tests.split()]
         play = str(HERE / "play.py")
         return [sys.executable, play, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
 
@@ -75,7 +76,7 @@ def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.Compl
     shutil.copytree(ROOT / "swarm", root / "swarm", ignore=LEFT_OUT)
     (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
     if catcher.tests:
-        shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("__pycache__", "mutants"))
+        shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("mutants"))
         shutil.copy(ROOT / "pyproject.toml", root)
     if patch is not None:
         applier.apply(patch, root)
@@ -87,7 +88,7 @@ def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.Compl
 
 def test_there_are_enough() -> None:
     """Of every part that decides about recovery something is broken."""
-    assert len(PATCHES) >= 45
+    assert len(PATCHES) >= 120
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
@@ -109,10 +110,20 @@ def test_a_mutant_is_caught(path: Path, tmp_path: Path) -> None:
     assert held.returncode == 0, held.stdout + held.stderr
 
 
-@pytest.mark.parametrize("tests", sorted({Catcher.of(path.read_text()).tests for path in PATCHES} - {""}))
-def test_without_a_patch_unit_tests_pass(tests: str, tmp_path: Path) -> None:
+def unit_tests() -> dict[str, set[str]]:
+    """All that must notice something, by their folders. A file stands for what is in it."""
+    named = {Catcher.of(path.read_text()).tests for path in PATCHES} - {""}
+    folders: dict[str, set[str]] = {}
+    for each in named:
+        file = each.split("::")[0]
+        folders.setdefault(str(Path(file).parent), set()).add(file if file in named else each)
+    return folders
+
+
+@pytest.mark.parametrize("folder", sorted(unit_tests()))
+def test_without_a_patch_unit_tests_pass(folder: str, tmp_path: Path) -> None:
     """The same copy, unbroken, passes: it is the patch that they notice."""
-    done = try_out(None, Catcher(tests=tests), tmp_path)
+    done = try_out(None, Catcher(tests=" ".join(sorted(unit_tests()[folder]))), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

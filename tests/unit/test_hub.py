@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -468,6 +469,42 @@ def test_an_error_nobody_expected_ends_the_wait(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(hub_module, "hf_hub_download", broken)
     with pytest.raises(ModelError, match="failed \\(out of luck\\)"):
         snapshot_in(tmp_path).fetch(["model.safetensors"])
+
+
+def test_weights_are_of_the_commit_that_was_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever the name stands for meanwhile."""
+    asked: list[object] = []
+    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *names, revision, **_: asked.append((*names, revision)))
+    snapshot_in(tmp_path).fetch(["model.safetensors"])
+    assert asked == [(NAME, "model.safetensors", tmp_path.name)]
+
+
+def test_a_disk_without_room_is_not_begun_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is asked of the hub then."""
+    monkeypatch.setattr(hub_module, "hf_hub_download", lambda *_, **__: pytest.fail("it was begun"))
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=99))
+    with pytest.raises(ModelError, match="more in the cache"):
+        snapshot_in(tmp_path).fetch(["model.safetensors"])
+
+
+def test_descriptions_are_added_to_those_that_are_there(tmp_path: Path) -> None:
+    """Another look-up may have described other files of the same commit."""
+    folder = tmp_path / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    first, second = RemoteFile(1, "0" * 64, "{}"), RemoteFile(2, "1" * 64, "{}")
+    hub_module._remember(folder, {"a.safetensors": first})
+    hub_module._remember(folder, {"b.safetensors": second})
+    assert hub_module._remembered(folder) == {"a.safetensors": first, "b.safetensors": second}
+    assert [path.suffix for path in (tmp_path / "swarm").iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../stolen.safetensors", "/etc/stolen.safetensors", 7])
+def test_an_index_names_files_beside_it(tmp_path: Path, name: object) -> None:
+    """And only those that are weights."""
+    index = {"weight_map": {"a": "model.safetensors", "b": name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="not a safetensors file beside it"):
+        hub_module.shards_of(tmp_path)
 
 
 def snapshot_in(folder: Path) -> hub_module.Snapshot:

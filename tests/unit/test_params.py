@@ -25,6 +25,7 @@ def test_the_defaults_are_right_and_greedy() -> None:
     params.check()
     assert params.greedy
     assert not SamplingParams(temperature=0.1).greedy
+    assert (params.max_tokens, params.min_tokens, params.n, params.logprobs, params.seed) == (128, 0, 1, None, None)
 
 
 @pytest.mark.parametrize(

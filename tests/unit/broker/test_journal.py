@@ -386,6 +386,8 @@ def test_a_corrupt_page(tmp_path: Path, page: int) -> None:
         assert request.submit == submit(request.submit.request_id, n=1)
         for sequence in request.sequences:
             assert sequence.tokens == list(range(len(sequence.tokens)))
+    assert sum(len(sequence.tokens) for request in past.requests for sequence in request.sequences) >= 35 * 200
+    store.close()
 
 
 def test_something_else_than_a_database(tmp_path: Path) -> None:

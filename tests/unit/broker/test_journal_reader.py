@@ -121,6 +121,25 @@ def test_requests_are_read_one_by_one(reports: Reports) -> None:
     assert [each.record is not None for each in found] == [True, True, False]
 
 
+def test_a_journal_that_was_begun_anew_is_read_from_then_on(reports: Reports, tmp_path: Path) -> None:
+    """What is asked after that is answered from it, and the old one is closed."""
+    anew = Store(tmp_path / "anew")
+    anew.write([accept("c", 1), tokens(1, 0, 5), WriteEnd(1, "length", 1)], Moment.now())
+    reports.reader.start()
+    reports.reader.ask(ReadRequest("a"))
+    assert reports.come.acquire(timeout=WAIT_S)
+    before = reports.reader.store
+    reports.reader.turn_to(anew.for_reading())
+    for request_id in ("a", "c"):
+        reports.reader.ask(ReadRequest(request_id))
+    for _ in range(2):
+        assert reports.come.acquire(timeout=WAIT_S)
+    found = [each for answers in reports.found for each in answers]
+    assert [each.record is not None for each in found] == [True, False, True]
+    assert before.is_closed
+    anew.close()
+
+
 def test_a_list_counts_tokens_and_reads_nothing_beside_them(tmp_path: Path) -> None:
     """Its rows are those of the whole record."""
     store = Store(tmp_path)

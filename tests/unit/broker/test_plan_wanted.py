@@ -109,6 +109,18 @@ def test_workers_of_one_machine_take_turns_and_share_evenly(make_bench: Callable
     assert lengths(bench) == {"w0": 2, "w1": 2, "w2": 2}
 
 
+@pytest.mark.parametrize(("mode", "in_turns"), [("batch", True), ("overlapped", False), ("auto", False)])
+def test_the_mode_says_whether_stages_take_turns(make_bench: Callable[..., Bench], mode: str, in_turns: bool) -> None:
+    """On two machines: a batch goes through one stage after the other, whatever else they could do meanwhile."""
+    bench = make_bench(ruled(mode=mode))
+    join(bench, "w0", 0.001, host="here")
+    join(bench, "w1", 0.001, host="there")
+    bench.tick()
+    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert forecast.takes_turns is in_turns  # type: ignore[union-attr]
+    assert forecast.step_s == pytest.approx(0.006 if in_turns else 0.003, rel=0.001)  # type: ignore[union-attr]
+
+
 def test_overlapped_is_measured_by_the_slowest(make_bench: Callable[..., Bench]) -> None:
     """In mode overlapped, also on one machine: with the threads of a step among others."""
     bench = make_bench(ruled(mode="overlapped"))

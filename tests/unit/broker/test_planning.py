@@ -308,6 +308,20 @@ def test_if_everybody_refuses_the_reason_is_told(bench: Bench) -> None:
     assert bench.state.book.phase is PlanPhase.NONE
 
 
+def test_what_was_refused_is_forgotten_and_nothing_else(bench: Bench) -> None:
+    """Whoever refused is a member again; whoever is on the way out stays so."""
+    bench.join("w0", "w1")
+    refusing, leaving = bench.state.workers["w0.1"], bench.state.workers["w1.1"]
+    for worker in (refusing, leaving):
+        worker.refuse(LayerRange(0, 3), "no room", bench.now)
+        assert worker.state is WorkerState.REFUSED
+    leaving.state = WorkerState.LEAVING
+    for worker in (refusing, leaving):
+        worker.forget_refusals()
+        assert not worker.refuses(LayerRange(0, 3))
+    assert (refusing.state, leaving.state) == (WorkerState.MEMBER, WorkerState.LEAVING)
+
+
 def test_who_refused_is_asked_again_later(bench: Bench) -> None:
     """What it refused is asked of it again after half a minute, in the background, then after twice as long, at last
     every ten minutes; the swarm serves meanwhile. When it can load, it is a member like any other."""

@@ -50,6 +50,12 @@ def test_equal_blocks_at_other_positions_are_others() -> None:
     index.note(1, A[:32] + A[:32] + A[:32], 96)
     assert index.find(A[:32] + B) == (1, 32)
     assert index.find(B[:32] + A) is None
+    index.note(2, B[:32] + A[32:64], 64)
+    assert index.find(B[:32] + A[32:64] + B) == (2, 64)
+    index.forget(1)
+    index.note(3, A[:32] + B[:32], 64)
+    assert index.find(A[:64] + B) == (3, 32), "the second block is held by 2, behind another one"
+    assert index.find(A[:32] + B) == (3, 64)
 
 
 def test_of_several_holders_the_latest_is_named_and_forgetting_one_leaves_the_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.broker.events import Tick
 from swarm.broker.planning import PlanSettings
@@ -110,6 +111,18 @@ CASES = {
         {"a": (), "b": ((2, 4, 100),), "c": (), "d": ((6, 8, 100),)},
         {},
         [(None, 0, 6, 0)],
+    ),
+    "the same, and the second one lacks less": (
+        plan_of(("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)),
+        {"a": (), "b": ((2, 4, 100),), "c": ((4, 6, 40),), "d": ((6, 8, 100),)},
+        {},
+        [(None, 0, 6, 0)],
+    ),
+    "the same, and the first one lacks less": (
+        plan_of(("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)),
+        {"a": ((0, 2, 40),), "b": ((2, 4, 100),), "c": ((4, 6, 30),), "d": ((6, 8, 100),)},
+        {},
+        [(None, 0, 6, 30)],
     ),
     "everything lost": (THREE, {"a": (), "b": (), "c": ()}, {}, 0),
     "all cut short": (THREE, {"a": ((0, 4, 30),), "b": ((4, 8, 20),), "c": ((8, 12, 25),)}, {}, 20),
@@ -237,6 +250,7 @@ def test_a_log_that_has_gone_meanwhile_is_replaced_by_the_tokens() -> None:
     assert row(step) == [(order.sequence, 0, order.stop)]
     assert step.open[0].sequence == order.sequence
     assert len(step.tokens) == order.stop
+    assert bench.state.counters["replays_missing"] == 1
 
 
 def test_without_any_log_all_is_computed_again_in_steps() -> None:
@@ -277,6 +291,19 @@ def test_a_death_during_a_replay_begins_it_anew() -> None:
     bench.tell("w9", done_late)
     assert bench.state.counters["stale_replays"] == 1
     assert bench.sequence("r0").kv == 0 or bench.sequence("r0").rebuilds or bench.pipe
+
+
+def test_the_end_of_a_replay_counts_in_its_own_epoch_only() -> None:
+    """The same replay, ordered anew: the answer to the first order says nothing of what the second one has reached."""
+    bench = lose_one(chunk=4)
+    (order,) = replays(bench)
+    run = bench.sequence("r0").rebuilds[0]
+    before = run.done
+    done(bench, replace(order, epoch=order.epoch - 1))
+    assert (run.done, bench.state.counters["stale_replays"]) == (before, 1)
+    assert not replays(bench)
+    done(bench, order)
+    assert run.done == order.stop
 
 
 def test_a_replay_that_nobody_answers_is_noticed() -> None:

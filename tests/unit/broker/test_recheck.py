@@ -93,6 +93,28 @@ def test_off_by_default(make_bench: MakeBench) -> None:
     assert orders(bench.take(), Recheck) == []
 
 
+def test_nothing_is_asked_of_what_drew_nothing_that_is_looked_at(make_bench: MakeBench) -> None:
+    """A prompt that is longer than what is compared: of the last stage there is nothing to hold against it."""
+    bench = make_bench(settings(recheck=RecheckSettings(EVERY_S, positions=10)))
+    bench.serve(2, host="one", kernels=KERNELS)
+    for name in ("w0", "w1"):
+        keep(bench, name, LayerRange(0, 6))
+    bench.say(submit(num_prompt=40, max_tokens=200))
+    for _ in range(5):
+        bench.finish()
+    bench.take()
+    boundaries = []
+    for _ in range(4):
+        bench.tick(EVERY_S + 0.1)
+        for _, order in orders(bench.take(), Recheck):
+            assert isinstance(order, Recheck)
+            boundaries.append(order.boundary)
+            answer(bench, order, digest="abc")
+            digested(bench, order, f"{names(bench)[0]}.1", "abc")
+    assert boundaries
+    assert set(boundaries) == {0}
+
+
 def test_the_first_stage_and_then_the_last(bench: Bench) -> None:
     """The first stage is computed again from the tokens, by the other worker; its own log's digest is asked for. The
     last one's input comes from the stage before it, and the tokens that it drew are what must come out."""

@@ -52,6 +52,16 @@ def come_back(bench: Bench, name: str, position: int | None, log: int = 0) -> No
     bench.tell(name, worker.hello(epoch=9, held_layers=layers, held=held, logs=logs))
 
 
+def test_what_is_taken_back_has_begun(make_bench: Callable[..., Bench]) -> None:
+    """From then on, as far as this broker knows: how long it waited and how long it took follows from that."""
+    bench = make_bench(past=past(*GENERATED))
+    come_back(bench, "w1", 6)
+    come_back(bench, "w0", 6)
+    bench.tick()
+    assert bench.sequence().started_at is not None
+    assert bench.sequence().started_at <= bench.now
+
+
 def test_what_is_held_everywhere_goes_on(make_bench: Callable[..., Bench]) -> None:
     """The next step carries the one token that the stages have not seen; nothing is replayed."""
     bench = make_bench(past=past(*GENERATED))

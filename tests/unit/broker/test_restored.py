@@ -424,6 +424,20 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_KEPT", 4)
 
 
+def test_what_is_written_once_more_is_written_whole(journalled: Bench) -> None:
+    """With log-probabilities and hops, if they were asked for."""
+    begin(journalled, submit(max_tokens=3, logprobs=1, hops=True))
+    journalled.held = {WriteEnd}
+    journalled.run_dry()
+    first = [new for action in journalled.log if isinstance(action, WriteTokens) for new in action.tokens]
+    (again,) = [action for action in journalled.feed(EndNotWritten(1)) if isinstance(action, WriteTokens)]
+    (whole,) = again.tokens
+    assert whole.ids == tuple(token for new in first for token in new.ids)
+    assert whole.logprobs == tuple(each for new in first for each in new.logprobs)
+    assert whole.hops == tuple(each for new in first for each in new.hops)
+    assert len(whole.logprobs) == len(whole.hops) == 3
+
+
 @pytest.mark.usefixtures("few")
 def test_ended_requests_take_a_bounded_part_of_memory(journalled: Bench) -> None:
     """The oldest go first; what is under way is not touched."""

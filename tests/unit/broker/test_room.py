@@ -141,6 +141,21 @@ def test_a_higher_class_takes_the_room_of_a_lower_one(make_bench) -> None:
     assert bench.state.counters["preemptions"] == 1
 
 
+def test_who_is_about_to_be_copied_from_stays(make_bench) -> None:
+    """A sequence is pinned by one that begins as it; the room that a higher class needs is another's."""
+    bench = _small(make_bench, 3)
+    for name in ("low", "source"):  # the youngest would be the first
+        bench.say(submit(name, num_prompt=20, max_tokens=12, priority=-50))
+    bench.finish()
+    source = bench.sequence("source")
+    bench.state.prefix.pin(source.id)
+    bench.say(submit("high", num_prompt=40, max_tokens=12, priority=50))
+    bench.finish()
+    assert _running(bench) == {"source", "high"}
+    bench.state.prefix.unpin(source.id)
+    bench.run_dry()
+
+
 def test_a_higher_class_takes_the_place_of_a_lower_one(make_bench) -> None:
     """Where places are short, not blocks."""
     bench = make_bench(scheduling(mode="batch", max_running=2)).serve(1)

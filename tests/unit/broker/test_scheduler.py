@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as effort
@@ -523,3 +525,14 @@ def test_random_events_keep_the_invariants(
     assert all(s.state is SequenceState.ENDED for s in bench.state.sequences.values())
     assert not bench.state.running
     assert not bench.state.to_release
+
+
+def test_a_tenant_is_charged_for_each_token(serving: Bench) -> None:
+    """One each, as it comes."""
+    serving.say(submit(max_tokens=5, ignore_eos=True))
+    account = serving.state.waiting._account(serving.state.requests["r"].tenant)
+    charged = []
+    for _ in range(4):
+        serving.finish()
+        charged.append(account.served)
+    assert [after - before for before, after in pairwise(charged)] == [1, 1, 1]

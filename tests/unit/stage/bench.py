@@ -101,6 +101,8 @@ class StageBench:
                 self.executor.activate(layers, kept)
             case act.OpenSequence(sequence, limit):
                 self.executor.open(sequence, limit)
+            case act.ForkSequence(sequence, source, position, limit):
+                self.executor.fork(sequence, source, position, limit)
             case act.TruncateSequence(sequence, position):
                 self.executor.truncate(sequence, position)
             case act.ReleaseSequence(sequence):

@@ -160,6 +160,19 @@ def test_a_fork_shares_what_it_begins_with(position: int) -> None:
     assert some.num_bytes == 0
 
 
+def test_a_fork_keeps_nothing_of_its_own() -> None:
+    """Its number may have had a log before: of other tokens, and at boundaries that the source has none at."""
+    some = log()
+    some.append(1, 3, 0, numbers(0, 40))
+    some.append(2, 3, 0, numbers(0, 70, salt=2))
+    some.append(2, 5, 0, numbers(0, 70, salt=2))
+    some.fork(2, 1, 40)
+    assert ranges(some) == [LogRange(1, 3, 0, 40), LogRange(2, 3, 0, 40)]
+    np.testing.assert_array_equal(some.read(2, 3, 0, 40), numbers(0, 40))
+    some.fork(1, 9, 40)
+    assert ranges(some) == [LogRange(2, 3, 0, 40)]
+
+
 def test_a_fork_of_what_is_not_there_is_given_up() -> None:
     """Its beginning is nowhere: what follows it is not kept."""
     some = log()

@@ -369,6 +369,15 @@ def test_a_gap_is_told_after_a_while(stage: StageBench) -> None:
     assert stage.feed(Tick()) == []
 
 
+def test_a_new_epoch_begins_without_a_gap(stage: StageBench) -> None:
+    """What was missing in the one before it will never come, and nobody waits for it."""
+    stage.order(WELCOME)
+    stage.step(step_of(2, Row(1, 0, 3, True)))
+    stage.activate(epoch=2)
+    stage.now += GAP_PATIENCE_S + 0.1
+    assert troubles(stage.feed(Tick())) == []
+
+
 def test_each_gap_has_its_own_patience(stage: StageBench) -> None:
     """When what was missing comes, and something else is missing now, the clock starts anew."""
     stage.order(WELCOME)
@@ -428,6 +437,25 @@ def test_release_open_truncate_in_this_order(stage: StageBench) -> None:
     assert actions[:3] == [act.ReleaseSequence(1), act.OpenSequence(1, 64), act.TruncateSequence(1, 0)]
     stage.compute()
     assert position(stage) == 2
+
+
+def test_what_is_told_again_counts_as_it_is_told_now(stage: StageBench) -> None:
+    """In a new epoch: the limit, say, or what is known of its tokens; what it holds stays."""
+    stage.run(step_of(1, Row(1, 0, 3, False), tokens=(1, 2, 3), open=(opened(1),)))
+    stage.activate(epoch=2, live=((1, 3),))
+    again = opened(1, (1, 2, 3, 4), limit=128)
+    stage.run(step_of(1, Row(1, 3, 1, True), epoch=2, tokens=(4,), open=(again,)))
+    assert stage.core.sequences[1].open == again
+    assert position(stage) == 4
+
+
+def test_who_begins_as_another_has_the_log_of_it(stage: StageBench) -> None:
+    """The layers behind can be rebuilt for both."""
+    stage.run(step_of(1, Row(1, 0, 3, False), tokens=(1, 2, 3), open=(opened(1),)))
+    fork = msgspec.structs.replace(opened(2, (1, 2, 4)), source=1, shared=2)
+    stage.run(step_of(2, Row(2, 2, 1, True), tokens=(4,), open=(fork,)))
+    logged = {(entry.sequence, entry.start, entry.stop) for entry in stage.core.holdings.log.ranges()}
+    assert logged == {(1, 0, 3), (2, 0, 3)}
 
 
 def test_truncation_cuts_keys_history_and_log(stage: StageBench) -> None:

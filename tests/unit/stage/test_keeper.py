@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import os
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +41,18 @@ def test_without_a_keeper(built: tuple[ctypes.CDLL | None, str], reason: str, mo
     with keeper.kept() as pid:
         assert pid is None
     assert lines.debug_lines == [("no_keeper", reason)]
+
+
+def test_it_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if what it was kept for fails."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        library = SimpleNamespace(swarm_keeper_start=lambda: process.pid)
+        monkeypatch.setattr(native, "built", lambda: (library, ""))
+        with contextlib.suppress(RuntimeError), keeper.kept() as pid:
+            assert pid == process.pid
+            raise RuntimeError
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
 
 
 def test_a_worker_without_kernels_has_a_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
