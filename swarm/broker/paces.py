@@ -40,8 +40,8 @@ class Paces:
 
 
 def of_newcomer(state: State, host: str) -> float:
-    """What is seen of workers on its machine holds for it, too, until it is measured: as far as the quickest of them. If
-    they wait for each other's cores, say, a fresh one would seem to be worth all of them together."""
+    """What is seen of workers on its machine holds for it, too, until it is measured: as far as the quickest of them.
+    If they wait for each other's cores, a fresh one would seem to be worth all of them together."""
     return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment
+from tests.faults.bench import rare
 from tests.faults.platter import Platter
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -73,16 +74,16 @@ def platter(tmp_path: Path) -> Platter:
     return platter
 
 
-@pytest.mark.parametrize("full", ["", "journal.db"], ids=["", "and the disk is full"])
+# Of the log the first sync is that of opening it, the second that of a new log's head; of the file the first.
 @pytest.mark.parametrize(
-    ("deeds", "fails"),
+    ("deeds", "fails", "full"),
     [
-        (ACCEPT.format("b", 2), "-wal@3"),  # the first is that of opening it, the second the head of a new log's
-        (MORE + ACCEPT.format("b", 2), "-wal@3"),
-        (MORE + FOLD, "-wal@3"),
-        (MORE + FOLD, "journal.db@2"),
+        (MORE + ACCEPT.format("b", 2), "-wal@3", ""),
+        (MORE + ACCEPT.format("b", 2), "-wal@3", "journal.db"),
+        (MORE + FOLD, "-wal@3", "journal.db"),
+        (MORE + FOLD, "journal.db@2", ""),
+        *rare((MORE + FOLD, "-wal@3", ""), (MORE + FOLD, "journal.db@2", "journal.db")),
     ],
-    ids=["an acceptance", "behind tokens", "the log, to be folded", "the file that it is folded into"],
 )
 def test_killed_before_it_is_begun_anew(platter: Platter, tmp_path: Path, deeds: str, fails: str, full: str) -> None:
     """The next one reads what was written, on the disk or not; so it is written again before it counts."""
