@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import Swarm
+from tests.faults.bench import MODE_VARIABLE, Swarm
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
@@ -36,7 +36,8 @@ def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFacto
             await processes.until_serving(client, 3)
             return await everything(client)
 
-    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as processes:
+    alone = {MODE_VARIABLE: "batch"}  # one step in flight at a time
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as processes:
         processes.start(3)
         return asyncio.run(undisturbed())
 
