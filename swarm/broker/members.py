@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from swarm.broker import paces
 from swarm.broker.actions import Action, Note, OrderWorker
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.health import HealthSettings, Verdict
@@ -216,8 +217,8 @@ class Members:
                 self._replace(other, hello, now)
         self._take_model(hello, now)
         num_lies = known.num_lies if known is not None else 0
-        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies)
-        worker.pace = known.pace if known is not None else worker.pace
+        pace = known.pace if known is not None else paces.of_newcomer(self._state, hello.host)
+        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
         worker.kept = () if num_lies else hello.kept
         worker.believed = {} if num_lies else what_counts(hello, self._state)
         self.vigil.begin(hello.incarnation, now)

@@ -39,6 +39,12 @@ class Paces:
                 self._out.append(Note("worker_pace", fields={"worker": worker.name, "pace": round(worker.pace, 3)}))
 
 
+def of_newcomer(state: State, host: str) -> float:
+    """What is seen of workers on its machine holds for it, too, until it is measured: as far as the quickest of them.
+    If they wait for each other's cores, a fresh one would seem to be worth all of them together."""
+    return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
+
+
 def gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
     """What measures the stages of a plan that begins to serve."""
     manifest = state.manifest

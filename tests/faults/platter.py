@@ -91,7 +91,11 @@ int fsync(int file) {
   if (!named(file, path)) return syscall(SYS_fsync, file);
   const char *fails = getenv("PLATTER_FAILS");
   if (fails) sscanf(fails, "%63[^@]@%d", end, &number);
-  if (ends(path, end) && ++count == number) return note("lost", path, 0, "", 0), errno = EIO, -1;
+  if (ends(path, end) && ++count == number) {
+    note("lost", path, 0, "", 0);
+    setenv("PLATTER_LOST", path, 1);
+    return errno = EIO, -1;
+  }
   note("sync", path, 0, "", 0);
   return 0;
 }

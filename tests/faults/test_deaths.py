@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import Swarm
+from tests.faults.bench import MODE_VARIABLE, Swarm
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
@@ -23,6 +23,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.1, "top_k": 40, "seed": 13, "n": 2, "logprobs": 2},
 ]
 TOKENS = 200
+MOST_FROM_TOKENS = 2.5  # times what was lost, where there is no log
 
 Answers = list[list[list[int]]]
 
@@ -36,13 +37,14 @@ def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFacto
             await processes.until_serving(client, 3)
             return await everything(client)
 
-    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as processes:
+    alone = {MODE_VARIABLE: "batch"}  # one step in flight at a time
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as processes:
         processes.start(3)
         return asyncio.run(undisturbed())
 
 
 @pytest_asyncio.fixture
-async def swarm(model: Path, zygote: Zygote, tmp_path: Path) -> AsyncIterator[tuple[Processes, AsyncClient]]:
+async def swarm(model: Path, zygote: Zygote, tmp_path: Path) -> AsyncIterator[tuple[Swarm, AsyncClient]]:
     with Swarm(model, tmp_path, zygote) as processes:
         processes.start(3)
         async with AsyncClient(processes.url, connect_timeout_s=60.0) as client:
@@ -83,7 +85,7 @@ async def figures(client: AsyncClient) -> dict[str, float]:
 # what goes into them, and the tokens go through one layer that was not lost.
 @pytest.mark.parametrize(("place", "ratio"), [(0, 1.21), (1, 1.0), (2, 1.0)], ids=["first", "middle", "last"])
 async def test_a_killed_worker_costs_nothing_but_time(
-    swarm: tuple[Processes, AsyncClient], expected: Answers, place: int, ratio: float
+    swarm: tuple[Swarm, AsyncClient], expected: Answers, place: int, ratio: float
 ) -> None:
     """Whichever stage dies in the middle of answers: the same tokens, greedy or drawn, with penalties and two
     continuations of one prompt; and no layer is computed again but those that changed hands."""
@@ -98,7 +100,9 @@ async def test_a_killed_worker_costs_nothing_but_time(
     replayed = after["replayed_layer_positions"] - before.get("replayed_layer_positions", 0)
     lost = after["lost_layer_positions"] - before.get("lost_layer_positions", 0)
     assert lost > 0
-    assert replayed <= lost * ratio
+    # With several steps in flight the plan after a death is made better at once, if the slowest stage gains by it: the
+    # layers that move then have no log, and the second continuation of a prompt is a copy, which has none either.
+    assert replayed <= lost * (MOST_FROM_TOKENS if processes.is_overlapped else ratio)
 
 
 async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClient], expected: Answers) -> None:

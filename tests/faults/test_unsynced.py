@@ -14,6 +14,7 @@ import pytest
 
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment
+from tests.faults.bench import rare
 from tests.faults.platter import Platter
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -73,16 +74,16 @@ def platter(tmp_path: Path) -> Platter:
     return platter
 
 
-@pytest.mark.parametrize("full", ["", "journal.db"], ids=["", "and the disk is full"])
+# Of the log the first sync is that of opening it, the second that of a new log's head; of the file the first.
 @pytest.mark.parametrize(
-    ("deeds", "fails"),
+    ("deeds", "fails", "full"),
     [
-        (ACCEPT.format("b", 2), "-wal@3"),  # the first is that of opening it, the second the head of a new log's
-        (MORE + ACCEPT.format("b", 2), "-wal@3"),
-        (MORE + FOLD, "-wal@3"),
-        (MORE + FOLD, "journal.db@2"),
+        (MORE + ACCEPT.format("b", 2), "-wal@3", ""),
+        (MORE + ACCEPT.format("b", 2), "-wal@3", "journal.db"),
+        (MORE + FOLD, "-wal@3", "journal.db"),
+        (MORE + FOLD, "journal.db@2", ""),
+        *rare((MORE + FOLD, "-wal@3", ""), (MORE + FOLD, "journal.db@2", "journal.db")),
     ],
-    ids=["an acceptance", "behind tokens", "the log, to be folded", "the file that it is folded into"],
 )
 def test_killed_before_it_is_begun_anew(platter: Platter, tmp_path: Path, deeds: str, fails: str, full: str) -> None:
     """The next one reads what was written, on the disk or not; so it is written again before it counts."""
@@ -101,3 +102,33 @@ def test_the_disk_is_as_it_is_believed_to_be(platter: Platter, tmp_path: Path) -
     found = on_the_disk(platter, tmp_path / "disk")
     assert [name for name, _ in found] == ["a", "b"]
     assert found[1] == ["b", []], "tokens are not synced"
+
+
+# By the writer's thread: tokens until a sync has failed, which is that of the log before it is folded into the file.
+WRITER = """
+import ctypes, queue
+from swarm.broker.journal.writer import JournalWriter
+from swarm.clock import SystemClock
+lost = ctypes.CDLL(None).getenv
+lost.restype = ctypes.c_char_p
+facts = queue.Queue()
+writer = JournalWriter(store, SystemClock(), lambda new: [facts.put(each) for each in new], print)
+writer.start()
+for at in range(8, 9000):
+    writer.write(tokens(1, at, 5))
+    if at % 8 == 0:
+        while "TokensWritten" not in (fact := type(facts.get(timeout=30)).__name__): tell("fact", fact)
+    if lost(b"PLATTER_LOST"): break
+writer.write(accept('b', 2))
+while "AcceptanceWritten" not in (fact := type(facts.get(timeout=30)).__name__): tell("fact", fact)
+tell("accepted", "b")
+"""
+
+
+def test_a_sync_that_fails_while_the_log_is_folded(platter: Platter, tmp_path: Path) -> None:
+    """Whose failures SQLite keeps to itself: what is accepted after that is on the disk, in a journal begun anew."""
+    told = live(platter, WRITER, fails="-wal@3")
+    assert platter.losses == 1
+    assert told["accepted"] == ["b"]
+    assert "b" in [name for name, _ in on_the_disk(platter, tmp_path / "disk")]
+    assert "JournalRenewed" in told["fact"]

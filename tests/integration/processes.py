@@ -21,6 +21,9 @@ from swarm import AsyncClient
 
 Launch = Callable[[Sequence[str], dict[str, str], Path], Any]  # arguments of swarm, environment, log: the process
 
+# ``SWARM_BROKER__MODE=overlapped pytest tests/integration``: with a step per stage in flight, not one at a time as is
+# usual on one machine.
+IS_OVERLAPPED = os.environ.get("SWARM_BROKER__MODE") == "overlapped"
 START_S = 40.0  # importing torch thrice on two busy cores takes a while
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swarm.broker.journal import reserve
+from swarm.broker.journal.log_length import PAGE
 from swarm.broker.journal.reserve import Reserve
 from swarm.errors import JournalError
 
@@ -149,9 +150,8 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
-    pages = _checkpoint_pages(path.parent)
-    db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
-    db.execute(f"PRAGMA journal_size_limit = {pages * 4096}")
+    db.execute("PRAGMA wal_autocheckpoint = 0")  # see ``log_length``
+    db.execute(f"PRAGMA journal_size_limit = {checkpoint_pages(path.parent) * PAGE}")
     _migrate(db, version)
     # What a killed process has written, and perhaps not synced, is about to be believed: from here on it lasts.
     _make_last(path, db)
@@ -160,12 +160,12 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(problem)
 
 
-def _checkpoint_pages(directory: Path) -> int:
+def checkpoint_pages(directory: Path) -> int:
     try:
         disk = os.statvfs(directory)
     except OSError:
         return CHECKPOINT_PAGES
-    return max(LEAST_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // SHARE_OF_DISK // 4096))
+    return max(LEAST_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // SHARE_OF_DISK // PAGE))
 
 
 def _make_last(path: Path, db: sqlite3.Connection) -> None:

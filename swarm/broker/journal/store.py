@@ -26,6 +26,8 @@ from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
     FullDisk,
+    UnsyncedJournal,
+    checkpoint_pages,
     in_words,
     is_damage,
     log_of,
@@ -34,6 +36,7 @@ from swarm.broker.journal.database import (
     snapshot,
     transaction,
 )
+from swarm.broker.journal.log_length import LogLength
 from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord, following
 from swarm.broker.journal.reserve import Reserve
@@ -71,6 +74,7 @@ class Store:
         self._bounds = bounds or Bounds()
         self.reserve = Reserve(directory)
         self._db = opened(self.path, self.reserve)
+        self._log_length = LogLength(log_of(self.path), checkpoint_pages(directory))
         self._durable = False
         self._num_recent = recent.FOLD  # about: the next row tells
         self._has_earlier_boots = True  # as far as is known
@@ -163,6 +167,7 @@ class Store:
     def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
         """One transaction. Raises JournalError; then nothing of it is there. The sequences whose ends were not taken,
         since tokens of theirs are missing or spoiled: here they have not ended, and will be computed again."""
+        self._fold_log_in_time()
         durable = any(isinstance(write, Lasting) for write in writes)
         try:
             if durable is not self._durable:
@@ -182,6 +187,20 @@ class Store:
             return open_still
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
+
+    def _fold_log_in_time(self) -> None:
+        """Raises JournalError if that shakes the belief in what was written before. Whatever else is in the way, a disk
+        that is full, say, whoever writes will see."""
+        if not self._log_length.is_due(self._db.total_changes):
+            return
+        pages = None
+        try:
+            _, pages, _ = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            problem = in_words(self.path, error)
+            if isinstance(problem, DamagedJournal | UnsyncedJournal):
+                raise problem from None
+        self._log_length.folded(self._db.total_changes, pages)
 
     def _add_tokens(self, writes: Sequence[Write]) -> None:
         tokens = (new for write in writes if isinstance(write, WriteTokens) for new in write.tokens)

@@ -314,6 +314,26 @@ def test_a_pace_that_lasts_moves_layers(make_bench: Callable[..., Bench]) -> Non
     assert bench.epoch == 2
 
 
+def test_a_newcomer_is_as_slow_as_its_machine(make_bench: Callable[..., Bench]) -> None:
+    """Stages that wait for each other's cores take longer than they measured alone. A process that is started again
+    there is not taken for the only quick one, which would have to do everything. One elsewhere is what it says."""
+    bench = make_bench(ruled(mode="overlapped"))
+    for name in ("w0", "w1", "w2"):
+        join(bench, name, 0.001, host="here")
+    bench.tick()
+    for name, pace in (("w0", 7.0), ("w1", 8.0), ("w2", 9.0)):
+        bench.state.workers[f"{name}.1"].pace = pace
+    bench.lose("w1")
+    bench.tick()
+    again = bench.add("w1", "w1.2", host="here")
+    bench.tell("w1", again.hello(costs=costs(0.001)))
+    bench.tick(1.0)
+    assert bench.state.workers["w1.2"].pace == 7.0
+    assert lengths(bench) == {"w0": 2, "w1": 2, "w2": 2}
+    join(bench, "w3", 0.001, host="elsewhere")
+    assert bench.state.workers["w3.1"].pace == 1.0
+
+
 def test_probes_are_answered_before_anything_else(bench: Bench) -> None:
     """A worker measures its way to the broker before it says Hello."""
     bench.add("w0")

@@ -253,7 +253,16 @@ def _overwritten_by_another(state: Path) -> None:
     _overwritten(state)
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, _overwritten_by_another], ids=lambda loss: loss.__name__.strip("_"))
+def _its_row_lost(state: Path) -> None:
+    """With a page, say."""
+    with sqlite3.connect(state / FILE) as db:
+        db.execute("DELETE FROM facts WHERE name = 'lineage'")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "loss", [*LOSSES, _overwritten_by_another, _its_row_lost], ids=lambda loss: loss.__name__.strip("_")
+)
 def test_it_is_the_same_life(tmp_path: Path, loss: Callable[[Path], None]) -> None:
     """What workers hold was computed under its numbers, and none of these is given out twice: so the next broker's
     lineage is of the same journal, a later generation, whatever the old file still tells."""

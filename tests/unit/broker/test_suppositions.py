@@ -12,7 +12,7 @@ from swarm.broker.state import WorkerState
 from swarm.broker.suppositions import MAX_AGAIN, MAX_ASKERS, MAX_OPEN, answered
 from swarm.broker.table import Proposal
 from swarm.wire.messages import Query, Report, StopWorker, Suppose
-from tests.unit.broker.bench import Bench, said
+from tests.unit.broker.bench import Bench, said, submit
 
 MORE = Query(what="plan", suppose=Suppose(more=2))
 
@@ -183,3 +183,15 @@ def test_too_many_questions_before_it(asked: Bench) -> None:
         assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
     (report,) = reports(stop(asked, "w0"))
     assert "too many ask" in str(report.body["error"])
+
+
+def test_a_stream_goes_on_meanwhile(asked: Bench) -> None:
+    """However long it takes to find out, steps go out and tokens come."""
+    asked.say(submit(max_tokens=20))
+    (question,) = solves(stop(asked, "w0"))
+    for _ in range(5):
+        asked.finish()
+    assert asked.sequence().num_generated == 5
+    assert reports(solve(asked, question))
+    asked.run_dry()
+    assert asked.sequence().num_generated == 20
