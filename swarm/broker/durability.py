@@ -122,11 +122,11 @@ class Durability:
         Should this broker die, too, the next one computes the same ones again. Whoever was about to be accepted is
         not."""
         self._state.journal_problem = reason
+        self._intake.broke()
         refusal = no_journal(reason)
         for request in [r for r in self._state.requests.values() if not r.accepted]:
             if request.client is not None:
                 self._delivery.reject(request.client, request.id, refusal)
-            self._intake.written(tuple(s.id for s in request.sequences))
             self._ends.end_all(request, "cancelled", "", now)
             self._ends.forget(request)
         self._growth.committed(tuple((sequence.id, sequence.sampled) for sequence in self._state.sequences.values()))

@@ -31,6 +31,10 @@ class Intake:
         """The journal has these of one request, or never will."""
         self._unwritten.remove(sequences)
 
+    def broke(self) -> None:
+        """The journal takes nothing: nobody waits for it at the door any more, not even who was cancelled there."""
+        self._unwritten.clear()
+
     def refusal(self, client: bytes, submit: Submit, now: float) -> Refusal | None:
         """Why this request is not let in now; None: it may come in."""
         manifest = self._state.manifest

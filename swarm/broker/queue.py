@@ -254,6 +254,10 @@ class Unwritten:
         self._tenants[tuple(s.id for s in request.sequences)] = request.tenant
         self._nums[request.tenant] += len(request.sequences)
 
+    def clear(self) -> None:
+        self._tenants.clear()
+        self._nums.clear()
+
     def remove(self, sequences: tuple[int, ...]) -> None:
         """The journal has these of one request; unknown ones are no error."""
         tenant = self._tenants.pop(sequences, None)

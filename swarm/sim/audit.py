@@ -52,6 +52,7 @@ class Audit:
     expected: dict[tuple[str, int], Expectation] = field(default_factory=dict)
     may_fail: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
+    to_leave: set[str] = field(default_factory=set)  # of these, those whose clients are still there
     orphans: set[str] = field(default_factory=set)  # detached ones whose clients died: others read them
     read_elsewhere: set[str] = field(default_factory=set)  # another client than the submitting one attaches to these
     promised: set[str] = field(default_factory=set)  # whose clients were told that they are accepted
@@ -144,10 +145,11 @@ class Audit:
         _demand(state.book.serving and not fits, "I1", f"{request_id} ({limit} positions) would fit into the stages")
         self.may_fail.add(request_id)
 
-    def sent_away(self, request_id: str, state: State, places: int) -> None:
-        """Only where the queue has no places for it: for all, or for one tenant, who gets three quarters. What waits to
-        be written down counts too."""
-        waiting = sum(sequence.state is SequenceState.WAITING for sequence in state.sequences.values())
+    def sent_away(self, request_id: str, state: State, places: int, at_door: int) -> None:
+        """Only where the queue has no places for it: for all, or for one tenant, who gets three quarters. ``at_door``:
+        those that wait to be written down count too, even if they were cancelled meanwhile."""
+        accepted = [request for request in state.requests.values() if request.accepted]
+        waiting = sum(s.state is SequenceState.WAITING for request in accepted for s in request.sequences) + at_door
         num = self.submits[request_id].params.n
         _demand(4 * (waiting + num) > 3 * places, "I1", f"{request_id} is sent away, and {waiting} of {places} wait")
 

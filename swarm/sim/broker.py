@@ -66,6 +66,8 @@ class BrokerNode:
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
         self._writes_again = False
+        self._at_door: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
+        self.started_at = 0.0
         self._held_back: list[broker_event.Event] = []
         self._pipe: Link | None = None
         self._pipe_to = ""
@@ -104,6 +106,8 @@ class BrokerNode:
         news = self._cluster.network.link("broker", "disk", "client", NEWS_S)
         self.journal = Journal(self.disk, news, self._take, self.springs)
         self.core = BrokerCore(settings, self._world.now, past)
+        self._at_door = set()
+        self.started_at = self._world.now
         life = self.life
         self._world.at(0.0, lambda: self._tick(life))
 
@@ -190,6 +194,10 @@ class BrokerNode:
         if kind and self.springs("before", kind):
             return
         self._world.tell("broker", event)
+        if isinstance(event, broker_event.AcceptanceWritten):
+            self._at_door.discard(event.sequences)
+        elif isinstance(event, broker_event.JournalBroke):
+            self._at_door.clear()
         self._writes_again = isinstance(event, broker_event.JournalRenewed | broker_event.EndNotWritten)
         if isinstance(event, broker_event.StepFinished):
             self._cluster.audit.step_came(event.done, self.core.state)
@@ -267,7 +275,10 @@ class BrokerNode:
             case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
                 audit.refused_for_size(request_id, state)
             case broker_act.SayClient(_, Rejected(code="overloaded", request_id=request_id)):
-                audit.sent_away(request_id, state, self._settings.requests.max_queue)
+                at_door = sum(map(len, self._at_door))
+                audit.sent_away(request_id, state, self._settings.requests.max_queue, at_door)
+            case broker_act.WriteAcceptance(_, sequences) if not self._writes_again:
+                self._at_door.add(sequences)
             case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
                 audit.refused_for_size(state.sequences[sequence].request.id, state)
             case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:

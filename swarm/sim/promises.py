@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from swarm.broker import actions as broker_act
 from swarm.broker.blocks import num_blocks
+from swarm.broker.restart import REJOIN_S
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.sim.audit import Violation
 from swarm.wire.messages import (
@@ -166,7 +167,10 @@ class Promises:
         least = known - 1
         assert state.book.current is not None
         for stage in state.book.current.stages:
-            hello = state.workers[stage.incarnation].hello
+            worker = state.workers[stage.incarnation]
+            if worker.joined_at > self._cluster.broker.started_at + REJOIN_S:
+                return 0  # what it said first was lost: it is not waited for any longer
+            hello = worker.hello
             if hello.held_layers != stage.layers or stage.name in self._doubled:
                 return 0  # of two processes under one name, the wrong one may have been the first to come back
             held = next((each for each in hello.held if each.sequence == sequence.id), None)

@@ -112,6 +112,10 @@ def _set_up(world: World, schedule: Schedule) -> Cluster:
 def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: RequestSpec) -> None:
     request_id = spec.submit.request_id
 
+    def leave() -> None:
+        cluster.audit.to_leave.discard(request_id)
+        client.feed(Leave(request_id))
+
     def submit() -> None:
         if cluster.broker.core.state.manifest is None:
             world.at(0.5, submit)  # nobody has joined yet: the broker would send it away
@@ -127,7 +131,8 @@ def _plan_request(world: World, cluster: Cluster, client: ClientNode, spec: Requ
             world.at(spec.revoked_after, lambda: _revoke(cluster, spec.submit))
         if spec.leaves_after is not None:
             cluster.audit.left.add(request_id)
-            world.at(spec.leaves_after, lambda: client.feed(Leave(request_id)))
+            cluster.audit.to_leave.add(request_id)
+            world.at(spec.leaves_after, leave)
 
     world.at(spec.at, submit)
 
@@ -172,6 +177,8 @@ def _all_ended(cluster: Cluster, schedule: Schedule) -> bool:
         for (request, _), case in cluster.audit.expected.items()
         if request not in cluster.audit.left | cluster.audit.orphans
     )
-    under_way = state.running or state.waiting or state.flights or state.to_release or state.to_retire
+    under_way = (
+        cluster.audit.to_leave or state.running or state.waiting or state.flights or state.to_release or state.to_retire
+    )
     served = cluster.broker.alive and not under_way and state.book.serving
     return served and all(waited_for) and all(reader.is_done for reader in cluster.readers)

@@ -101,7 +101,7 @@ from swarm.wire.messages import (
 
 EX_CONFIG = 78  # the exit code that means: starting again will not help
 DEFAULT_LEASE_S = 10.0
-HELLO_AGAIN_S = 5.0  # a broker answers at once; who says Hello twice joins anew
+HELLO_AGAIN_S = 2.0  # a broker answers at once, and waits for longer when it was started again; twice is to join anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from swarm.broker.actions import Action, NewTokens, Note, WriteAcceptance, Write
 from swarm.broker.core import MAX_NOTES
 from swarm.broker.events import AcceptanceWritten, JournalBroke, JournalMended, JournalRenewed, RequestRead
 from swarm.sim.ledger import Ledger
-from swarm.wire.messages import Accepted, Query, Rejected, Report, TokenLogprob
+from swarm.wire.messages import Accepted, Cancel, Query, Rejected, Report, TokenLogprob
 from tests.unit.broker.bench import CLIENT, Bench, orders, request_settings, said, settings, submit
 
 MakeBench = Callable[..., Bench]
@@ -150,3 +150,21 @@ def test_tokens_without_any_are_not_written(bench: Bench) -> None:
     assert all(isinstance(new, NewTokens) and new.ids for new in written)
     logprobs = next(new.logprobs for new in written if new.logprobs)
     assert all(isinstance(each, TokenLogprob) for row in logprobs for each in row)
+
+
+def test_who_was_cancelled_at_the_door_takes_no_place_in_the_new_one(make_bench: MakeBench) -> None:
+    """Their acceptance went with the old journal: nobody will ever say that it is written."""
+    bench = make_bench(settings(requests=request_settings(has_journal=True, max_queue=2))).serve(2)
+    bench.held = {WriteAcceptance}
+    for number in range(2):
+        ask(bench, f"cancelled {number}", b"%d" % number)
+        bench.say(Cancel(request_id=f"cancelled {number}"), b"%d" % number)
+    (refused,) = said(ask(bench, "late"), Rejected)
+    assert isinstance(refused, Rejected)
+    assert refused.code == "overloaded"
+    bench.pending.clear()
+    bench.held = set()
+    bench.feed(JournalBroke("the journal was deleted"))
+    bench.feed(LOST)
+    bench.feed(JournalMended())
+    assert any(isinstance(action, WriteAcceptance) for action in ask(bench, "late"))

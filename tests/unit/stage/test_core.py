@@ -692,7 +692,7 @@ def test_hello_is_said_again_until_it_is_answered(make_stage: MakeStage) -> None
     for _ in range(120):
         stage.now += 0.1
         said_again += stage.feed(Tick()).count(act.Introduce())
-    assert said_again == 2
+    assert said_again == 5
     stage.order(WELCOME)
     for _ in range(120):
         stage.now += 0.1
