@@ -56,6 +56,7 @@ class Disk:
         self.doubts = Doubts(Path("journal.db"))
         self._number = 0  # which file is in the place
         self._whole: Ledger | None = None
+        self.was_lost = False  # ever: what only the file had may be gone
         self._base = Ledger()  # what the file began with
         self._unsafe: deque[tuple[float, Sequence[Write]]] = deque()
         self._safe_writes: list[tuple[float, Sequence[Write]]] = []
@@ -84,7 +85,7 @@ class Disk:
         """Deleted, it still gives all to whoever has it open; damaged, it gives some; garbled, nothing."""
         if self.is_hurt:
             return
-        self._whole, self.ledger = self.ledger, deepcopy(self.ledger)
+        self._whole, self.ledger, self.was_lost = self.ledger, deepcopy(self.ledger), True
         if how == "deleted":
             self._number += 1
             return

@@ -77,11 +77,13 @@ class Reader(ClientNode):
         self.error = RequestFailed(problem)
 
     def check_end(self) -> None:
-        """All is quiet: it has read everything, unless it had to make room for another, or the request may fail."""
+        """All is quiet: it has read everything, unless it had to make room for another, or the request may fail; or it
+        came for what had been read, and was in a journal only that was lost."""
         audit, request_id = self._cluster.audit, self._submit.request_id
         if not self.is_done:
             raise Violation(f"I1: {self.name} reads {request_id} and never comes to an end")
         may_fail = request_id in audit.may_fail | audit.left or isinstance(self.error, ReadElsewhere)
+        may_fail |= self._cluster.broker.disk.was_lost and audit.has_ended(request_id)
         if self.error is not None and not may_fail and request_id in audit.promised:
             raise Violation(f"I1: {self.name} could not read {request_id}: {self.error}")
 
