@@ -65,8 +65,9 @@ from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
+from swarm.wire.keys import is_address
 from swarm.wire.listener import Arrived, GateClosed, Overstepped, PeerLost
-from swarm.wire.messages import NOBODYS, AssetPart, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
+from swarm.wire.messages import NOBODYS, AssetPart, Hello, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
@@ -259,6 +260,7 @@ class BrokerService:
                         continue
                     try:
                         message, payload = WORKER.decode(frames)
+                        _check_address(message)
                     except WireError as error:
                         self._worker_refused(peer, error)
                     else:
@@ -454,6 +456,12 @@ class BrokerService:
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
+
+
+def _check_address(message: WorkerMessage) -> None:
+    """Others will be told to connect to it."""
+    if isinstance(message, Hello) and not is_address(message.endpoint):
+        raise WireError(f"hello.endpoint {message.endpoint!r} is no address like tcp://127.0.0.1:20000")
 
 
 def _within(event: Frames | Overstepped) -> Frames:

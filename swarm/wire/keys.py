@@ -6,7 +6,11 @@ port by mistake or by malice, but not who can read along: that is for encryption
 
 from __future__ import annotations
 
+import re
 import secrets
+from typing import Final
+
+_ADDRESS: Final = re.compile(r"tcp://(?:\w+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):(\d{1,5})")
 
 
 def new_key() -> bytes:
@@ -23,3 +27,9 @@ def address_and_key(endpoint: str) -> tuple[str, bytes]:
     """What ``keyed`` put together."""
     key, at, address = endpoint.removeprefix("tcp://").rpartition("@")
     return (f"tcp://{address}", key.encode()) if at else (endpoint, b"")
+
+
+def is_address(endpoint: str) -> bool:
+    """Can a connection be tried to it? To be asked of what others say of themselves."""
+    found = _ADDRESS.fullmatch(endpoint)
+    return found is not None and 0 < int(found[1]) < 1 << 16

@@ -23,7 +23,7 @@ from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChanne
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.greeting import greeting as greeting_of
-from swarm.wire.keys import address_and_key, keyed
+from swarm.wire.keys import address_and_key, is_address, keyed
 from swarm.wire.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.mechanisms import named, told
 from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
@@ -32,6 +32,7 @@ from swarm.wire.sockets import Context, bind_free_port, endpoint_of
 from swarm.wire.zmtp import as_command, framed, greeting
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
+from tests.unit.broker.bench import FakeWorker
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 20
@@ -400,6 +401,39 @@ async def test_a_damaged_answer_of_a_worker_renews_its_connection(broker: Proces
     answer, _ = ORDER.decode(await soon(anext(dealer)))
     assert isinstance(answer, Probed)
     dealer.close()
+
+
+async def test_a_hello_with_no_address_is_refused(broker: Processes, context: Context) -> None:
+    """Nobody is told to connect there, which nobody could; and nothing else is disturbed."""
+    dealer = DealerChannel(context, f"tcp://{HOST}:{broker.port + 1}", b"w9.1", LIMIT)
+    assert await soon(anext(dealer)) is Link.UP
+    assert dealer.send(WORKER.encode(FakeWorker("w9", "w9.1").hello(endpoint="nowhere")))
+    assert await soon(anext(dealer)) is Link.DOWN
+    assert await soon(anext(dealer)) is Link.UP
+    assert dealer.send(WORKER.encode(Probe(ticket=1)))
+    answer, _ = ORDER.decode(await soon(anext(dealer)))
+    assert isinstance(answer, Probed)
+    dealer.close()
+    assert "hello.endpoint 'nowhere' is no address like tcp://127.0.0.1:20000" in broker.log("broker")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_good"),
+    [
+        ("tcp://127.0.0.1:20000", True),
+        ("tcp://0123abcd@[fe80::1%eth0]:20000", True),
+        ("tcp://host-1.example:1", True),
+        ("tcp://127.0.0.1:0", False),
+        ("tcp://127.0.0.1:65536", False),
+        ("tcp://127.0.0.1", False),
+        ("tcp://*:20000", False),
+        ("ipc:///etc/passwd", False),
+        ("tcp://a;b:1", False),
+        ("", False),
+    ],
+)
+def test_addresses(endpoint: str, is_good: bool) -> None:
+    assert is_address(endpoint) is is_good
 
 
 async def test_a_damaged_order_renews_the_connection(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
