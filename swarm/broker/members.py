@@ -131,6 +131,8 @@ class Members:
                 worker.stats = message.values
             case Trouble():
                 self._trouble(worker, message, now)
+            case Leaving() if worker.wants_to_leave:
+                self._state.count("unexpected_control")  # it has said so, and finding out what to do takes its time
             case Leaving():
                 worker.wants_to_leave = True
                 self._note("worker_leaves", worker=worker.name, reason=message.reason)

@@ -65,7 +65,7 @@ from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.keys import is_address
+from swarm.wire.keys import address_and_key, is_address
 from swarm.wire.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.messages import NOBODYS, AssetPart, Hello, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
@@ -461,7 +461,8 @@ class BrokerService:
 def _check_address(message: WorkerMessage) -> None:
     """Others will be told to connect to it."""
     if isinstance(message, Hello) and not is_address(message.endpoint):
-        raise WireError(f"hello.endpoint {message.endpoint!r} is no address like tcp://127.0.0.1:20000")
+        shown = address_and_key(message.endpoint)[0]
+        raise WireError(f"hello.endpoint {shown!r} is no address like tcp://127.0.0.1:20000")
 
 
 def _within(event: Frames | Overstepped) -> Frames:

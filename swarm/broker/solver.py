@@ -20,6 +20,8 @@ from swarm.broker.suppositions import Question, answered
 from swarm.log import get_logger
 
 LIMIT_S = 20.0
+# What reading an answer may raise that another build gave: Swarm may be installed anew while a broker runs.
+_UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 NICE = 10
 
 log = get_logger(__name__)
@@ -52,7 +54,7 @@ class Solver:
                 return Solved(number, pickle.loads(await _in_a_process(question)))
         except TimeoutError:
             problem = f"it was not found out within {LIMIT_S:.0f} s"
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+        except (OSError, EOFError, *_UNREADABLE) as error:
             problem = f"it could not be found out ({type(error).__name__}: {error})"
         log.warning("question_not_solved", reason=problem)
         return Solved(number, None, problem)
@@ -73,9 +75,9 @@ async def _in_a_process(question: bytes) -> bytes:
 
 def main() -> None:
     os.nice(NICE)
-    found = answered(pickle.load(sys.stdin.buffer))
-    pickle.dump(found, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what somebody prints is no part of it
+        pickle.dump(answered(pickle.load(sys.stdin.buffer)), answer)
 
 
 if __name__ == "__main__":

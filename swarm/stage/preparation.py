@@ -23,15 +23,18 @@ class Preparation:
     kept: tuple[LayerRange, ...] = ()
     _loading: Prepare | Keep | None = field(default=None, init=False)
     _standby: Keep | None = field(default=None, init=False)
+    _refused: Refused | None = field(default=None, init=False)  # the last plan that could not be prepared
 
     def is_newer_than(self, epoch: int) -> bool:
         return self.wanted is not None and epoch < self.wanted.epoch
 
     def forget_plans(self) -> None:
         """Those of a broker that is no longer. What is loading comes to its end, and is wanted by nobody."""
-        self.wanted = self.capacity = self._standby = None
+        self.wanted = self.capacity = self._standby = self._refused = None
 
     def want(self, order: Prepare) -> list[Action]:
+        if self._refused is not None and order.epoch == self._refused.epoch:  # said again before it was heard
+            return [Tell(self._refused)]
         if self.wanted is not None and order.epoch == self.wanted.epoch:  # the broker has not heard of it
             return [] if self.capacity is None else [self._prepared(self.capacity)]
         self.wanted = order
@@ -90,8 +93,8 @@ class Preparation:
             return other
         fields = {"epoch": epoch, "reason": reason} | self._cause()
         self.wanted = None
-        refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000])
-        return [Note("load_failed", "error", fields), Tell(refused)]
+        self._refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000])
+        return [Note("load_failed", "error", fields), Tell(self._refused)]
 
     # --- for others --------------------------------------------------------------------------------------------------
 

@@ -325,15 +325,18 @@ class PushChannel:
         self.endpoint, key = address_and_key(endpoint)
         self.socket = context.socket(zmq.PUSH)
         set_options(self.socket, _NO_MESSAGES_BYTES, queue, linger_ms=0)
-        if key:
-            self.socket.set(zmq.PLAIN_USERNAME, USERNAME)
-            self.socket.set(zmq.PLAIN_PASSWORD, key)
         self.socket.set(zmq.IMMEDIATE, 1)  # nothing queues for a peer that isn't there; "can't send" becomes visible
         try:
+            if key:
+                self.socket.set(zmq.PLAIN_USERNAME, USERNAME)
+                self.socket.set(zmq.PLAIN_PASSWORD, key)
             connect(self.socket, self.endpoint)
         except ConfigError:
             self.close()
             raise
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"the key in an endpoint at {self.endpoint} is none: {error.strerror}") from None
 
     def send(self, frames: Sequence[Bytes]) -> bool:
         """Hand a message over if it can be taken now; False if the peer is away or its queue is full.

@@ -70,8 +70,8 @@ class Overstepped(NamedTuple):
 
 
 class GateClosed(NamedTuple):
-    """Accepting failed with this error number, for want of a descriptor or of memory: nobody new is let in until
-    ``let_in()``. Who is connected stays so, and who knocks waits."""
+    """Nobody new is let in until ``let_in()``, for want of a descriptor or of memory, by this error number. Who is
+    connected stays so, and who knocks waits; the one who got a descriptor that is not for newcomers is hung up on."""
 
     code: int
 
@@ -349,11 +349,13 @@ class Listener:
         self._leaving = [c for c in self._leaving if c in self._connections]
 
     def close(self) -> None:
-        """What was sent may still leave, for a second."""
+        """What was sent may still leave, for a second. Who does not read takes no time from others."""
         if self._is_open:
             self._is_open = False
             self._watch.remove_reader(self._socket.fileno())
         self._socket.close()
+        for connection in self._connections:
+            connection.write()
         give_up_at = time.monotonic() + _LEAVE_S
         for connection in list(self._connections):
             connection.finish(give_up_at)

@@ -56,3 +56,16 @@ async def test_what_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver.sys, "executable", "/bin/false")
     (found,) = await _answers(1)
     assert "could not be found out" in found.problem
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"garbage", b"cnowhere\nnothing\n.", b"cswarm.broker.solver\nNothing\n.", b"I1x\n."]
+)
+async def test_an_answer_of_another_build_is_no_end(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    """Swarm may be installed anew under a broker that runs; what it can't read is told, and it goes on."""
+
+    async def other(_: bytes) -> bytes:
+        return answer
+
+    monkeypatch.setattr(solver, "_in_a_process", other)
+    assert ["could not be found out" in each.problem for each in await _answers(2)] == [True, True]

@@ -989,6 +989,13 @@ def test_strangers_are_counted(serving: Bench) -> None:
     assert serving.state.counters["strangers"] == 1
 
 
+def test_who_says_twice_that_it_leaves_is_heard_once(serving: Bench) -> None:
+    """What to do without it is found out once, and told once."""
+    serving.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM"))
+    serving.log.clear()
+    assert serving.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM")) == []
+
+
 def why_of(bench: Bench) -> list[str]:
     return bench.ask(Query(what="plan")).body["why"]
 

@@ -110,3 +110,13 @@ def test_an_order_that_comes_again_is_answered_again() -> None:
     told = preparation.loaded(2, CAPACITY)[-1]
     assert preparation.want(prepare(2)) == [told]
     assert preparation.take(2, OWN) is not None
+
+
+def test_a_plan_that_was_refused_is_not_tried_again() -> None:
+    """The order that is said again may have crossed the refusal: that is told once more, and a newer plan is taken."""
+    preparation = serving()
+    assert preparation.want(prepare(2))
+    *_, refused = preparation.failed(2, "no memory")
+    assert isinstance(refused, act.Tell)
+    assert preparation.want(prepare(2)) == [refused]
+    assert preparation.want(prepare(3)) != [refused]
