@@ -110,9 +110,9 @@ class Stage:
     def order(self, order: Order) -> None:
         self.thread.post(OrderArrived(order))
 
-    def prepare(self, next_stage: str) -> None:
+    def prepare(self, next_stage: str, epoch: int = 1) -> None:
         edge = Edge("w1.1", next_stage)
-        self.order(Prepare(epoch=1, layers=LAYERS, standby=(), edge=edge, max_sequences=4))
+        self.order(Prepare(epoch=epoch, layers=LAYERS, standby=(), edge=edge, max_sequences=4))
 
     def says(self) -> act.Action:
         """The next thing it asks for, progress of loading aside."""
@@ -188,7 +188,7 @@ def test_what_cannot_be_loaded_is_refused(stage: Stage, error: Exception) -> Non
     assert isinstance(told.message, Refused)
     assert told.message.reason == str(error)
     stage.executor.load_error = None
-    stage.prepare("tcp://127.0.0.1:20000")
+    stage.prepare("tcp://127.0.0.1:20000", epoch=2)
     told = stage.says()
     assert isinstance(told, act.Tell)
     assert isinstance(told.message, Prepared)
