@@ -130,7 +130,7 @@ def _map_of(runner: Runner, items: list[Any], paths: list[str], out: Path) -> st
 def chosen(known: dict[str, Any], mutation: dict[str, Any], others: list[str]) -> list[str]:
     """The tests that run this line, quickest first; if none does, those that run most of the module; of the wire's
     modules ``others`` too, which are in no map: they take long."""
-    lines, times = known["lines"][mutation["path"]], known["times"]
+    lines, times = known["lines"].get(mutation["path"], {}), known["times"]
     first = mutation["way"][2]
     names = {name for line in {mutation["line"], first} for name in lines.get(str(line), ())}
     if names:

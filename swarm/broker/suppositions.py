@@ -22,7 +22,7 @@ from swarm.broker.plan.problem import Shortage
 from swarm.broker.rules import PlanRules
 from swarm.broker.state import Plan, PlanBook, State, Worker, WorkerState
 from swarm.broker.table import Proposal
-from swarm.broker.wanted import explained, propose
+from swarm.broker.wanted import explained, propose, what_a_plan_rests_on
 from swarm.wire.messages import Json, Manifest, Query, Report, Suppose
 
 MAX_OPEN = 8  # questions that wait or are being solved
@@ -93,7 +93,7 @@ class Suppositions:
         if problem is not None:
             self._say(client, query, {"error": problem})
             return
-        key = (*self._seen(), query.suppose)
+        key = (*what_a_plan_rests_on(self.state), query.suppose)
         if key in self._known or not self._is_question(query):
             self._answer(client, query, self._known.get(key))
         else:
@@ -174,14 +174,6 @@ class Suppositions:
     def _question(self, suppose: Suppose | None) -> Question:
         workers = tuple(worker for worker in self.state.workers.values() if not worker.is_gone)
         return Question(self.state.manifest, workers, self.state.book.current, self.rules, suppose)
-
-    def _seen(self) -> tuple[object, ...]:
-        workers = tuple(
-            (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned)
-            for w in self.state.workers.values()
-            if not w.is_gone
-        )
-        return (workers, self._epoch, self.state.manifest is None)
 
     def _members(self) -> tuple[object, ...]:
         """Who could take over layers; how quick they are at present doesn't matter for that."""

@@ -265,13 +265,13 @@ class Table:
 
     def in_force(self) -> Proposal | None:
         """The plan in force, as if it were made now; None if there is none, or it can't go on."""
-        found = self._in_force(self._rules.kv_positions) or self._in_force(0)
+        found = self._current_line()
         return None if found is None else self._proposal(*found, list(range(len(self._ids))))
 
     def kept(self, found: Proposal) -> Proposal:
         """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where
         stages take turns, a newcomer gets its part."""
-        in_force = self._in_force(self._rules.kv_positions) or self._in_force(0)
+        in_force = self._current_line()
         if in_force is None or self._current is None or found.now_s is None:
             return found
         members = [stage.incarnation for stage in self._current.stages]
@@ -297,6 +297,10 @@ class Table:
         """What a step takes with the plan in force; None if it can't go on."""
         in_force = self._in_force(kv_positions)
         return None if in_force is None else tables.step_seconds(*in_force)
+
+    def _current_line(self) -> tuple[Problem, Line] | None:
+        """The plan in force, with the room that the rules ask for if it has it."""
+        return self._in_force(self._rules.kv_positions) or self._in_force(0)
 
     def _in_force(self, kv_positions: int) -> tuple[Problem, Line] | None:
         """The plan in force; None if there is none, or it may not be so any more."""

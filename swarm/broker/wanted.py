@@ -69,7 +69,7 @@ def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> P
     soonest. ``positions``: of all sequences that run. None if that can't be done, and a plan must be made from
     scratch."""
     leaving = [w for w in state.workers.values() if w.state is WorkerState.LEAVING and w.incarnation in fallen.members]
-    workers = [*(w for w in _candidates(state) if w.name not in rules.exclude), *leaving]
+    workers = [*_usable(state, rules), *leaving]
     if state.manifest is None or not any(w.incarnation in fallen.members for w in workers):
         return None
     found = Table(state, rules, workers, Suppose()).come_back(fallen, positions)
@@ -92,7 +92,7 @@ def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, st
     """The same reasons as if the plan were made now. It may be another one than would be made, as after a death."""
     found: Proposal | Shortage | None = propose(state, rules, thorough=True)
     if not isinstance(found, Proposal) or list(found.shares) != [(s.incarnation, s.layers) for s in plan.stages]:
-        workers = [worker for worker in _candidates(state) if worker.name not in rules.exclude]
+        workers = _usable(state, rules)
         found = Table(state, rules, workers, Suppose(), thorough=True).in_force() if workers else None
     if found is None:
         return () if plan.forecast is None else plan.forecast.left_out
@@ -102,7 +102,7 @@ def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, st
 def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
     """With another worker like the plan's quickest, on a machine of its own. Among many workers only one order is
     looked at, of those of the plan and the quickest others: it may be better still."""
-    workers = [worker for worker in _candidates(state) if worker.name not in rules.exclude]
+    workers = _usable(state, rules)
     used = [worker for worker in workers if worker.incarnation in plan.members]
     if not used:
         return forecast
@@ -121,6 +121,14 @@ def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecas
     return replace(forecast, one_more_s=step_s, like=best.name)
 
 
+def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
+    """Equal as long as the same plan would be made: a key for what was worked out before."""
+    workers = tuple(
+        (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned) for w in state.workers.values() if not w.is_gone
+    )
+    return (workers, state.book.current and state.book.current.epoch, state.manifest is None)
+
+
 @dataclass(slots=True)
 class Wanted:
     """What is wanted at present; worked out again only when something that it depends on has changed."""
@@ -132,12 +140,7 @@ class Wanted:
     def now(self) -> Proposal | Shortage:
         """The plan that would be made now."""
         state = self.state
-        seen = tuple(
-            (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned)
-            for w in state.workers.values()
-            if not w.is_gone
-        )
-        key = (seen, state.book.current and state.book.current.epoch, state.manifest is None)
+        key = what_a_plan_rests_on(state)
         if self._remembered is None or self._remembered[0] != key:
             self._remembered = key, propose(state, self.rules)
         return self._remembered[1]
@@ -172,6 +175,11 @@ def _candidates(state: State) -> list[Worker]:
     place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
     members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
     return sorted(members, key=lambda w: (place.get(w.incarnation, len(place)), _held_first(w), w.joined_at, w.name))
+
+
+def _usable(state: State, rules: PlanRules) -> list[Worker]:
+    """The candidates that the rules don't exclude."""
+    return [worker for worker in _candidates(state) if worker.name not in rules.exclude]
 
 
 def _refusals(workers: list[Worker], text: str) -> str:

@@ -214,9 +214,8 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         self._socket = self._context.socket(zmq.DEALER)
         set_options(self._socket, self._limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
         self._socket.set(zmq.IDENTITY, self._identity)
-        self._socket.set(
-            zmq.IMMEDIATE, 1
-        )  # nothing queues for a broker that isn't there, to reach it before UP is told
+        # Nothing queues for a broker that isn't there, to reach it before UP is told.
+        self._socket.set(zmq.IMMEDIATE, 1)
         self._monitor = Monitor(self._context, self._socket)
         for each in (self._socket, self._monitor.socket):
             self._loop.add_reader(descriptor(each), self._look_again)

@@ -22,6 +22,7 @@ from swarm.errors import ModelError
 from swarm.stage.checkpoint import Checkpoint, Place, resolve
 from swarm.stage.headers import RemoteFile
 from swarm.wire.messages import Manifest
+from tests.files_of_models import TINY_CONFIG, as_file, entry, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
 
 ROOT = Path(__file__).parents[2]
@@ -54,35 +55,12 @@ finally:
 """
 
 
-def entry(index: int) -> dict[str, object]:
-    """Of a tensor in a header: 4 × 4, float32."""
-    return {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * index, 64 * index + 64]}
-
-
-def as_file(header: dict[str, object], num_bytes: int) -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(num_bytes)
-
-
-def safetensors(*names: str) -> bytes:
-    """A file with these tensors."""
-    return as_file({name: entry(index) for index, name in enumerate(names)}, 64 * len(names))
-
-
 def sharded() -> dict[str, bytes]:
     """A repository with two shards, and with much that nobody here needs."""
     homes = {"embed.weight": 1, "model.layers.0.q": 1, "model.layers.1.q": 2, "head.weight": 2}
     shards = {name: f"model-{home:05}-of-00002.safetensors" for name, home in homes.items()}
-    config = {
-        "architectures": ["TinyForCausalLM"],
-        "num_hidden_layers": 2,
-        "vocab_size": 4,
-        "hidden_size": 4,
-        "num_attention_heads": 1,
-        "max_position_embeddings": 64,
-    }
     return {
-        "config.json": json.dumps(config).encode(),
+        "config.json": json.dumps(TINY_CONFIG).encode(),
         "tokenizer.json": b"{}",
         "tokenizer_config.json": b"{ }",
         "chat_template.jinja": b"{{ messages }}",

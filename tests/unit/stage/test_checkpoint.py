@@ -9,26 +9,14 @@ import pytest
 
 from swarm.errors import ModelError
 from swarm.stage.checkpoint import Checkpoint
+from tests.files_of_models import TINY_CONFIG, safetensors
 
-CONFIG = {
-    "architectures": ["TinyForCausalLM"],
-    "num_hidden_layers": 2,
-    "vocab_size": 4,
-    "hidden_size": 4,
-    "num_attention_heads": 1,
-    "max_position_embeddings": 64,
-}
 LAYERS = ("model.layers.0.q", "model.layers.1.q")
 
 
 def model(folder: Path, *tensors: str, **config: object) -> Checkpoint:
-    """Tensors of 4 × 4, float32."""
-    header = {
-        n: {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * i, 64 * i + 64]} for i, n in enumerate(tensors)
-    }
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(64 * len(tensors)))
-    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "model.safetensors").write_bytes(safetensors(*tensors))
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG | config))
     return Checkpoint(folder)
 
 
@@ -72,7 +60,7 @@ def test_a_model_without_tables_is_none(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     """The error tells a model in another form from one of which a part was not fetched."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
     with pytest.raises(ModelError, match="and no index of shards"):
         _ = Checkpoint(tmp_path).tensors
     index = {"weight_map": {"embed.weight": "a.safetensors"}}
