@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 
-from swarm.stage.waiting import wait_passively
+from swarm.stage.shell.waiting import wait_passively
 
 wait_passively()  # before torch: the cores are shared
 

@@ -16,16 +16,17 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.waiting import wait_passively
+from swarm.stage.shell.waiting import wait_passively
 
 wait_passively()
 
 import torch  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 
-from swarm.stage import attention, native  # noqa: E402
-from swarm.stage.arena import KvArena  # noqa: E402
-from swarm.stage.passes import Pass, running, spans_of  # noqa: E402
+from swarm.stage import native  # noqa: E402
+from swarm.stage.attention import function as attention  # noqa: E402
+from swarm.stage.attention.arena import KvArena  # noqa: E402
+from swarm.stage.attention.passes import Pass, running, spans_of  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
 CPU = torch.device("cpu")

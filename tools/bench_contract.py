@@ -19,15 +19,18 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.waiting import wait_passively
+from swarm.stage.shell.waiting import wait_passively
 
 wait_passively()
 
 import numpy as np  # noqa: E402
 
-from swarm.stage import attention, fixed, native, tiles  # noqa: E402
+from swarm.stage import native  # noqa: E402
+from swarm.stage.attention import function as attention  # noqa: E402
+from swarm.stage.attention import tiles  # noqa: E402
+from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: E402
 from swarm.stage.executor import Batch  # noqa: E402
-from swarm.stage.torch_executor import TorchExecutor  # noqa: E402
+from swarm.stage.products import fixed  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
 CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))

@@ -24,8 +24,8 @@ from bench_lib import Row, note, tell
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
-from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire import messages
 
 CONTEXT = 64

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.waiting import wait_passively
+from swarm.stage.shell.waiting import wait_passively
 
 wait_passively()
 
@@ -23,11 +23,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from swarm.stage import attention, joined, linears  # noqa: E402
+from swarm.stage.attention import function as attention  # noqa: E402
+from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: E402
 from swarm.stage.executor import Batch  # noqa: E402
-from swarm.stage.model import DTYPES  # noqa: E402
-from swarm.stage.native import norms  # noqa: E402
-from swarm.stage.torch_executor import TorchExecutor  # noqa: E402
+from swarm.stage.model.build import DTYPES  # noqa: E402
+from swarm.stage.modules import (  # noqa: E402
+    merged,
+    norms,
+)
+from swarm.stage.products import linears  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
 CASES = ((1, 8, 1), (4, 8, 1), (10, 8, 1), (16, 8, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
@@ -99,7 +103,7 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
     clock = Clock()
     kinds: dict[type[nn.Module], str] = {
         **dict.fromkeys(linears.KERNELS, "linears"),
-        joined.RmsNorm: "norms",
+        merged.RmsNorm: "norms",
         norms.NativeRmsNorm: "norms",
     }
     patches: list[Any] = [mock.patch.object(attention, "attend_rows", clock.timed("attention", attention.attend_rows))]

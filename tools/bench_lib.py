@@ -36,13 +36,14 @@ from rich.table import Table  # noqa: E402
 from swarm import AsyncClient  # noqa: E402
 from swarm.errors import SwarmError, Unavailable  # noqa: E402
 
+# As ``swarm worker`` sets it for itself: threads that wait for each other sleep. The peer gets the same, since spinning
+# ones take the cores from whoever has work: on a busy machine it makes the peer three times slower than it is.
+from swarm.stage.shell.waiting import PASSIVE_WAITING as PASSIVE  # noqa: E402, F401
+
 START_S = 600.0  # a cold disk and a busy machine
 STOP_S = 15.0
 POLL_S = 0.02
 
-# As ``swarm worker`` sets it for itself: threads that wait for each other sleep. The peer gets the same, since spinning
-# ones take the cores from whoever has work: on a busy machine it makes the peer three times slower than it is.
-PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 LESS_IS_BETTER = ("s", "ms", "MiB")
 
 Body = dict[str, Any]

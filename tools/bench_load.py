@@ -164,8 +164,8 @@ def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
     import numpy as np  # noqa: PLC0415 (only this process computes)
 
     from swarm.params import SamplingParams  # noqa: PLC0415
+    from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: PLC0415
     from swarm.stage.executor import Batch, SampleJob  # noqa: PLC0415
-    from swarm.stage.torch_executor import TorchExecutor  # noqa: PLC0415
     from swarm.wire import messages  # noqa: PLC0415
 
     executor = TorchExecutor(str(model), threads=threads or None)

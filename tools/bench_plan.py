@@ -27,11 +27,11 @@ from rich.table import Table
 from swarm.broker.actions import WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import WorkerDisconnected
-from swarm.broker.plan import tables
-from swarm.broker.plan.bound import lower_bound
-from swarm.broker.plan.problem import Device, Link, Model, Problem, Shortage
-from swarm.broker.plan.solve import EXACT, solve
-from swarm.broker.planning import PlanSettings
+from swarm.broker.planner import tables
+from swarm.broker.planner.bound import lower_bound
+from swarm.broker.planner.problem import Device, Link, Model, Problem, Shortage
+from swarm.broker.planner.solve import EXACT, solve
+from swarm.broker.recovery.procedure import PlanSettings
 from swarm.testing import fake_manifest
 from swarm.wire.messages import LayerCost
 from tests.unit.broker.bench import Bench, submit

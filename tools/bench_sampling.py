@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.waiting import wait_passively
+from swarm.stage.shell.waiting import wait_passively
 
 wait_passively()
 
@@ -22,9 +22,9 @@ import torch  # noqa: E402
 
 from swarm.params import SamplingParams  # noqa: E402
 from swarm.stage import native  # noqa: E402
+from swarm.stage.engine.own_draws import draw_rows  # noqa: E402
+from swarm.stage.engine.sampling import uniform  # noqa: E402
 from swarm.stage.executor import SampleJob  # noqa: E402
-from swarm.stage.native.sampling import draw_rows  # noqa: E402
-from swarm.stage.sampling import uniform  # noqa: E402
 
 WORDS = (32_000, 151_936, 262_144)
 ROWS = (1, 16)

@@ -27,9 +27,9 @@ from rich.table import Table  # noqa: E402
 
 from swarm.broker.core import BrokerSettings  # noqa: E402
 from swarm.broker.events import StepFinished, Tick  # noqa: E402
-from swarm.broker.planning import PlanSettings  # noqa: E402
-from swarm.broker.requests import RequestSettings  # noqa: E402
-from swarm.broker.scheduler import SchedulerSettings  # noqa: E402
+from swarm.broker.recovery.procedure import PlanSettings  # noqa: E402
+from swarm.broker.requests.door import RequestSettings  # noqa: E402
+from swarm.broker.steps.scheduler import SchedulerSettings  # noqa: E402
 from tests.unit.broker.bench import Bench, done_of, submit  # noqa: E402
 
 RUNNING = (1, 16, 256, 1024)

@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 from bench_lib import computed_s  # noqa: E402
 
 from swarm import AsyncClient  # noqa: E402 (the tree that this file is in, whatever is installed)
-from swarm.broker.statistics import PipelineStatistics  # noqa: E402
-from swarm.broker.trace import Tracer  # noqa: E402
+from swarm.broker.reports.statistics import PipelineStatistics  # noqa: E402
+from swarm.broker.reports.trace import Tracer  # noqa: E402
 from swarm.stage.executor import Forwarded  # noqa: E402
 from swarm.stage.statistics import StageStatistics  # noqa: E402
 from swarm.wire.messages import Hop, LayerRange, Row, SequencePosition, Step, StepDone  # noqa: E402

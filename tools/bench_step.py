@@ -26,9 +26,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.params import SamplingParams
-from swarm.stage import attention
+from swarm.stage.attention import function as attention
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, SampleJob
-from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire import messages
 
 # By a part of the class's name, so that a kernel that comes later is counted too. A module's time is its own, without

@@ -25,10 +25,11 @@ import torch
 from bench_lib import PASSIVE, Row, add_model_options, model_of, note, tell
 from bench_step import CASES, Case, Model
 
-from swarm.stage import attention, native
-from swarm.stage.passes import Pass, current_pass
-from swarm.stage.rope import RopeTable
-from swarm.stage.tiles import Plan
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention.passes import Pass, current_pass
+from swarm.stage.attention.tiles import Plan
+from swarm.stage.model.rope import RopeTable
 
 CACHED = "cached"
 COUNTERS = ("rope_hits", "rope_misses", "mask_hits", "mask_misses")

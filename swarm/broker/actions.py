@@ -21,7 +21,7 @@ from swarm.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from swarm.broker.suppositions import Question
+    from swarm.broker.drafts.questions import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broker import scheduler
 from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew, WriteSteps
-from swarm.broker.doors import Doors
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetPartArrived,
@@ -47,19 +45,21 @@ from swarm.broker.events import (
     WorkerDisconnected,
     WorkerSaid,
 )
-from swarm.broker.health import HealthSettings, Judgement
-from swarm.broker.hosts import Hosts
-from swarm.broker.inquiries import Inquiries
-from swarm.broker.journal.records import Past
-from swarm.broker.members import Members, MemberSettings
-from swarm.broker.planning import Planner, PlanSettings
-from swarm.broker.prefix import PrefixCache
-from swarm.broker.recheck import RecheckSettings
-from swarm.broker.requests import Requests, RequestSettings
-from swarm.broker.scheduler import SchedulerSettings
+from swarm.broker.members.doors import Doors
+from swarm.broker.members.health import HealthSettings, Judgement
+from swarm.broker.members.hosts import Hosts
+from swarm.broker.members.recheck import RecheckSettings
+from swarm.broker.members.roster import Members, MemberSettings
+from swarm.broker.questions.inquiries import Inquiries
+from swarm.broker.recovery.procedure import Planner, PlanSettings
+from swarm.broker.reports.statistics import PipelineStatistics
+from swarm.broker.reports.trace import Tracer
+from swarm.broker.requests.door import Requests, RequestSettings
 from swarm.broker.state import Flight, Plan, SequenceState, State
-from swarm.broker.statistics import PipelineStatistics
-from swarm.broker.trace import Tracer
+from swarm.broker.state.past import Past
+from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.steps import scheduler
+from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
     NOBODYS,
     Ack,

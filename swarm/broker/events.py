@@ -9,8 +9,8 @@ from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, Work
 
 if TYPE_CHECKING:
     from swarm.broker.actions import StepTimes
-    from swarm.broker.journal.records import RequestRecord
-    from swarm.broker.suppositions import Found
+    from swarm.broker.drafts.questions import Found
+    from swarm.broker.state.past import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ import zmq
 from swarm import __version__, failpoints
 from swarm.broker import actions as act
 from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.events import (
     AssetPartArrived,
     BeatHeard,
@@ -44,29 +45,28 @@ from swarm.broker.events import (
     WorkerSaid,
     described,
 )
-from swarm.broker.health import HealthSettings
 from swarm.broker.journal import Write, written
 from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
-from swarm.broker.journal.records import Past, following
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.writer import Fact, JournalWriter
-from swarm.broker.plan.load import Load
-from swarm.broker.planning import PlanSettings
-from swarm.broker.rebuild import RebuildSettings
-from swarm.broker.recheck import RecheckSettings
-from swarm.broker.requests import RequestSettings
-from swarm.broker.rules import PlanRules
-from swarm.broker.scheduler import SchedulerSettings
-from swarm.broker.solver import Solver
+from swarm.broker.members.health import HealthSettings
+from swarm.broker.members.recheck import RecheckSettings
+from swarm.broker.planner.load import Load
+from swarm.broker.questions.solver import Solver
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.recovery.rebuild import RebuildSettings
+from swarm.broker.requests.door import RequestSettings
+from swarm.broker.state.past import Past, following
+from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
+from swarm.wire.door.keys import address_and_key, is_address
+from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.keys import address_and_key, is_address
-from swarm.wire.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.messages import NOBODYS, AssetPart, Hello, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames

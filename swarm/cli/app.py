@@ -12,10 +12,10 @@ from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
-from swarm.cli.profile import profile
+from swarm.cli.profile.command import profile
 from swarm.cli.run import broker, config_app, worker
 from swarm.cli.sim import sim
-from swarm.cli.up import up
+from swarm.cli.up.command import up
 
 app = typer.Typer(
     help="Run one language model over several processes and machines, and keep its word while they die.",

@@ -19,7 +19,7 @@ def resolve_model(model: str | None) -> str:
 
         return str(model_path())
     from swarm.cli.output import Progress
-    from swarm.stage.checkpoint import resolve
+    from swarm.stage.model.checkpoint import resolve
 
     progress = Progress(sys.stdout)
     try:

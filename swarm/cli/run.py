@@ -24,8 +24,8 @@ from swarm.cli.options import (
     load_settings,
 )
 from swarm.cli.output import EXIT_FAILED, complain, print_json
-from swarm.cli.processes import die_with_parent
-from swarm.cli.supervisor import EX_CONFIG
+from swarm.cli.up.processes import die_with_parent
+from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, JournalError, ModelError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def worker(
         settings = load_settings(context, config, overrides)
         _prepare_openmp(settings.worker.threads)
         from swarm import log
-        from swarm.stage.service import run
+        from swarm.stage.shell.service import run
 
         log.configure(settings.log)
         _exit(run(settings))
@@ -159,7 +159,7 @@ def _state_held(settings: Settings) -> Iterator[None]:
     if settings.state_dir is None:
         yield
         return
-    from swarm.cli.statedir import BROKER_LOCK, held
+    from swarm.cli.up.statedir import BROKER_LOCK, held
 
     with held(settings.state_dir, BROKER_LOCK, "swarm broker"):
         yield
@@ -178,20 +178,16 @@ def _hopeless_is_78() -> Iterator[None]:
 def _can_pass(error: Exception) -> bool:
     """A disk that is full now may have room in a moment: whoever started us shall start us again."""
     from swarm.broker.journal.database import FullDisk
-    from swarm.cli.statedir import NoRoom
+    from swarm.cli.up.statedir import NoRoom
 
     return isinstance(error, FullDisk | NoRoom)
 
 
 def _prepare_openmp(threads: int) -> None:
-    """Must happen before torch is loaded, which reads this once.
+    """Must happen before torch is loaded, which reads this once."""
+    from swarm.stage.shell.waiting import wait_passively
 
-    Between two steps a worker waits for its neighbours. OpenMP's threads would spin meanwhile, and with several workers
-    on a machine take the cores from whoever has work.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # GNU's runtime
-    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's and LLVM's
+    wait_passively()
     # oneDNN keeps the kernels that it compiles, one for each size that came, a quarter of a MiB or more each. Its own
     # bound of 1,024 is far beyond what a worker says that it takes; sizes here are few, since
     # its kernels are called in tiles.

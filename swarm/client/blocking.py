@@ -13,7 +13,7 @@ from swarm.client.client import AsyncClient, What
 from swarm.client.request import Prompt, RequestOptions
 from swarm.client.results import BatchPiece, Completion, Piece
 from swarm.client.stream import BatchStream, PromptStream
-from swarm.client.text import Chat, TextModel
+from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description, Json, Submit, Suppose

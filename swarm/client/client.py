@@ -25,7 +25,7 @@ from swarm.client.request import (
 from swarm.client.results import Completion, Piece
 from swarm.client.session import Session
 from swarm.client.stream import BatchStream, Call, Model, Opened, PieceStream, PromptStream
-from swarm.client.text import ASSET_FILES, Chat, TextModel
+from swarm.client.text.tokenizer import ASSET_FILES, Chat, TextModel
 from swarm.errors import ClientError, InvalidRequest, ModelError, RequestFailed, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import (

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from swarm.client.assemble import Assembler
 from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
 from swarm.client.link import Link, Mailbox, News
 from swarm.client.request import Wish
 from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
-from swarm.client.text import TextModel
+from swarm.client.text.assemble import Assembler
+from swarm.client.text.tokenizer import TextModel
 from swarm.errors import ClientError, InvalidRequest
 from swarm.wire.messages import Finished, Manifest, Submit
 

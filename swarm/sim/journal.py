@@ -23,9 +23,9 @@ from swarm.broker.journal import Lasting, Write, Written, written
 from swarm.broker.journal.database import UnsyncedJournal
 from swarm.broker.journal.doubts import Doubts, FileSeen, Seen
 from swarm.broker.journal.reader import LISTED
-from swarm.broker.journal.records import Past, following
-from swarm.broker.kept import row_of
-from swarm.sim.ledger import Ledger
+from swarm.broker.reports.ended import row_of
+from swarm.broker.state.past import Past, following
+from swarm.sim.checks.ledger import Ledger
 from swarm.wire.messages import NOBODYS, Lineage
 
 if TYPE_CHECKING:

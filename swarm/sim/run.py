@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from swarm.client.events import Leave, Revoke
 from swarm.errors import IllegalMove
-from swarm.sim.audit import Violation
-from swarm.sim.client import ClientNode
-from swarm.sim.cluster import Cluster
-from swarm.sim.faults import strike
-from swarm.sim.habits import whole_schedule
-from swarm.sim.reader import Reader
-from swarm.sim.schedule import RequestSpec, Schedule
+from swarm.sim.actors.client import ClientNode
+from swarm.sim.actors.cluster import Cluster
+from swarm.sim.actors.reader import Reader
+from swarm.sim.checks.audit import Violation
+from swarm.sim.schedules.faults import strike
+from swarm.sim.schedules.habits import whole_schedule
+from swarm.sim.schedules.schedule import RequestSpec, Schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 

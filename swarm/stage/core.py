@@ -42,7 +42,6 @@ from swarm.stage.actions import (
     Tell,
     UseLayers,
 )
-from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.events import (
     AsideComputed,
     AsideFailed,
@@ -62,14 +61,13 @@ from swarm.stage.events import (
 )
 from swarm.stage.executor import Batch, Forwarded, SampleJob
 from swarm.stage.finite import in_words, not_finite
-from swarm.stage.holdings import Holdings
-from swarm.stage.ordering import StepOrder
-from swarm.stage.positions import HeldTokens, wrong_row
+from swarm.stage.log import ActivationLog
+from swarm.stage.order import StepOrder, Work
 from swarm.stage.preparation import Preparation
 from swarm.stage.recheck import Rechecks
 from swarm.stage.replay import Replays
+from swarm.stage.sequences import HeldTokens, Holdings, wrong_row
 from swarm.stage.statistics import StageStatistics
-from swarm.stage.work import Work
 from swarm.wire.messages import (
     NOBODYS,
     REPLAY_STEP,

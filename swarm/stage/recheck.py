@@ -21,9 +21,9 @@ import numpy as np
 import xxhash
 
 from swarm.stage.actions import Action, ComputeAside, SendAside, Tell
-from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.finite import not_finite
+from swarm.stage.log import ActivationLog
 from swarm.wire.messages import Digested, LayerRange, Recheck, Rechecked, Row, Step, TellDigest, Trial
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 
 from swarm.stage.actions import Action, Compute, SendStep, Tell
 from swarm.stage.executor import Batch
-from swarm.stage.holdings import Holdings
+from swarm.stage.sequences import Holdings
 from swarm.wire.messages import REPLAY_STEP, Hop, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
 
 if TYPE_CHECKING:

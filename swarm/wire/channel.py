@@ -51,9 +51,10 @@ from typing import Final, Generic, Self, TypeVar
 import zmq
 
 from swarm.errors import ConfigError
-from swarm.wire.keys import address_and_key, keyed, new_key
-from swarm.wire.listener import SWEEP_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
-from swarm.wire.mechanisms import PULL, ROUTER, USERNAME, Kind, asks
+from swarm.wire.door.keys import address_and_key, keyed, new_key
+from swarm.wire.door.listener import SWEEP_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.door.mechanisms import PULL, ROUTER, USERNAME, Kind, asks
+from swarm.wire.door.watch import Poll
 from swarm.wire.sockets import (
     DATA_PORTS,
     Context,
@@ -71,7 +72,6 @@ from swarm.wire.sockets import (
     set_options,
 )
 from swarm.wire.tensors import Bytes
-from swarm.wire.watch import Poll
 
 _CONTROL_QUEUE = 1000  # messages per peer; a client that reads slower than this is told so by send() returning False
 DATA_QUEUE = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway

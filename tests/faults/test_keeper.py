@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from swarm import AsyncClient
-from swarm.stage import keeper, native
+from swarm.stage import native
+from swarm.stage.shell import keeper
 from tests.faults.bench import Swarm
 from tests.faults.zygote import Zygote
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(bool(_absence()), reason=f"no keeper: {_absence(
 # other end of their socket says so, and how the parent sees that they ended.
 KILLS = """
 import json, mmap, os, signal, socket, sys, threading, time
-from swarm.stage import keeper
+from swarm.stage.shell import keeper
 
 def be(end, with_keeper):
     if with_keeper:
@@ -108,7 +109,7 @@ def test_its_number_stays_its_own(handler: signal.Handlers) -> None:
     In a process of its own, which has no other children."""
     script = f"""
 import os, signal
-from swarm.stage import keeper
+from swarm.stage.shell import keeper
 signal.signal(signal.SIGCHLD, signal.Handlers({handler.value}))
 with keeper.kept() as pid:
     os.kill(pid, signal.SIGKILL)

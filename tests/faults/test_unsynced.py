@@ -26,7 +26,7 @@ from pathlib import Path
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment
 from swarm.errors import JournalError
-from tests.unit.broker.test_journal import accept, tokens
+from tests.unit.broker.journal.test_journal import accept, tokens
 
 store, _ = open_or_salvage(Path(sys.argv[1]), Bounds())
 past = store.past(Moment.now(), retained_s=60.0)

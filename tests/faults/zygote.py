@@ -144,7 +144,7 @@ def main(model: str) -> None:
 
     import swarm.broker.service
     import swarm.cli.app
-    import swarm.stage.service  # noqa: F401
+    import swarm.stage.shell.service  # noqa: F401
 
     torch.set_num_threads(1)
     _import_classes(model)
@@ -185,7 +185,7 @@ def _measured(model: str) -> bytes:
     """What a layer costs here, from a child: measuring starts threads."""
     import msgspec
 
-    from swarm.stage.torch_executor import TorchExecutor
+    from swarm.stage.engine.torch_executor import TorchExecutor
 
     reads, writes = os.pipe()
     pid = os.fork()
@@ -232,7 +232,7 @@ def _be(order: dict[str, Any], costs: bytes) -> NoReturn:
 def _know(costs: bytes) -> None:
     import msgspec
 
-    from swarm.stage.torch_executor import TorchExecutor
+    from swarm.stage.engine.torch_executor import TorchExecutor
     from swarm.wire.messages import LayerCost
 
     known = msgspec.msgpack.decode(costs, type=tuple[LayerCost, ...])

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from swarm.cli.output import Progress, complain
-from swarm.cli.processes import die_with_parent
-from swarm.cli.runner import Feed, Runner
-from swarm.cli.supervisor import Answer
+from swarm.cli.up.processes import die_with_parent
+from swarm.cli.up.runner import Feed, Runner
+from swarm.cli.up.supervisor import Answer
 
 
 class NoHost:

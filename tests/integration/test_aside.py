@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from swarm.stage.aside import LINGER_MS, PATIENCE_S, RETRY_S, AsideEdge
+from swarm.stage.shell.one_message import LINGER_MS, PATIENCE_S, RETRY_S, AsideEdge
 from swarm.wire.channel import PullChannel
 from swarm.wire.messages import Edge
 

@@ -15,15 +15,15 @@ from swarm.clock import SystemClock
 from swarm.errors import IllegalMove
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
-from swarm.stage.compute import ComputeThread
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import OrderArrived
 from swarm.stage.executor import Capacity, Progress
-from swarm.stage.vitals import Vitals
+from swarm.stage.shell.compute import ComputeThread
+from swarm.stage.shell.vitals import Vitals
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.channel import PullChannel, PushChannel
 from swarm.wire.codec import DATA
-from swarm.wire.keys import address_and_key
+from swarm.wire.door.keys import address_and_key
 from swarm.wire.messages import (
     Activate,
     Alive,

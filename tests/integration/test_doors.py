@@ -18,18 +18,18 @@ import pytest
 import zmq
 
 from swarm.broker.service import STRIKES
-from swarm.wire import connection, listener
 from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel, Wake
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
+from swarm.wire.door import connection, listener
+from swarm.wire.door.keys import address_and_key, is_address, keyed
+from swarm.wire.door.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
+from swarm.wire.door.mechanisms import named, told
+from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.greeting import greeting as greeting_of
-from swarm.wire.keys import address_and_key, is_address, keyed
-from swarm.wire.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
-from swarm.wire.mechanisms import named, told
 from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
 from swarm.wire.schema import schema
 from swarm.wire.sockets import Context, bind_free_port, endpoint_of
-from swarm.wire.zmtp import as_command, framed, greeting
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.unit.broker.bench import FakeWorker

@@ -27,7 +27,7 @@ PROMPT = [3, 141, 59, 26, 5]
 EXECUTOR = """
 import json, sys
 from swarm.errors import ModelError
-from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
 executor = TorchExecutor(sys.argv[1], dtype="float32", threads=1)
 for line in sys.stdin:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from swarm import AsyncClient
-from swarm.broker.trace import PARTS
+from swarm.broker.reports.trace import PARTS
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 

@@ -11,7 +11,7 @@ import pytest
 # to wait for, after the orphan was let go.
 ORPHANED = """
 import ctypes, os, time
-from swarm.cli.processes import reap_orphans
+from swarm.cli.up.processes import reap_orphans
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 reap_orphans(())  # nobody is there
 reads, writes = os.pipe()

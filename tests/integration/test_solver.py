@@ -7,11 +7,11 @@ import asyncio
 import psutil
 import pytest
 
-from swarm.broker import solver
+from swarm.broker.drafts.questions import Question, answered
+from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.events import Solved
-from swarm.broker.rules import PlanRules
-from swarm.broker.solver import Solver
-from swarm.broker.suppositions import Question, answered
+from swarm.broker.questions import solver
+from swarm.broker.questions.solver import Solver
 from swarm.wire.messages import Suppose
 
 QUESTION = Question(None, (), None, PlanRules(), Suppose(more=1))

@@ -275,7 +275,7 @@ def test_pipe_alone_ends_children(tmp_path: Path) -> None:
     """Where there is no PR_SET_PDEATHSIG, end of file on the parent's pipe does it."""
     read_fd, write_fd = os.pipe()
     program = (
-        "import sys; sys.platform = 'elsewhere'; from swarm.cli.processes import die_with_parent as d; d(); input()"
+        "import sys; sys.platform = 'elsewhere'; from swarm.cli.up.processes import die_with_parent as d; d(); input()"
     )
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "SWARM_PARENT_FD": str(read_fd)}
     child = subprocess.Popen(

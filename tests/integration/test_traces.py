@@ -16,7 +16,7 @@ import pytest
 from swarm import AsyncClient
 from swarm.broker.journal import steps
 from swarm.broker.journal.database import FILE
-from swarm.broker.trace import PARTS
+from swarm.broker.reports.trace import PARTS
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 

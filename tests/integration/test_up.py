@@ -22,10 +22,10 @@ import psutil
 import pytest
 import zmq
 
-from swarm.cli.host import BrokerLink
 from swarm.cli.output import Progress
-from swarm.cli.supervisor import Answer, Asked, Event, Served
-from swarm.stage import keeper
+from swarm.cli.up.host import BrokerLink
+from swarm.cli.up.supervisor import Answer, Asked, Event, Served
+from swarm.stage.shell import keeper
 from swarm.wire.channel import Arrived, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import (

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from swarm.params import SamplingParams
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, SampleJob
-from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange, Row, Sampled
 
 LIMIT = 512

@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
-from swarm.stage.rope import is_rotary
+from swarm.stage.model.rope import is_rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from swarm.stage import cores, native
+from swarm.stage import native
+from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 
 HERE = Path(__file__).parent

@@ -13,12 +13,14 @@ from transformers import AutoConfig
 
 from swarm.errors import ModelError
 from swarm.params import SamplingParams
-from swarm.stage import attention, native, selfcheck, torch_executor
-from swarm.stage.kernels import describe
-from swarm.stage.linears import choose, good_at
-from swarm.stage.model import Skeleton
-from swarm.stage.rope import RopeTable
-from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.engine import selfcheck, torch_executor
+from swarm.stage.engine.kernels import describe
+from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model.build import Skeleton
+from swarm.stage.model.rope import RopeTable
+from swarm.stage.products.linears import choose, good_at
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
 from tests.model.float64 import truth_of

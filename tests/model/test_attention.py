@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from swarm.errors import IllegalMove
-from swarm.stage import attention, native, tiles
-from swarm.stage.arena import KvArena
-from swarm.stage.passes import Pass, running, spans_of
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention import tiles
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.passes import Pass, running, spans_of
 from swarm.wire.messages import LayerRange, Row
 
 LENGTH = 170  # more than a cell of the grid

@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.stage import forward, native, tiles
-from swarm.stage.checkpoints import ActivationLog
+from swarm.stage import native
+from swarm.stage.attention import tiles
+from swarm.stage.engine import forward
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
-from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage.log import ActivationLog
 from swarm.wire.messages import Row
 from tests.model.cutting import Cutter, Pipeline, never, nothing, random_tokens
 from tests.model.models import ARCHITECTURES, named_config

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from swarm.errors import ConfigError
-from swarm.stage import kernels, native, proofs, rounding
-from swarm.stage.model import Skeleton
+from swarm.stage import native
+from swarm.stage.engine import kernels, rounding
+from swarm.stage.model.build import Skeleton
 from swarm.stage.native import choice
+from swarm.stage.products import proofs
 from tests.model.models import llama_config
 
 CPU = torch.device("cpu")

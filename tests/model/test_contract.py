@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.stage.checkpoints import ActivationLog
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
-from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage.log import ActivationLog
 from swarm.wire.messages import Row
 from tests.model.cutting import Cutter, never, nothing, random_tokens
 

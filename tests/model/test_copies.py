@@ -12,13 +12,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from swarm.errors import IllegalMove
-from swarm.stage import cores, joined
-from swarm.stage.arena import KvArena
-from swarm.stage.byrule import by_rule
-from swarm.stage.linears import PackedLinear
-from swarm.stage.passes import GRID, Pass, running
-from swarm.stage.rope import RopeTable
-from swarm.stage.steady import Steady
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.passes import GRID, Pass, running
+from swarm.stage.model.byrule import by_rule
+from swarm.stage.model.rope import RopeTable
+from swarm.stage.modules import merged
+from swarm.stage.native import cores
+from swarm.stage.products.linears import PackedLinear
+from swarm.stage.products.steady import Steady
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
 from tests.model.models import llama_config
@@ -146,20 +147,20 @@ def test_norm(torch_dtype: torch.dtype) -> None:
     own.weight.data = _rows(176, torch_dtype, 1)[0]
     rows = _rows(176, torch_dtype)
     with torch.inference_mode():
-        assert torch.equal(joined.RmsNorm(own.weight.data, own.variance_epsilon)(rows), own(rows))
-    assert joined.is_rms_norm(own)
-    assert not joined.is_rms_norm(Olmo2RMSNorm(176))  # multiplies before it rounds
+        assert torch.equal(merged.RmsNorm(own.weight.data, own.variance_epsilon)(rows), own(rows))
+    assert merged.is_rms_norm(own)
+    assert not merged.is_rms_norm(Olmo2RMSNorm(176))  # multiplies before it rounds
 
 
 def test_gated() -> None:
     """Function and product inside the kernels come to what the model's own modules do; other functions stay outside."""
     own = LlamaMLP(llama_config(hidden_act="silu")).eval().requires_grad_(False)
-    assert joined.is_gated(own)
-    assert not joined.is_gated(LlamaMLP(llama_config(hidden_act="relu")))
+    assert merged.is_gated(own)
+    assert not merged.is_gated(LlamaMLP(llama_config(hidden_act="relu")))
     gate, up, down = (PackedLinear(part.weight, None) for part in (own.gate_proj, own.up_proj, own.down_proj))
     rows = _rows(64, torch.float32)
     with torch.inference_mode():
-        assert torch.allclose(joined.GatedMlp(gate, up, down, Steady(own.act_fn))(rows), own(rows), atol=1e-6)
+        assert torch.allclose(merged.GatedMlp(gate, up, down, Steady(own.act_fn))(rows), own(rows), atol=1e-6)
 
 
 def test_joint_matrix() -> None:
@@ -168,8 +169,8 @@ def test_joint_matrix() -> None:
     parts: Any = torch.nn.Module()
     parts.q_proj, parts.k_proj, parts.v_proj = (torch.nn.Linear(32, n, bias=n != 8) for n in (24, 8, 16))
     own = {name: part.requires_grad_(False) for name, part in parts.named_children()}
-    assert joined.has_qkv(parts)
-    joined.join_qkv(parts, lambda _, like: like.clone(), PackedLinear)
+    assert merged.has_qkv(parts)
+    merged.join_qkv(parts, lambda _, like: like.clone(), PackedLinear)
     one, two = _rows(32, torch.float32), _rows(32, torch.float32) * 2
     with torch.inference_mode():
         for name, rows in (("q_proj", one), ("k_proj", one), ("v_proj", one), ("v_proj", two), ("q_proj", two)):

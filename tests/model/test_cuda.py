@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.stage.kernels import describe
-from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage.engine.kernels import describe
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import MANY, Pipeline, nothing, random_tokens
 

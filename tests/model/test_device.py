@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from swarm.params import SamplingParams
-from swarm.stage.device import CudaClock, clock_of, memory_of
+from swarm.stage.engine.device import CudaClock, clock_of, memory_of
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Forwarded, SampleJob
-from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, ready
 

@@ -13,10 +13,10 @@ import torch
 
 from swarm.params import SamplingParams
 from swarm.stage import native
-from swarm.stage.draws import draw_plainly
+from swarm.stage.engine.draws import draw_plainly
+from swarm.stage.engine.own_draws import draw_rows, serves
+from swarm.stage.engine.sampling import Drawn
 from swarm.stage.executor import SampleJob
-from swarm.stage.native.sampling import draw_rows, serves
-from swarm.stage.sampling import Drawn
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.absence()}")
 

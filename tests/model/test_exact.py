@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from swarm.stage import attention, native
-from swarm.stage.passes import current_pass
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention.passes import current_pass
 from tests.model.cutting import Cutter, Pipeline, random_tokens
 
 PROMPT, ANSWER = random_tokens(150, seed=3), random_tokens(15, seed=4)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
-from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, random_tokens, ready
 from tests.model.models import llama_config
@@ -267,7 +267,9 @@ def test_not_finite_fails_the_sequence(llama: Path) -> None:
 def test_measured_costs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are measured before anything is loaded: prompts and decodes of several sizes, short and long, the head and
     the embedding; with the threads of a step among others, and where they differ, with all."""
-    monkeypatch.setattr("swarm.stage.measure._PATIENCE_S", 60.0)  # on a busy machine larger sizes would be left out
+    monkeypatch.setattr(
+        "swarm.stage.engine.measure._PATIENCE_S", 60.0
+    )  # on a busy machine larger sizes would be left out
     executor = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=2)
     costs = executor.measure()
     for alone in (False, True):

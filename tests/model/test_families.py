@@ -24,16 +24,18 @@ from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from swarm.stage import cores, native, rounding, selfcheck
-from swarm.stage.arena import KvArena
+from swarm.stage import native
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.engine import rounding, selfcheck
+from swarm.stage.engine.forward import run
 from swarm.stage.executor import Batch
-from swarm.stage.forward import run
-from swarm.stage.model import Skeleton, Stage, Weights
-from swarm.stage.native.experts import NativeMixture, experts_of, mixture_of
+from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.modules.experts import NativeMixture, experts_of, mixture_of
+from swarm.stage.modules.mlps import NativeActivation
+from swarm.stage.modules.norms import norm_of
+from swarm.stage.modules.recognition import activation, same_function
+from swarm.stage.native import cores
 from swarm.stage.native.linears import FUNCTIONS, NativeLinear, Own
-from swarm.stage.native.mlps import NativeActivation
-from swarm.stage.native.norms import norm_of
-from swarm.stage.recognition import activation, same_function
 from swarm.wire.messages import LayerRange, Row
 from tests.model.models import ARCHITECTURES, named_config
 

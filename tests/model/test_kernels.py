@@ -17,11 +17,13 @@ from transformers import AutoConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from swarm.stage import cores, experts, native
-from swarm.stage.joined import RmsNorm
-from swarm.stage.linears import KERNELS, PackedLinear, PlainLinear, choose, good_at, made
+from swarm.stage import native
+from swarm.stage.modules.merged import RmsNorm
+from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeGated
-from swarm.stage.steady import ALIGN, Steady, steadily
+from swarm.stage.products import experts
+from swarm.stage.products.linears import KERNELS, PackedLinear, PlainLinear, choose, good_at, made
+from swarm.stage.products.steady import ALIGN, Steady, steadily
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -21,11 +21,11 @@ RESERVED_POSITIONS = 100_000
 
 _CHILD = """
 import json, pathlib, sys
-from swarm.stage.waiting import wait_passively
+from swarm.stage.shell.waiting import wait_passively
 wait_passively()
 import numpy as np, psutil
 from swarm.stage.executor import Batch
-from swarm.stage.torch_executor import TorchExecutor
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange, Row
 
 def resident(): return psutil.Process().memory_info().rss

@@ -16,11 +16,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from swarm.stage import cores, linears, native, selfcheck
-from swarm.stage.native import heads, sources
+from swarm.stage import native
+from swarm.stage.engine import selfcheck
+from swarm.stage.modules import heads
+from swarm.stage.modules.norms import NativeRmsNorm
+from swarm.stage.modules.recognition import same_code
+from swarm.stage.native import cores, sources
 from swarm.stage.native.linears import NativeLinear
-from swarm.stage.native.norms import NativeRmsNorm
-from swarm.stage.recognition import same_code
+from swarm.stage.products import linears
 from tests.model.models import ARCHITECTURES, named_config
 
 REPOSITORY = Path(__file__).parents[2]

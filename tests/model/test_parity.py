@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarm.params import SamplingParams
-from swarm.stage import forward
+from swarm.stage.engine import forward
 from swarm.stage.executor import Batch
 from swarm.wire.messages import Row
 from tests.model.cutting import Cutter, Pipeline, cuts, never, nothing, random_tokens

@@ -11,13 +11,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from swarm.stage import attention, bare, cores, fixed, kernels, linears, native, proofs
-from swarm.stage.bare import BareMatrix
-from swarm.stage.fixed import Fixed, by_torch, telling, tells
-from swarm.stage.linears import PackedLinear, PlainLinear
-from swarm.stage.model import Skeleton, Stage, Weights
-from swarm.stage.probe import SIZES, Proof, cuts, in_tiles, prove
-from swarm.stage.selfcheck import StateSource
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.engine import kernels
+from swarm.stage.engine.selfcheck import StateSource
+from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.native import cores
+from swarm.stage.products import bare, fixed, linears, proofs
+from swarm.stage.products.bare import BareMatrix
+from swarm.stage.products.fixed import Fixed, by_torch, telling, tells
+from swarm.stage.products.linears import PackedLinear, PlainLinear
+from swarm.stage.products.probe import SIZES, Proof, cuts, in_tiles, prove
 from swarm.wire.messages import LayerRange
 from tests.model.models import named_config, random_model
 

@@ -9,9 +9,9 @@ import pytest
 
 from swarm.errors import IllegalMove
 from swarm.params import SamplingParams
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Forwarded, SampleJob
 from swarm.stage.recheck import digest_of
-from swarm.stage.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import never, nothing, random_tokens, ready
 

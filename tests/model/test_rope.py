@@ -18,11 +18,11 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from swarm.errors import ModelError
-from swarm.stage import byrule
-from swarm.stage.arena import KvArena
-from swarm.stage.byrule import by_rule
-from swarm.stage.passes import Pass, running
-from swarm.stage.rope import RopeTable
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.passes import Pass, running
+from swarm.stage.model import byrule
+from swarm.stage.model.byrule import by_rule
+from swarm.stage.model.rope import RopeTable
 from swarm.wire.messages import LayerRange
 
 POSITIONS = 5000

@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from swarm.errors import ModelError
-from swarm.stage import forward, joined, kernels, linears, native, selfcheck, tiles
-from swarm.stage.linears import PackedLinear
-from swarm.stage.model import Skeleton
+from swarm.stage import native
+from swarm.stage.attention import tiles
+from swarm.stage.engine import forward, kernels, selfcheck
+from swarm.stage.model.build import Skeleton
+from swarm.stage.modules import merged
+from swarm.stage.products import linears
+from swarm.stage.products.linears import PackedLinear
 from tests.model.models import named_config
 
 LLAMA = named_config("llama")
@@ -51,12 +55,12 @@ def test_a_dtype_that_this_machine_computes_wrongly(
     selfcheck.check_kernels(LLAMA, dtype)
     selfcheck._difference.cache_clear()
     wrong = getattr(torch, dtype)
-    norm = joined.RmsNorm.forward
+    norm = merged.RmsNorm.forward
 
     def garbage(self: Any, rows: torch.Tensor) -> torch.Tensor:
         return norm(self, rows).flip(-1) if rows.dtype == wrong else norm(self, rows)
 
-    monkeypatch.setattr(joined.RmsNorm, "forward", garbage)
+    monkeypatch.setattr(merged.RmsNorm, "forward", garbage)
     selfcheck.check_cut(LLAMA)
     with pytest.raises(ModelError, match=rf"LlamaConfig.*in {dtype}.*try worker\.dtype = float32"):
         selfcheck.check_kernels(LLAMA, dtype)

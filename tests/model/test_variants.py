@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from swarm.stage import cores, native
+from swarm.stage import native
+from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeGated, NativeLinear
 
 LIBRARY = native.library()

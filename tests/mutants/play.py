@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from swarm.sim import run, schedule
+from swarm.sim import run
+from swarm.sim.schedules import schedule
 
 NOTICED = 3
 

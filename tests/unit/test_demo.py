@@ -11,7 +11,7 @@ import pytest
 
 from swarm.demo import model_path
 from swarm.errors import ModelError
-from swarm.stage.checkpoint import Checkpoint
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.wire.messages import MAX_ASSET_BYTES
 
 

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from swarm import hub as hub_module
-from swarm import hub_errors
 from swarm.errors import ModelError
-from swarm.stage.checkpoint import Checkpoint, Place, resolve
-from swarm.stage.headers import RemoteFile
+from swarm.hub import errors as hub_errors
+from swarm.hub import lookup as hub_module
+from swarm.stage.model.checkpoint import Checkpoint, Place, resolve
+from swarm.stage.model.headers import RemoteFile
 from swarm.wire.messages import Manifest
 from tests.files_of_models import TINY_CONFIG, as_file, entry, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from swarm.errors import ModelError
-from swarm.hub import look_up
-from swarm.stage.checkpoint import Checkpoint
+from swarm.hub.lookup import look_up
+from swarm.stage.model.checkpoint import Checkpoint
 import msgspec
 
 def show(snapshot):

@@ -1,10 +1,8 @@
 """The durable record: what must not be forgotten before somebody is told of it.
 
-The core asks for a write and goes on when it hears that it is done; dispatch never waits. ``store`` is the file,
-``writer`` the thread that writes it, ``steps`` what it has for traces. ``doubts`` says whether it can still be
+Comes in: writes that the core asks for. Goes out: facts that they are done. Dispatch never waits. ``store`` is the
+file, ``writer`` the thread that writes it, ``steps`` what it has for traces. ``doubts`` says whether it can still be
 believed, ``salvage`` makes a new one of what is left.
-:class:`MemoryJournal` keeps nothing beyond the process: a broker without a state directory forgets its requests when it
-dies.
 """
 
 from __future__ import annotations
@@ -30,10 +28,3 @@ def written(write: Write) -> Written:
             return EndWritten(sequence)
         case WriteAnew():
             return JournalRewritten()
-
-
-class MemoryJournal:
-    """Everything is "written" as soon as it is asked for."""
-
-    def write(self, write: Write) -> Written:
-        return written(write)

@@ -18,11 +18,11 @@ from swarm.broker.actions import ReadList, ReadRequest, StepTimes
 from swarm.broker.events import ListRead, RequestRead
 from swarm.broker.journal import steps
 from swarm.broker.journal.database import DamagedJournal, is_damage
-from swarm.broker.journal.records import RequestRecord
 from swarm.broker.journal.store import MAX_LISTED, Moment, Store
 from swarm.broker.journal.values import Damaged
-from swarm.broker.kept import row_of, traced
-from swarm.broker.trace import RequestTimes, SequenceTimes, trace_of
+from swarm.broker.reports.ended import row_of, traced
+from swarm.broker.reports.trace import RequestTimes, SequenceTimes, trace_of
+from swarm.broker.state.past import RequestRecord
 from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError
 from swarm.log import get_logger

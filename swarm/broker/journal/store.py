@@ -38,9 +38,9 @@ from swarm.broker.journal.database import (
 )
 from swarm.broker.journal.log_length import LogLength
 from swarm.broker.journal.moment import Moment, old
-from swarm.broker.journal.records import Past, RequestRecord, SequenceRecord, following
 from swarm.broker.journal.reserve import Reserve
 from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, counted, joined, sealed, unsealed
+from swarm.broker.state.past import Past, RequestRecord, SequenceRecord, following
 from swarm.errors import JournalError
 from swarm.log import get_logger
 from swarm.wire.messages import NOBODYS, FinishReason, Lineage, Manifest, Submit

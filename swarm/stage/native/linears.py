@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from swarm.stage import cores, native
+from swarm.stage import native
+from swarm.stage.native import cores
 
 _BLOCK = 64  # outputs that lie together in a packed matrix
 # As kernels.h numbers them.

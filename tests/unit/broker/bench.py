@@ -27,8 +27,8 @@ from swarm.broker.actions import (
     WriteEpoch,
     WriteTokens,
 )
-from swarm.broker.blocks import num_blocks
 from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.drafts.questions import answered
 from swarm.broker.events import (
     AcceptanceWritten,
     BeatHeard,
@@ -44,16 +44,16 @@ from swarm.broker.events import (
     WorkerDisconnected,
     WorkerSaid,
 )
-from swarm.broker.health import Judgement
-from swarm.broker.journal import MemoryJournal, Written
-from swarm.broker.journal.records import Past
-from swarm.broker.planning import PlanSettings
-from swarm.broker.requests import WINDOW, RequestSettings
-from swarm.broker.room import MAX_PREEMPTED
-from swarm.broker.scheduler import SchedulerSettings, depth
+from swarm.broker.journal import Written, written
+from swarm.broker.members.health import Judgement
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.requests.door import WINDOW, RequestSettings
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
-from swarm.broker.suppositions import answered
+from swarm.broker.state.blocks import num_blocks
+from swarm.broker.state.past import Past
+from swarm.broker.steps.room import MAX_PREEMPTED
+from swarm.broker.steps.scheduler import SchedulerSettings, depth
 from swarm.params import SamplingParams
 from swarm.testing import fake_manifest
 from swarm.wire.digests import digests_of
@@ -217,7 +217,6 @@ class Bench:
     pending: deque[Written] = field(default_factory=deque)
     log: list[Action] = field(default_factory=list)
     watch: Watch = field(init=False)
-    _journal: MemoryJournal = field(default_factory=MemoryJournal)
     _due: deque[Event] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -304,8 +303,7 @@ class Bench:
             case OrderWorker(peer, order):
                 self._obey(peer, order)
             case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | WriteAnew():
-                written = self._journal.write(action)
-                (self.pending if type(action) in self.held else self._due).append(written)
+                (self.pending if type(action) in self.held else self._due).append(written(action))
             case Solve(number, question):
                 self._due.append(Solved(number, answered(question)))
             case _:

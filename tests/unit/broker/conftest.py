@@ -9,7 +9,7 @@ import pytest
 
 from swarm.broker.core import BrokerSettings
 from swarm.broker.journal import writer
-from swarm.broker.journal.records import Past
+from swarm.broker.state.past import Past
 from tests.unit.broker.bench import Bench, check_state, settings
 from tests.unit.broker.journal_thread import Disk, Thread
 

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from swarm.cli import processes
-from swarm.cli.processes import LogFile
-from swarm.cli.statedir import NoRoom, held
+from swarm.cli.up import processes
+from swarm.cli.up.processes import LogFile
+from swarm.cli.up.statedir import NoRoom, held
 from swarm.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.cli.hops import timeline
-from swarm.cli.profiling import caches, overhead, spread
+from swarm.cli.profile.measure import caches, overhead, spread
 from swarm.wire.messages import Hop, LayerRange
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.cli.joins import PATIENCE_S as JOIN_PATIENCE_S
-from swarm.cli.supervisor import (
+from swarm.cli.up.joins import PATIENCE_S as JOIN_PATIENCE_S
+from swarm.cli.up.supervisor import (
     EX_CONFIG,
     FIRST_DELAY_S,
     GRACE_S,

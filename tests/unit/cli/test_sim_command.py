@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from swarm.broker.growth import Growth
+from swarm.broker.requests.tokens import Growth
 from swarm.cli import sim
 from swarm.cli.main import run
 

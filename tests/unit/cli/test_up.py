@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.models import resolve_model
-from swarm.cli.processes import LogFile
-from swarm.cli.statedir import BROKER_LOCK, LOCK, PREFIX, held, remove_stale, state_directory
-from swarm.cli.summary import loading_line, plan_lines, serving_lines
-from swarm.cli.up import Commands, check_ports
+from swarm.cli.up.command import Commands, check_ports
+from swarm.cli.up.processes import LogFile
+from swarm.cli.up.statedir import BROKER_LOCK, LOCK, PREFIX, held, remove_stale, state_directory
+from swarm.cli.up.summary import loading_line, plan_lines, serving_lines
 from swarm.config import load
 from swarm.errors import ConfigError, ModelError
 from swarm.wire.messages import Json
@@ -221,7 +221,7 @@ def test_a_log_tells_lives_apart_and_stays_small(tmp_path: Path, monkeypatch: py
     os.write(fd, b"second life\nhalf a li")
     assert log.tail(5) == ["second life", "half a li"]
     assert log.new_lines() == ["second life"]
-    monkeypatch.setattr("swarm.cli.processes.MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("swarm.cli.up.processes.MAX_LOG_BYTES", 10)
     log.keep_small()
     os.write(fd, b"after the cut\n")
     os.close(fd)

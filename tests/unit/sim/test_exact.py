@@ -10,7 +10,7 @@ import pytest
 
 from swarm.client.events import Deliver
 from swarm.params import SamplingParams
-from swarm.sim.exact import Expectation
+from swarm.sim.checks.exact import Expectation
 from swarm.testing import fake_continuation, fake_draws, fake_manifest
 from swarm.wire.messages import Finished, Hop, LayerRange, Submit, Timing
 

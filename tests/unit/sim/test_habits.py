@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 
 from swarm.errors import Overloaded
-from swarm.sim import habits
-from swarm.sim.broker import BrokerNode
-from swarm.sim.client import ClientNode
-from swarm.sim.habits import whole_schedule
-from swarm.sim.reader import Reader
+from swarm.sim.actors.broker import BrokerNode
+from swarm.sim.actors.client import ClientNode
+from swarm.sim.actors.reader import Reader
 from swarm.sim.run import Outcome, run
-from swarm.sim.schedule import OTHER_FAULTS
+from swarm.sim.schedules import habits
+from swarm.sim.schedules.habits import whole_schedule
+from swarm.sim.schedules.schedule import OTHER_FAULTS
 
 CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN")
 

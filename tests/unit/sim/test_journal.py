@@ -21,9 +21,9 @@ from swarm.broker.events import (
 )
 from swarm.broker.journal import Write
 from swarm.broker.journal.store import Moment, Store
-from swarm.broker.kept import row_of
+from swarm.broker.reports.ended import row_of
+from swarm.sim.checks.ledger import Ledger
 from swarm.sim.journal import LOOK_S, MAX_TOGETHER, RETRY_S, Disk, Fact, Journal
-from swarm.sim.ledger import Ledger
 from swarm.sim.network import Network
 from swarm.sim.world import Pace, World
 from swarm.testing import fake_manifest

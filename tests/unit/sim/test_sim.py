@@ -14,21 +14,22 @@ from functools import cache
 import msgspec
 import pytest
 
-from swarm.broker import admission, scheduler
-from swarm.broker.blocks import num_blocks
-from swarm.broker.delivery import Delivery
-from swarm.broker.ends import Ends
-from swarm.broker.growth import Growth
-from swarm.broker.planning import Planner
-from swarm.broker.requests import Requests
+from swarm.broker.recovery.procedure import Planner
+from swarm.broker.requests import admission
+from swarm.broker.requests.delivery import Delivery
+from swarm.broker.requests.door import Requests
+from swarm.broker.requests.endings import Ends
+from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
+from swarm.broker.state.blocks import num_blocks
+from swarm.broker.steps import scheduler
 from swarm.cli.sim import play
-from swarm.sim.audit import Violation
-from swarm.sim.habits import whole_schedule
+from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedule import (
+from swarm.sim.schedules.habits import whole_schedule
+from swarm.sim.schedules.schedule import (
     CLIENT_FAULTS,
     FAULT_KINDS,
     JOURNAL_FAULT_KINDS,
@@ -36,11 +37,10 @@ from swarm.sim.schedule import (
     OTHER_FAULTS,
 )
 from swarm.sim.world import Pace, World
-from swarm.stage.checkpoints import ActivationLog
 from swarm.stage.core import StageCore
 from swarm.stage.executor import Batch
-from swarm.stage.holdings import Holdings
-from swarm.stage.positions import HeldTokens
+from swarm.stage.log import ActivationLog
+from swarm.stage.sequences import HeldTokens, Holdings
 from swarm.wire.messages import Step, Tokens
 
 MANY = 200
@@ -94,8 +94,8 @@ def test_the_schedules_are_worth_playing() -> None:
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that ask to leave, are let go (or go by themselves after a while) and come back: no request minds, and
     none of them is ever counted as lost."""
-    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("terminate",))
-    monkeypatch.setattr("swarm.sim.schedule.CHANGED_JOURNAL", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", ("terminate",))
+    monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_lost_workers for o in played) == 0
@@ -107,7 +107,7 @@ BROKER_KINDS = ("broker_crash", "broker_crash_at", "broker_loop", "broker_power"
 def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, alone or with everybody, with and without the last of the journal, again and again: all that was accepted
     ends well, and what stages held all the while counts."""
-    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", BROKER_KINDS)
+    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", BROKER_KINDS)
     played = [run(seed) for seed in range(60)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_brokers - 1 for o in played) > 30
@@ -117,7 +117,7 @@ def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a backup, or by another one for a while: what workers hold under the same numbers is never taken for what it
     is not, and whoever lives is a member again."""
-    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", JOURNAL_FAULTS)
+    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", JOURNAL_FAULTS)
     played = [run(seed) for seed in range(40)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_brokers - 1 for o in played) > 40
@@ -126,10 +126,10 @@ def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
     to all stages."""
-    monkeypatch.setattr("swarm.sim.schedule.FAULT_KINDS", ("broker_crash",))
-    monkeypatch.setattr("swarm.sim.schedule.CHANGED_JOURNAL", 0.0)
-    monkeypatch.setattr("swarm.sim.schedule.BAD_WEATHER", 0.0)
-    monkeypatch.setattr("swarm.sim.schedule.SMALL_LOG", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", ("broker_crash",))
+    monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.schedule.BAD_WEATHER", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.schedule.SMALL_LOG", 0.0)
     played = [run(seed) for seed in range(60)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     kept = sum(o.num_kept for o in played)
@@ -181,7 +181,7 @@ def deliver_a_token_twice(patch: pytest.MonkeyPatch) -> None:
 
 def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
     """A slow reader is sent everything at once."""
-    patch.setattr("swarm.broker.delivery.WINDOW", 1 << 20)
+    patch.setattr("swarm.broker.requests.delivery.WINDOW", 1 << 20)
 
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:
@@ -233,13 +233,13 @@ def never_release(patch: pytest.MonkeyPatch) -> None:
 
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
     """The broker believes that everybody holds what it hopes for, and the stages don't mind."""
-    patch.setattr("swarm.broker.rebuild.runs_to_rebuild", lambda *_, **__: [])
+    patch.setattr("swarm.broker.recovery.rebuild.runs_to_rebuild", lambda *_, **__: [])
     patch.setattr("swarm.stage.core.wrong_row", lambda sequences, rows: None)
 
 
 def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
     """The continuations of one prompt draw alike."""
-    patch.setattr("swarm.broker.requests.derive_seed", lambda seed, index: seed)
+    patch.setattr("swarm.broker.requests.door.derive_seed", lambda seed, index: seed)
 
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -266,8 +266,8 @@ def never_give_up(patch: pytest.MonkeyPatch) -> None:
 def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     """The broker takes a request for too large that is not."""
     real = admission.too_large
-    for door in ("intake", "ends"):
-        patch.setattr(f"swarm.broker.{door}.too_large", lambda limit, blocks: real(limit, blocks - 12))
+    for door in ("intake", "endings"):
+        patch.setattr(f"swarm.broker.requests.{door}.too_large", lambda limit, blocks: real(limit, blocks - 12))
 
 
 def lose_a_token_when_giving_way(patch: pytest.MonkeyPatch) -> None:
@@ -295,13 +295,13 @@ def give_way_without_release(patch: pytest.MonkeyPatch) -> None:
 
 def give_way_for_ever(patch: pytest.MonkeyPatch) -> None:
     """The same sequence may be made to give way over and over."""
-    patch.setattr("swarm.broker.room.MAX_PREEMPTED", 1 << 10)
-    patch.setattr("swarm.broker.room.Room.entry_blocks", lambda self, sequence: num_blocks(sequence.sampled))
+    patch.setattr("swarm.broker.steps.room.MAX_PREEMPTED", 1 << 10)
+    patch.setattr("swarm.broker.steps.room.Room.entry_blocks", lambda self, sequence: num_blocks(sequence.sampled))
 
 
 def take_more_than_there_is(patch: pytest.MonkeyPatch) -> None:
     """A sequence that grows takes room that others have."""
-    patch.setattr("swarm.broker.room.Room.grow", lambda self, sequence, position: True)
+    patch.setattr("swarm.broker.steps.room.Room.grow", lambda self, sequence, position: True)
 
 
 def give_up_too_early(patch: pytest.MonkeyPatch) -> None:

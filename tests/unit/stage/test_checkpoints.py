@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swarm.stage.checkpoints import SEGMENT, ActivationLog
+from swarm.stage.log import SEGMENT, ActivationLog
 from swarm.wire.messages import LogRange
 
 WIDTH = 4

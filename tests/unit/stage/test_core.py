@@ -12,7 +12,7 @@ from swarm.stage import actions as act
 from swarm.stage.core import EX_CONFIG
 from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, ComputeFenced, Loaded, LoadFailed, Tick
 from swarm.stage.executor import Forwarded
-from swarm.stage.ordering import GAP_PATIENCE_S, MAX_EARLY
+from swarm.stage.order import GAP_PATIENCE_S, MAX_EARLY
 from swarm.stage.replay import MAX_WAITING
 from swarm.wire.messages import (
     REPLAY_STEP,

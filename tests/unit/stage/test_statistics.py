@@ -10,7 +10,7 @@ import pytest
 from swarm.series import Series
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
-from swarm.stage.device import HostClock, clock_of, memory_of
+from swarm.stage.engine.device import HostClock, clock_of, memory_of
 from swarm.stage.events import LoadFailed
 from swarm.stage.executor import Forwarded
 from swarm.stage.statistics import StageStatistics

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from swarm.wire import listener
-from swarm.wire.connection import MESSAGE_S
-from swarm.wire.listener import HANDSHAKE_S, RESERVE, Arrived, GateClosed, Listener, Overstepped, PeerLost
-from swarm.wire.mechanisms import ROUTER, asks, named, told
+from swarm.wire.door import listener
+from swarm.wire.door.connection import MESSAGE_S
+from swarm.wire.door.listener import HANDSHAKE_S, RESERVE, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.door.mechanisms import ROUTER, asks, named, told
+from swarm.wire.door.watch import Poll
+from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.sockets import bind, endpoint_of
-from swarm.wire.watch import Poll
-from swarm.wire.zmtp import as_command, framed, greeting
 
 READY = greeting(b"NULL", listens=False)
 ENOUGH = 200  # looks; what is sent over loopback is there after one or two

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from swarm.errors import WireError
-from swarm.wire.mechanisms import PULL, ROUTER, USERNAME, Kind, asks, named, told
-from swarm.wire.zmtp import HANDSHAKE_BYTES, Inlet, as_command, framed, greeting
+from swarm.wire.door.mechanisms import PULL, ROUTER, USERNAME, Kind, asks, named, told
+from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, framed, greeting
 
 LIMIT = 300_000
 KEY = b"0123456789abcdef"

@@ -1,0 +1,356 @@
+"""The workers at hand as devices, and what is asked of them: from what they said to problems that the search solves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.planner import tables
+from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, forecast, why_left_out
+from swarm.broker.planner.load import MOST_S, Load, Speeds
+from swarm.broker.planner.problem import Device, Line, Link, Model, Problem, Share, Shortage
+from swarm.broker.planner.recover import Return, soonest
+from swarm.broker.planner.search import EQUAL
+from swarm.broker.planner.solve import EXACT, in_this_order, solve
+from swarm.broker.planner.standby import standby
+from swarm.broker.state import Plan, State, Worker
+from swarm.wire.messages import LayerRange, LinkCost, Manifest, Suppose
+
+UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
+MOST_BYTES_PER_S = 1e15  # whatever a worker says about its wire
+MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The way back after a death, as predicted. ``choice``: who takes what, in words."""
+
+    load_s: float
+    replay_s: float
+    choice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """``shares``: (incarnation, layers) in pipeline order; "" for a worker that is only supposed. ``standby``: what
+    each keeps warm for others."""
+
+    shares: tuple[tuple[str, LayerRange], ...]
+    forecast: Forecast
+    now_s: float | None  # the step's time with the plan in force; None if there is none, or it can't go on
+    standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()
+    back: Back | None = None
+
+
+class Table:
+    """The workers at hand, as devices, and what is asked of them. ``thorough``: see ``Forecast``."""
+
+    def __init__(
+        self,
+        state: State,
+        rules: PlanRules,
+        workers: Sequence[Worker],
+        suppose: Suppose,
+        *,
+        thorough: bool = False,
+    ) -> None:
+        assert state.manifest is not None
+        self._manifest: Manifest = state.manifest
+        self._rules = rules
+        self._thorough = thorough
+        self._current = state.book.current
+        self._ids = [w.incarnation for w in workers] + [""] * suppose.more
+        like = next((w for w in workers if w.name == suppose.like), workers[0])
+        self._workers = [*workers, *([like] * suppose.more)]
+        self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
+        self._is_latency = rules.objective == "latency"
+        self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
+        self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
+
+    def best(self) -> Proposal | Shortage:
+        """The quickest of all ways; with room for the keys and values that are wanted, or failing that, without."""
+        for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
+            found = [each for problem, chosen in self._problems(kv_positions) if (each := self._solve(problem, chosen))]
+            if found:
+                quickest = min(seconds for seconds, *_ in found)
+                _, problem, line, chosen = next(each for each in found if each[0] <= quickest * (1 + EQUAL))
+                return self._proposal(problem, line, chosen)
+        problem, _ = next(self._problems(0))
+        shortage = solve(problem)
+        assert isinstance(shortage, Shortage)
+        return shortage
+
+    def about(self) -> float | None:
+        """A step's time with all of them in this order, the last one anywhere, quickly found; None if there is none."""
+        found = []
+        for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
+            for problem, chosen in self._problems(kv_positions):
+                line = in_this_order(problem)
+                if line is not None:
+                    found.append(tables.step_seconds(self._honest(problem, chosen), line))
+            if found:
+                return min(found)
+        return None
+
+    def _solve(self, problem: Problem, chosen: list[int]) -> tuple[float, Problem, Line, list[int]] | None:
+        line = solve(problem)
+        if isinstance(line, Shortage):
+            return None
+        honest = self._honest(problem, chosen)
+        if self._rules.mode == "auto" and not problem.takes_turns and len(line) > 1 and self._on_one_machine(line):
+            return None  # they would take turns, and are looked at so
+        return tables.step_seconds(honest, line), problem, line, chosen
+
+    def _on_one_machine(self, line: Line) -> bool:
+        used = [self._workers[share.device].hello for share in line]
+        return all(h.device == "cpu" for h in used) and len({self._host(share.device) for share in line}) == 1
+
+    # --- the problems ------------------------------------------------------------------------------------------------
+
+    def _problems(self, kv_positions: int) -> Iterator[tuple[Problem, list[int]]]:
+        everybody = list(range(len(self._ids)))
+        alone = self._host_groups()
+        if self._is_latency or self._rules.mode == "batch" or (self._rules.mode == "auto" and len(alone) == 1):
+            yield self._problem(everybody, kv_positions, takes_turns=True), everybody
+            return
+        yield self._problem(everybody, kv_positions, takes_turns=False), everybody
+        pinned = {i for i in everybody if self._names[i] in self._rules.pins}
+        for group in alone[:MAX_HOSTS] if self._rules.mode == "auto" else []:
+            if pinned <= set(group):
+                yield self._problem(group, kv_positions, takes_turns=True), group
+
+    def _host_groups(self) -> list[list[int]]:
+        """Workers of one machine's cores, a list for each machine; one list of all if there is but one machine."""
+        if any(worker.hello.device != "cpu" for worker in self._workers):
+            found: dict[str, list[int]] = {"": []}
+        else:
+            found = {}
+        for index, worker in enumerate(self._workers):
+            if worker.hello.device == "cpu":
+                found.setdefault(self._host(index), []).append(index)
+        speed = {
+            host: min((alone_s(self._workers[i], self._load) for i in group), default=0.0)
+            for host, group in found.items()
+        }
+        groups = sorted((host for host in found), key=lambda host: speed[host])
+        return [found[host] for host in groups if found[host] or len(found) > 1]
+
+    def _host(self, index: int) -> str:
+        host = self._workers[index].hello.host
+        return host if self._ids[index] else f"{host}'{index}"  # one that is supposed has a machine of its own
+
+    def _problem(self, chosen: list[int], kv_positions: int, *, takes_turns: bool) -> Problem:
+        devices = [self._device(i, alone=takes_turns) for i in chosen]
+        free = takes_turns and not self._is_latency
+        if takes_turns:
+            devices = _alike(devices)
+        if free:
+            devices = [replace(device, stage_s=0.0) for device in devices]
+        model = Model.of(self._manifest, positions=self._rules.step_positions, vocabulary_rows=self._rules.max_running)
+        moved = int((self._load.rows + self._load.positions) * self._manifest.hidden_size * 4)
+        return Problem(
+            model=replace(model, hop_bytes=moved),
+            devices=tuple(devices),
+            takes_turns=takes_turns,
+            free_hops=free,
+            kv_positions=kv_positions,
+        )
+
+    def _honest(self, problem: Problem, chosen: list[int]) -> Problem:
+        """With what the choice left aside: hops, and what each stage costs beside its layers."""
+        own = [self._device(i, alone=problem.takes_turns) for i in chosen]
+        if problem.takes_turns:
+            own = _alike(own)
+        return replace(problem, devices=tuple(own), free_hops=False)
+
+    def _unknown(self, *, alone: bool) -> float:
+        """A layer's time with somebody who has not measured it."""
+        known = [s.layer_s(self._load) for w in self._workers if (s := Speeds.of(w.hello.costs, alone=alone))]
+        return median(known) if known else UNKNOWN_S
+
+    def _device(self, index: int, *, alone: bool) -> Device:
+        key = index, alone
+        if key not in self._devices:
+            self._devices[key] = self._made_device(index, alone=alone)
+        return self._devices[key]
+
+    def _made_device(self, index: int, *, alone: bool) -> Device:
+        worker, name = self._workers[index], self._names[index]
+        hello = worker.hello
+        speeds, pace = Speeds.of(hello.costs, alone=alone), worker.pace
+        unknown = 0.0 if speeds else self._unknown(alone=alone)
+        pin = self._rules.pins.get(name)
+        return Device(
+            name=name,
+            memory_bytes=hello.memory_bytes,
+            layer_s=pace * (speeds.layer_s(self._load) if speeds else unknown),
+            stage_s=pace * speeds.stage_s(self._load) if speeds else 0.0,
+            embed_s=pace * speeds.embed_s(self._load) if speeds else 0.0,
+            head_s=pace * speeds.head_s(self._load) if speeds else 0.0,
+            host=self._host(index),
+            kind=hello.device,
+            cores=hello.cores,
+            link=_link(hello.link),
+            held=worker.layers if self._ids[index] else None,
+            kept=worker.kept if self._ids[index] else (),
+            load_bytes_per_s=worker.load_bytes_per_s,
+            replay_s=pace * (speeds.replay_s if speeds else unknown / 16),
+            pinned=pin,
+            max_layers=self._rules.caps.get(name),
+        )
+
+    # --- the answer --------------------------------------------------------------------------------------------------
+
+    def _proposal(self, problem: Problem, line: Line, chosen: list[int]) -> Proposal:
+        honest = self._honest(problem, chosen)
+        excluded = tuple((name, "it is excluded by hand") for name in sorted(self._rules.exclude))
+        objective = "latency" if self._is_latency else "throughput"
+        others = self._others(problem, chosen, tables.step_seconds(honest, line))
+        told = forecast(honest, line, self._load, objective, others + excluded, thorough=self._thorough)
+        if problem.kv_positions < self._rules.kv_positions:
+            note = f"there is no room for keys and values of {self._rules.kv_positions} positions everywhere"
+            told = replace(told, notes=(*told.notes, note))
+        shares = tuple((self._ids[chosen[share.device]], share.layers) for share in line)
+        real = tuple(Share(chosen[share.device], share.layers) for share in line)
+        return Proposal(shares, told, self._now_s(problem.kv_positions), self._standby(problem, real))
+
+    def _standby(self, problem: Problem, line: Line) -> tuple[tuple[str, tuple[LayerRange, ...]], ...]:
+        """What everybody keeps for others, whether or not it was looked at for the plan."""
+        everybody = self._problem(list(range(len(self._ids))), problem.kv_positions, takes_turns=problem.takes_turns)
+        kept = standby(everybody, line, self._rules.standby)
+        return tuple((self._ids[index], layers) for index, layers in sorted(kept.items()))
+
+    def come_back(self, fallen: Plan, positions: int) -> Proposal | None:
+        """See ``wanted.come_back``; all workers at hand are looked at."""
+        places, everybody = self._places(), list(range(len(self._ids)))
+        survivors = tuple(Share(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)
+        for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
+            problem = self._problem(everybody, kv_positions, takes_turns=self._takes_turns(fallen))
+            found = soonest(self._honest(problem, everybody), survivors, positions)
+            if found is not None:
+                back = Back(found.load_s, found.replay_s, self._choice(problem, found))
+                return replace(self._proposal(problem, found.line, everybody), back=back)
+        return None
+
+    def _choice(self, problem: Problem, found: Return) -> str:
+        parts = []
+        for share in found.taken:
+            missing = tables.moved_bytes(problem.model, problem.devices[share.device])
+            to_load = missing[share.layers.first, share.layers.stop]
+            how = f"{to_load / 2**20:.1f} MiB to load" if to_load else "warm"
+            parts.append(f"{self._names[share.device]} takes layers {share.layers} ({how})")
+        return "; ".join(parts) or "everybody keeps what it has"
+
+    def _places(self) -> dict[str, int]:
+        return {incarnation: index for index, incarnation in enumerate(self._ids) if incarnation}
+
+    def _takes_turns(self, plan: Plan) -> bool:
+        in_turns = self._is_latency or self._rules.mode == "batch"
+        return in_turns or (self._rules.mode == "auto" and plan.shares_cores)
+
+    def _others(self, problem: Problem, chosen: list[int], now_s: float) -> tuple[tuple[str, str], ...]:
+        """Those who were not looked at together with the chosen ones, and why: what all together would do."""
+        rest = [i for i in range(len(self._ids)) if i not in chosen]
+        if not rest:
+            return ()
+        everybody = list(range(len(self._ids)))
+        whole = self._honest(self._problem(everybody, problem.kv_positions, takes_turns=False), everybody)
+        thorough = self._thorough and len(everybody) <= EXACT
+        return tuple(
+            (self._names[i], why_left_out(whole, i, now_s, thorough and count < MAX_EXPLAINED))
+            for count, i in enumerate(rest)
+        )
+
+    def in_force(self) -> Proposal | None:
+        """The plan in force, as if it were made now; None if there is none, or it can't go on."""
+        found = self._current_line()
+        return None if found is None else self._proposal(*found, list(range(len(self._ids))))
+
+    def kept(self, found: Proposal) -> Proposal:
+        """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where
+        stages take turns, a newcomer gets its part."""
+        in_force = self._current_line()
+        if in_force is None or self._current is None or found.now_s is None:
+            return found
+        members = [stage.incarnation for stage in self._current.stages]
+        newcomers = {incarnation for incarnation, _ in found.shares} - set(members)
+        if (
+            newcomers
+            and found.forecast.takes_turns
+            and set(members) <= {incarnation for incarnation, _ in found.shares}
+        ):
+            return found
+        if found.now_s > found.forecast.step_s * (1 + self._rules.margin) or self._is_refused():
+            return found
+        if list(found.shares) == [(stage.incarnation, stage.layers) for stage in self._current.stages]:
+            return found
+        return self._proposal(*in_force, list(range(len(self._ids))))
+
+    def _is_refused(self) -> bool:
+        places = self._places()
+        stages = () if self._current is None else self._current.stages
+        return any(self._workers[places[s.incarnation]].refuses(s.layers) for s in stages)
+
+    def _now_s(self, kv_positions: int) -> float | None:
+        """What a step takes with the plan in force; None if it can't go on."""
+        in_force = self._in_force(kv_positions)
+        return None if in_force is None else tables.step_seconds(*in_force)
+
+    def _current_line(self) -> tuple[Problem, Line] | None:
+        """The plan in force, with the room that the rules ask for if it has it."""
+        return self._in_force(self._rules.kv_positions) or self._in_force(0)
+
+    def _in_force(self, kv_positions: int) -> tuple[Problem, Line] | None:
+        """The plan in force; None if there is none, or it may not be so any more."""
+        places = self._places()
+        if self._current is None or any(s.incarnation not in places for s in self._current.stages):
+            return None
+        everybody = list(range(len(self._ids)))
+        turns = self._takes_turns(self._current)
+        problem = self._honest(self._problem(everybody, kv_positions, takes_turns=turns), everybody)
+        line = tuple(Share(places[s.incarnation], s.layers) for s in self._current.stages)
+        if any(d.pinned is not None and all(s.device != i for s in line) for i, d in enumerate(problem.devices)):
+            return None  # somebody has come who is to have layers of its own
+        for share in line:
+            device = problem.devices[share.device]
+            own = tables.seconds(problem.model, device, kv_positions)
+            if not own[share.layers.first, share.layers.stop] < float("inf"):
+                return None
+        return problem, line
+
+
+def _link(measured: LinkCost | None) -> Link:
+    """The way as it was measured, within bounds that can be reckoned with."""
+    if measured is None:
+        return Link()
+    return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
+
+
+def alone_s(worker: Worker, load: Load) -> float:
+    """A layer's time with all cores of the host."""
+    speeds = Speeds.of(worker.hello.costs, alone=True)
+    return UNKNOWN_S if speeds is None else speeds.layer_s(load)
+
+
+def _alike(devices: Sequence[Device]) -> list[Device]:
+    """Processes that use the same cores in turn are equally quick: whatever tells them apart disturbed a measurement.
+    The best figure of each kind is the least disturbed."""
+    groups: dict[tuple[str, str, int], list[Device]] = {}
+    for device in devices:
+        groups.setdefault((device.host, device.kind, device.cores), []).append(device)
+    found = []
+    for device in devices:
+        group = groups[device.host, device.kind, device.cores] if device.host and device.kind == "cpu" else [device]
+        found.append(
+            replace(
+                device,
+                layer_s=min(d.layer_s for d in group),
+                stage_s=min(d.stage_s for d in group),
+                embed_s=min(d.embed_s for d in group),
+                head_s=min(d.head_s for d in group),
+                replay_s=min(d.replay_s for d in group),
+            )
+        )
+    return found

@@ -1,0 +1,193 @@
+"""Who would hold which layers if the plan were made now.
+
+From what workers said and what is set by hand to the problems that the search solves. Which problem it is depends on
+how steps will run:
+
+* in mode ``batch``, and for the objective ``latency``, a step's time is the sum over its stages;
+* with several steps in flight it is the slowest stage's;
+* in mode ``auto``, stages that all compute on one machine's cores take turns, so theirs is the sum, computed with all
+  cores. If there are other machines too, both ways are looked at, and the quicker is taken.
+
+Workers that take turns on one machine can't make each other quicker, and who starts several there wants several (for
+their memory, or to try it out): for the objective ``throughput`` they get even shares, and the little that each more
+stage costs is told but doesn't count. For the objective ``latency`` it does count, and one of them is enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swarm.broker.drafts.candidates import Proposal, Table, alone_s
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.planner.explain import Forecast
+from swarm.broker.planner.problem import NOBODY, Shortage
+from swarm.broker.planner.solve import EXACT
+from swarm.broker.state import Plan, State, Worker, WorkerState
+from swarm.wire.messages import Suppose
+
+MAX_BESIDE = 48  # workers that are looked at for what one more would change
+
+
+def propose(
+    state: State,
+    rules: PlanRules,
+    *,
+    without: Worker | None = None,
+    suppose: Suppose | None = None,
+    thorough: bool = False,
+) -> Proposal | Shortage:
+    """The plan that would be made now. Nobody gets what it has refused; with fewer workers the others' ranges change,
+    so they are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks."""
+    suppose = suppose or Suppose()
+    if suppose.objective:
+        rules = replace(rules, objective=suppose.objective)
+    gone = {*suppose.without, *rules.exclude}
+    workers = [w for w in _candidates(state) if w is not without and w.name not in gone]
+    refusing: list[Worker] = []
+    while state.manifest is not None and workers:
+        table = Table(state, rules, workers, suppose, thorough=thorough)
+        found = table.best()
+        if isinstance(found, Shortage):
+            return Shortage(found.text + _refusals(refusing, " ({})"), found.missing_bytes)
+        by_id = {w.incarnation: w for w in workers}
+        refused = next((i for i, layers in found.shares if i and by_id[i].refuses(layers)), None)
+        if refused is None:
+            if suppose == Suppose():
+                found = table.kept(found)
+            return found
+        refusing.append(by_id[refused])
+        workers.remove(by_id[refused])
+    text = _refusals(refusing, "a worker that can load the model: {}")
+    nobody = NOBODY if without is None else "another worker, since this is the only one"
+    if not text and state.manifest is not None and (gone & {w.name for w in _candidates(state)}):
+        nobody = f"a worker besides {', '.join(sorted(gone))}, which must not be used"
+    return Shortage(text or nobody, 0)
+
+
+def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> Proposal | None:
+    """After the death of some of a plan's stages: the same plan, its lost layers with whoever lets sequences run again
+    soonest. ``positions``: of all sequences that run. None if that can't be done, and a plan must be made from
+    scratch."""
+    leaving = [w for w in state.workers.values() if w.state is WorkerState.LEAVING and w.incarnation in fallen.members]
+    workers = [*_usable(state, rules), *leaving]
+    if state.manifest is None or not any(w.incarnation in fallen.members for w in workers):
+        return None
+    found = Table(state, rules, workers, Suppose()).come_back(fallen, positions)
+    by_id = {w.incarnation: w for w in workers}
+    if found is None or any(by_id[incarnation].refuses(layers) for incarnation, layers in found.shares):
+        return None
+    return found
+
+
+def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
+    """The plan's forecast with all reasons, and with what one more worker would change. This takes as long as making
+    some plans, and nobody waits for it but who asks."""
+    if plan.forecast is None:
+        return None
+    forecast = replace(plan.forecast, left_out=_left_out(state, rules, plan), is_thorough=True)
+    return _with_one_more(state, rules, plan, forecast)
+
+
+def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, str], ...]:
+    """The same reasons as if the plan were made now. It may be another one than would be made, as after a death."""
+    found: Proposal | Shortage | None = propose(state, rules, thorough=True)
+    if not isinstance(found, Proposal) or list(found.shares) != [(s.incarnation, s.layers) for s in plan.stages]:
+        workers = _usable(state, rules)
+        found = Table(state, rules, workers, Suppose(), thorough=True).in_force() if workers else None
+    if found is None:
+        return () if plan.forecast is None else plan.forecast.left_out
+    return found.forecast.left_out
+
+
+def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
+    """With another worker like the plan's quickest, on a machine of its own. Among many workers only one order is
+    looked at, of those of the plan and the quickest others: it may be better still."""
+    workers = _usable(state, rules)
+    used = [worker for worker in workers if worker.incarnation in plan.members]
+    if not used:
+        return forecast
+    best = min(used, key=lambda worker: alone_s(worker, rules.load))
+    suppose = Suppose(more=1, like=best.name)
+    if len(workers) < EXACT:
+        more = Table(state, rules, workers, suppose).best()
+        step_s = None if isinstance(more, Shortage) else more.forecast.step_s
+    else:
+        rest = sorted((w for w in workers if w not in used), key=lambda worker: alone_s(worker, rules.load))
+        step_s = Table(state, rules, [*used, *rest[: max(0, MAX_BESIDE - len(used))]], suppose).about()
+    if step_s is None:
+        return forecast
+    if len(workers) >= EXACT:
+        step_s = min(step_s, forecast.step_s)
+    return replace(forecast, one_more_s=step_s, like=best.name)
+
+
+def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
+    """Equal as long as the same plan would be made: a key for what was worked out before."""
+    workers = tuple(
+        (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned) for w in state.workers.values() if not w.is_gone
+    )
+    return (workers, state.book.current and state.book.current.epoch, state.manifest is None)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What is wanted at present; worked out again only when something that it depends on has changed."""
+
+    state: State
+    rules: PlanRules
+    _remembered: tuple[object, Proposal | Shortage] | None = None
+
+    def now(self) -> Proposal | Shortage:
+        """The plan that would be made now."""
+        state = self.state
+        key = what_a_plan_rests_on(state)
+        if self._remembered is None or self._remembered[0] != key:
+            self._remembered = key, propose(state, self.rules)
+        return self._remembered[1]
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the plan in force should go: it can't stay, or another one is worth it."""
+        current = self.state.book.current
+        if current is None:
+            return False
+        found = self.now()
+        if isinstance(found, Shortage):
+            return False
+        if list(found.shares) == [(s.incarnation, s.layers) for s in current.stages]:
+            return False
+        if found.now_s is None:
+            return True
+        newcomers = {incarnation for incarnation, _ in found.shares} - current.members
+        if newcomers and found.forecast.takes_turns and current.members <= {i for i, _ in found.shares}:
+            return True
+        return found.now_s > found.forecast.step_s * (1 + self.rules.margin)
+
+    def shortage_without(self, worker: Worker) -> str | None:
+        """What the swarm would wait for without this worker; None if it could do without."""
+        found = propose(self.state, self.rules, without=worker)
+        return found.text if isinstance(found, Shortage) else None
+
+
+def _candidates(state: State) -> list[Worker]:
+    """Members in pipeline order: those of the present plan first, where they are, then by arrival."""
+    current = state.book.current
+    place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
+    members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
+    return sorted(members, key=lambda w: (place.get(w.incarnation, len(place)), _held_first(w), w.joined_at, w.name))
+
+
+def _usable(state: State, rules: PlanRules) -> list[Worker]:
+    """The candidates that the rules don't exclude."""
+    return [worker for worker in _candidates(state) if worker.name not in rules.exclude]
+
+
+def _refusals(workers: list[Worker], text: str) -> str:
+    """The text with everybody's reason; empty if nobody refuses."""
+    return text.format("; ".join(f"{w.name} refused: {w.reason}" for w in workers))[:3000] if workers else ""
+
+
+def _held_first(worker: Worker) -> int:
+    """Workers that hold layers already keep their order."""
+    held = worker.layers
+    return held.first if held is not None else 1 << 30

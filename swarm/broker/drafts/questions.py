@@ -1,0 +1,39 @@
+"""Questions whose answers take a search: as values, so that another process can answer them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.drafts.proposals import explained, propose
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.planner.explain import Forecast
+from swarm.broker.planner.problem import Shortage
+from swarm.broker.state import Plan, PlanBook, State, Worker
+from swarm.wire.messages import Manifest, Suppose
+
+Found = Proposal | Shortage | Forecast | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """All that an answer depends on. ``suppose`` None: why is the plan in force as it is, and what would one more
+    worker change? ``without``: the plan that would be made if this worker (its incarnation) had gone."""
+
+    manifest: Manifest | None
+    workers: tuple[Worker, ...]
+    current: Plan | None
+    rules: PlanRules
+    suppose: Suppose | None
+    without: str = ""
+
+
+def answered(question: Question) -> Found:
+    """Takes its time. Changes nothing."""
+    workers = {worker.incarnation: worker for worker in question.workers}
+    state = State(manifest=question.manifest, workers=workers, book=PlanBook(current=question.current))
+    if question.without:
+        return propose(state, question.rules, without=workers[question.without])
+    if question.suppose is not None:
+        return propose(state, question.rules, suppose=question.suppose, thorough=True)
+    return None if question.current is None else explained(state, question.rules, question.current)

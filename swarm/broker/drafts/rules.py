@@ -1,0 +1,49 @@
+"""What a plan must keep to, as it was set by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarm.broker.planner.load import Load, Speeds
+from swarm.broker.planner.standby import Standby
+from swarm.wire.messages import Hello, LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRules:
+    """What a plan must keep to. ``margin``: a plan in force is changed for speed alone if the new one is quicker by
+    more than this part. ``pins``, ``caps``, ``exclude``: by workers' names. ``min_layers_per_s``: of one decoding
+    sequence, a worker's least speed. ``standby``: which layers are kept warm for the case that their holder dies."""
+
+    mode: str = "auto"
+    objective: str = "auto"
+    load: Load = field(default_factory=Load)
+    kv_positions: int = 0
+    margin: float = 0.1
+    step_positions: int = 512
+    max_running: int = 64
+    min_memory_bytes: int = 0
+    min_layers_per_s: float = 0.0
+    pins: Mapping[str, LayerRange] = field(default_factory=dict)
+    caps: Mapping[str, int] = field(default_factory=dict)
+    exclude: frozenset[str] = frozenset()
+    standby: Standby = "neighbours"
+
+    def why_not(self, hello: Hello) -> str | None:
+        """Why this worker is not wanted as a member; None if it is."""
+        if hello.memory_bytes < self.min_memory_bytes:
+            return (
+                f"it may use {hello.memory_bytes / 2**20:.0f} MiB for the model, and this swarm takes workers from "
+                f"{self.min_memory_bytes / 2**20:.0f} MiB on (plan.min_memory): raise its memory limit"
+            )
+        speeds = Speeds.of(hello.costs, alone=True)
+        if speeds is None or not self.min_layers_per_s:
+            return None
+        rate = 1 / max(speeds.layer_s(Load(1, self.load.context, 0.0)), 1e-9)
+        if rate >= self.min_layers_per_s:
+            return None
+        return (
+            f"it was measured to compute {rate:.3g} layers a second, and this swarm takes workers from "
+            f"{self.min_layers_per_s:.3g} on (plan.min_layers_per_s): give it more threads or another device"
+        )

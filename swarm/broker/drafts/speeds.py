@@ -1,0 +1,63 @@
+"""How fast the stages of a plan should be, and how fast they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swarm.broker.actions import Action, Note
+from swarm.broker.planner.gauge import StageGauge
+from swarm.broker.planner.load import Speeds
+from swarm.broker.planner.problem import Model
+from swarm.broker.state import Plan, State
+
+# How often the workers' pace is compared with what was predicted, and how much it must differ to be believed: a plan
+# made anew for every whim of a machine would move layers for nothing.
+LOOK_AGAIN_S = 30.0
+PACE_DIFFERS = 0.15
+PACE_LEAST, PACE_MOST = 0.2, 20.0
+
+
+class Paces:
+    """What a worker takes, measured, against what was predicted of it."""
+
+    def __init__(self, state: State, out: list[Action]) -> None:
+        self._state = state
+        self._out = out
+        self._looked_at = 0.0
+
+    def take(self, now: float) -> None:
+        """Believe what is measured, where it differs much from what was predicted."""
+        if now - self._looked_at < LOOK_AGAIN_S:
+            return
+        self._looked_at = now
+        current = self._state.book.current
+        for stage in current.stages if current is not None else ():
+            worker, gauge = self._state.workers[stage.incarnation], self._state.book.gauge.stages.get(stage.name)
+            pace = None if gauge is None else gauge.pace
+            if pace is not None and not 1 - PACE_DIFFERS < pace / worker.pace < 1 + PACE_DIFFERS:
+                worker.pace = min(PACE_MOST, max(PACE_LEAST, pace))
+                self._out.append(Note("worker_pace", fields={"worker": worker.name, "pace": round(worker.pace, 3)}))
+
+
+def of_newcomer(state: State, host: str) -> float:
+    """What is seen of workers on its machine holds for it, too, until it is measured: as far as the quickest of them.
+    If they wait for each other's cores, a fresh one would seem to be worth all of them together."""
+    return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
+
+
+def gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
+    """What measures the stages of a plan that begins to serve."""
+    manifest = state.manifest
+    assert manifest is not None
+    alone = mode == "batch" or (mode == "auto" and plan.shares_cores) or len(plan.stages) == 1
+    weights = Model.of(manifest).layer_weights
+    for stage in plan.stages:
+        layers = stage.layers
+        yield StageGauge(
+            worker=stage.name,
+            speeds=Speeds.of(state.workers[stage.incarnation].hello.costs, alone=alone),
+            weight=sum(weights[layers.first : layers.stop]),
+            has_embedding=layers.first == 0,
+            has_head=layers.stop == manifest.num_layers,
+            num_layers=len(layers),
+        )

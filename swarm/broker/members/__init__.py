@@ -1,0 +1,7 @@
+"""Members: workers join, beat, are judged, leave and are called back.
+
+``roster`` is their door. ``health`` has the table of evidence and verdicts and one pure ``judge``; ``vigil`` feeds it.
+``trust`` says whose word is believed, ``recheck`` has samples computed again by another. ``assets`` takes the model's
+files, ``hosts`` are asked to start more workers, ``doors`` close when descriptors run out. Who is put out is told to
+``recovery``.
+"""

@@ -1,0 +1,432 @@
+"""Who is a member: workers join, beat, fall silent, leave, and are called back.
+
+One rule for every way of going: the worker is ``OUT``, the planner hears of it, and what is under way with it no longer
+counts. A worker that was declared out and lives is fenced and may say Hello again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarm.broker.actions import Action, Note, OrderWorker
+from swarm.broker.drafts import speeds
+from swarm.broker.drafts.pipeline import DEVICES, is_supported
+from swarm.broker.events import AssetPartArrived
+from swarm.broker.members.assets import Uploads
+from swarm.broker.members.health import HealthSettings, Verdict
+from swarm.broker.members.recheck import Rechecker, RecheckSettings
+from swarm.broker.members.trust import Lies
+from swarm.broker.members.vigil import Vigil
+from swarm.broker.recovery.inventory import what_counts
+from swarm.broker.recovery.procedure import QUARANTINE_AFTER, Planner
+from swarm.broker.requests.door import Requests
+from swarm.broker.state import Plan, State, Worker, WorkerState
+from swarm.wire.messages import (
+    PROTOCOL_VERSION,
+    Activated,
+    Alive,
+    Beat,
+    Denied,
+    Digested,
+    Dismiss,
+    Fence,
+    Hello,
+    Kept,
+    LayerRange,
+    Leaving,
+    LoadProgress,
+    NotFinite,
+    Prepared,
+    Probe,
+    Probed,
+    Rechecked,
+    Refused,
+    Rejoin,
+    Release,
+    ReplayDone,
+    ReplayMissing,
+    Stats,
+    Trouble,
+    Welcome,
+    WorkerMessage,
+)
+from swarm.wire.schema import schema
+
+T = TypeVar("T")
+
+MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
+CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What workers are told when they join, and by which rules they are judged."""
+
+    beat_endpoint: str
+    data_endpoint: str
+    beat_interval_s: float
+    lease_s: float
+    health: HealthSettings
+    recheck: RecheckSettings
+
+
+class Members:
+    """Keeps ``state.workers``. Methods append what is to be done to ``out``."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: MemberSettings,
+        planner: Planner,
+        requests: Requests,
+        *,
+        out: list[Action],
+        now: float,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._planner = planner
+        self._requests = requests
+        self._out = out
+        self._uploads = Uploads(state)
+        self.lies = Lies(state)
+        self._rechecker = Rechecker(state, settings.recheck, out)
+        self.vigil = Vigil(state, settings.health, planner.rebuilder)
+        self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
+        self._replaced: dict[str, str] = {}  # incarnation -> why it was told to end, the latest last
+        self._leases_renewed_at = now
+
+    # --- what workers say --------------------------------------------------------------------------------------------
+
+    def said(self, peer: bytes, message: WorkerMessage, now: float) -> None:
+        if isinstance(message, Hello):
+            self._hello(peer, message, now)
+            return
+        if isinstance(message, Probe):
+            self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
+            return
+        worker = self._member(peer)
+        if worker is None:
+            self._stranger_said(peer, message)
+        elif message.lineage != self._state.lineage and not isinstance(message, Leaving | Stats):
+            self._state.count("stale_control")  # of a broker before this one: its epochs may have the same numbers
+        else:
+            self._member_said(worker, message, now)
+
+    def _member_said(self, worker: Worker, message: WorkerMessage, now: float) -> None:
+        match message:
+            case Prepared():
+                self._planner.prepared(message, now)
+            case Refused():
+                self._planner.refused(worker, message, now)
+            case Activated():
+                self._planner.activated(message, now)
+                self._end_the_dangerous(now)
+            case ReplayDone() | ReplayMissing() | Rechecked() | Digested():
+                self._answered(worker, message, now)
+            case LoadProgress() | Kept():
+                self._planner.loads(worker, message, now)
+            case Stats():
+                worker.stats = message.values
+            case Trouble():
+                self._trouble(worker, message, now)
+            case Leaving() if worker.wants_to_leave:
+                self._state.count("unexpected_control")  # it has said so, and finding out what to do takes its time
+            case Leaving():
+                worker.wants_to_leave = True
+                self._note("worker_leaves", worker=worker.name, reason=message.reason)
+                self.leave(worker, now, at_once=self._planner.wanted.shortage_without(worker) is not None)
+            case _:
+                self._state.count("unexpected_control")
+
+    def _answered(self, worker: Worker, message: ReplayDone | ReplayMissing | Rechecked | Digested, now: float) -> None:
+        """What it was asked to compute again: because it was lost, or to compare."""
+        if isinstance(message, Rechecked | Digested):
+            self._rechecker.said(worker, message)
+        else:
+            self._planner.rebuilder.answered(message, now)
+
+    def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
+        """Nobody counts on it: if it asks to leave, it need not wait."""
+        self._state.count("strangers")
+        if isinstance(message, Leaving):
+            self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason="no plan needs it")))
+
+    def _trouble(self, worker: Worker, message: Trouble, now: float) -> None:
+        """The data path of the plan in force broke at this worker; what it says of an older one is settled already."""
+        current = self._state.book.current
+        if current is None or message.epoch != current.epoch:
+            self._state.count("stale_control")
+            return
+        self._note("trouble", "error", worker=worker.name, reason=message.reason)
+        self._state.count("troubles")
+        if message.damaged:
+            self.damaged(now)
+        elif message.not_finite is None or not self._judge(worker, message.not_finite, now):
+            self._planner.trouble(now, blame=True)
+            self._end_the_dangerous(now)
+
+    def damaged(self, now: float) -> None:
+        """Something under way came damaged: the network's doing. If nothing is under way, nothing is lost."""
+        if self._planner.awaits_steps and self.lies.is_loss():
+            self._planner.trouble(now, blame=False)
+
+    def _judge(self, reporter: Worker, found: NotFinite, now: float) -> bool:
+        """Hidden states that are not finite came from the stage before: it goes, or the request whose doing it is."""
+        suspect = self.lies.sender_to(reporter, found)
+        if suspect is None:
+            return False
+        is_needed = self._planner.wanted.shortage_without(suspect) is not None
+        finding = self.lies.judge(reporter, suspect, found, is_needed=is_needed)
+        for sequence, detail in finding.hopeless:
+            self._requests.ends.end(sequence, "failed", now, detail)
+        if finding.out is None:
+            self._planner.trouble(now, blame=False)
+        else:
+            self._lose(finding.out, finding.evidence, now, verdict=Verdict.LIED)
+        return True
+
+    def _take_model(self, hello: Hello, now: float) -> None:
+        """The first worker brings the model. After a restart it is known before; if the first one has another, that is
+        the swarm's from now on, and what was asked of the old one can't be answered any more."""
+        restart, remembered = self._planner.restart, self._state.manifest
+        if restart.model_is_remembered and remembered is not None:
+            difference = remembered.difference(hello.manifest)
+            if difference is not None:
+                self._state.manifest = None
+                self._requests.ends.end_everything(f"the swarm was started again with another model: {difference}", now)
+        restart.model_is_remembered = False
+        if self._state.manifest is None:
+            self._state.manifest = hello.manifest
+            self._requests.durability.model_known(now)
+
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+        # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
+        reason = self._replaced.get(hello.incarnation) or self._why_not(hello, now)
+        if reason is not None:
+            self._note("worker_denied", "warning", worker=hello.name, reason=reason)
+            self._out.append(OrderWorker(peer, Denied(reason=reason)))
+            return
+        known = self._state.workers.get(hello.incarnation)
+        if known is not None and known.state is WorkerState.LEFT:
+            self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason=known.reason)))
+            return
+        if known is not None and not known.is_gone:
+            self._lose(known, "it said Hello again: what was under way with it is void", now)
+        for other in list(self._state.workers.values()):
+            if other.name == hello.name and other.incarnation != hello.incarnation:
+                self._replace(other, hello, now)
+        self._take_model(hello, now)
+        num_lies = known.num_lies if known is not None else 0
+        pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
+        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
+        worker.kept = () if num_lies else hello.kept
+        worker.believed = {} if num_lies else what_counts(hello, self._state)
+        self.vigil.begin(hello.incarnation, now)
+        self._welcome(worker, self._uploads.ask(worker, now))
+        if self._state.book.current is not None or num_lies:
+            # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
+            # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
+            self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
+        self._planner.changed(now)
+        self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
+
+    def not_understood(self, peer: bytes, reason: str) -> None:
+        """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
+        understood before; what it says now is not worth its life.)"""
+        known = self._state.workers.get(peer.decode(errors="replace"))
+        if known is None or known.is_gone:
+            reason = f"the broker can't understand it ({reason}): install the same version on both"
+            self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
+
+    def _replace(self, former: Worker, hello: Hello, now: float) -> None:
+        """The newest process of a name is the one that counts; the one before, should it live, must end."""
+        if not former.is_gone:
+            reason = (
+                f"another process (pid {hello.pid} on {hello.host}) joined under the name {hello.name}: "
+                f"give every worker a name of its own"
+            )
+            self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
+            _remember(self._replaced, former.incarnation, reason)
+        self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
+        self._forget(former.incarnation)
+        _remember(self._strangers, former.incarnation, now)
+
+    def _why_not(self, hello: Hello, now: float) -> str | None:
+        if PROTOCOL_VERSION not in hello.wire_versions:
+            return (
+                f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
+            )
+        if hello.schema != schema():
+            return "the worker's messages are those of another build than the broker's: install one version on both"
+        if not is_supported(hello.device):
+            return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
+        restart = self._planner.restart
+        # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does
+        # not take the swarm away from those that are waited for.
+        is_free = restart.model_is_remembered and (hello.name in restart.awaited or restart.waits_for(now) is None)
+        if self._state.manifest is not None and not is_free:
+            difference = self._state.manifest.difference(hello.manifest)
+            if difference is not None:
+                return f"this swarm serves another model: {difference}"
+        return self._planner.wanted.rules.why_not(hello)
+
+    def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
+        """Tell a worker that it is a member (again: it is how a member is asked for files)."""
+        welcome = Welcome(
+            epoch=self._state.book.written,
+            beat_endpoint=self._settings.beat_endpoint,
+            data_endpoint=self._settings.data_endpoint,
+            beat_interval_s=self._settings.beat_interval_s,
+            lease_s=self._settings.lease_s,
+            wants=wants,
+        )
+        self._out.append(OrderWorker(worker.peer, welcome))
+
+    def asset_part_arrived(self, event: AssetPartArrived, now: float) -> None:
+        self._uploads.take(self._member(event.peer), event, now)
+
+    def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
+        """In good order: the plan is made without it first, unless nobody else can take its layers."""
+        if at_once:
+            self._planner.release(worker, "it was asked to leave", now)
+            self._planner.lost(worker, now, blame=False)
+        elif not worker.is_gone:
+            worker.state = WorkerState.LEAVING
+            self._planner.leaving(worker, now)
+
+    def disconnected(self, peer: bytes, now: float) -> None:
+        """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
+        called only if that takes long, for an answer to that call would be a second Hello."""
+        worker = self._member(peer)
+        if worker is not None:
+            self._lose(worker, "its connection closed", now, blame=True)
+            worker.called_at = now
+
+    def _lose(
+        self, worker: Worker, evidence: str, now: float, *, blame: bool = False, verdict: Verdict = Verdict.DEAD
+    ) -> None:
+        if worker.is_gone:
+            return
+        worker.reason = evidence
+        self.vigil.note_end(worker, verdict, now)
+        self._uploads.forget(worker.incarnation)
+        if worker.wants_to_leave:
+            worker.state, blame = WorkerState.LEFT, False
+            self._note("worker_left", worker=worker.name, evidence=evidence)
+        else:
+            worker.state = WorkerState.OUT
+            self._state.count("workers_lost")
+            self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        self._record_loss(worker, evidence, now)
+        self._planner.lost(worker, now, blame=blame)
+        self._end_the_dangerous(now)
+
+    def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
+        """For the report on recoveries, if there is something to recover from."""
+        book, recoveries = self._state.book, self._state.recoveries
+        held = None if book.current is None else book.current.stage_of(worker.incarnation)
+        is_coming = book.coming is not None and worker.incarnation in book.coming.members
+        if held is not None or (is_coming and recoveries.current is not None):
+            heard_at = self.vigil.heard_at(worker.incarnation)
+            recoveries.lost(worker.name, evidence, None if held is None else held.layers, heard_at, now)
+
+    def _end_the_dangerous(self, now: float) -> None:
+        """A request present at several deaths may be their cause; it must not take the swarm with it."""
+        for sequence in [s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER]:
+            detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths or losses of steps"
+            self._requests.ends.end(sequence, "failed", now, detail)
+
+    def _member(self, peer: bytes) -> Worker | None:
+        for worker in self._state.workers.values():
+            if worker.peer == peer and not worker.is_gone:
+                return worker
+        return None
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, now: float) -> None:
+        worker = self._state.workers.get(beat.incarnation)
+        if worker is None:
+            self._state.count("strangers")
+            self._call_stranger(beat.incarnation, now)
+            return
+        self.vigil.heard(beat, now)
+        was_called = worker.called_at is not None and now - worker.called_at <= CALL_AGAIN_S
+        if worker.is_gone and not was_called and self.lies.may_be_called(worker):
+            worker.called_at = now
+            self._call(worker)
+
+    def _call(self, worker: Worker) -> None:
+        """It was declared out and lives: it is fenced, and may say Hello and join anew. If it was released, it has not
+        heard of it, and is told again."""
+        epoch, reason = self._state.book.written, worker.reason
+        if worker.state is WorkerState.LEFT:
+            self._out.append(OrderWorker(worker.peer, Release(epoch=epoch, reason=reason)))
+            return
+        self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+        self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=reason)))
+
+    def _call_stranger(self, incarnation: str, now: float) -> None:
+        """Somebody beats whom the broker does not know (any more): it may say Hello."""
+        told_at = self._strangers.get(incarnation)
+        if told_at is not None and now - told_at <= CALL_AGAIN_S:
+            return
+        _remember(self._strangers, incarnation, now)
+        reason = "the broker does not know this worker"
+        self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
+
+    def tick(self, usual_step_s: float, now: float) -> None:
+        """Verdicts are carried out, leases renewed."""
+        for incarnation, judgement in self.vigil.judgements(usual_step_s, now).items():
+            worker = self._state.workers[incarnation]
+            if judgement.verdict.is_out and not worker.is_gone:
+                blame = judgement.verdict is Verdict.HUNG and self.vigil.computes(incarnation)
+                self._lose(worker, judgement.evidence, now, blame=blame, verdict=judgement.verdict)
+        for worker, names in self._uploads.ask_others(now):
+            self._welcome(worker, names)
+        self._rechecker.tick(now)
+        self._forget_the_long_gone()
+        self._renew_leases(now)
+
+    def set_apart(self, plan: Plan, now: float) -> bool:
+        """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has
+        nothing to do and is well: these two can't reach each other. The plan does without the second for a while."""
+        for stage in plan.stages:
+            holder = self._state.workers.get(self.vigil.blocked_on(stage.incarnation))
+            if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
+                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
+                self._note("worker_unreachable", "error", worker=holder.name, by=stage.name)
+                self._state.count("workers_unreachable")
+                return True
+        return False
+
+    def _renew_leases(self, now: float) -> None:
+        if now - self._leases_renewed_at < self._settings.lease_s / 5:
+            return
+        self._leases_renewed_at = now
+        for worker in self._state.workers.values():
+            if not worker.is_gone:
+                self._out.append(OrderWorker(worker.peer, Alive(epoch=self._state.book.written)))
+
+    def _forget_the_long_gone(self) -> None:
+        """Keep the last few that went, for ``swarmctl nodes``; a crash loop must not fill the memory."""
+        gone = [i for i, w in self._state.workers.items() if w.is_gone]
+        for incarnation in gone[: max(0, len(gone) - 16)]:
+            self._forget(incarnation)
+
+    def _forget(self, incarnation: str) -> None:
+        del self._state.workers[incarnation]
+        self.vigil.forget(incarnation)
+
+    def _note(self, event: str, level: str = "info", **fields: object) -> None:
+        self._out.append(Note(event, level, fields))
+
+
+def _remember(memory: dict[str, T], incarnation: str, what: T) -> None:
+    """The latest last; the oldest goes when there are too many."""
+    memory.pop(incarnation, None)
+    memory[incarnation] = what
+    if len(memory) > MAX_STRANGERS:
+        del memory[next(iter(memory))]

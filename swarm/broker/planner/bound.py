@@ -1,0 +1,118 @@
+"""What no plan can beat, found without looking at orders: how far from the best can a plan be?
+
+It lets every device take the lightest layers that there are, in any order, with no hop slower than the quickest; that
+is never more than a real plan must bear.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.broker.planner.problem import KV_FRACTION, Problem
+from swarm.broker.planner.search import EQUAL
+from swarm.broker.planner.tables import Table, hops
+
+Counts = NDArray[np.int64]
+_NEVER = 1 << 40
+
+
+def lower_bound(problem: Problem) -> float:
+    """Seconds that no plan's step can be quicker than; infinite if there can be no plan."""
+    return _sum_bound(problem) if problem.takes_turns else _slowest_bound(problem)
+
+
+def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
+    """How many layers each device's memory and cap allow beside ``extra_bytes``, were they the smallest."""
+    model = problem.model
+    sizes = np.concatenate(([0], np.cumsum(sorted(model.layer_bytes)))) + extra_bytes
+    kv = np.concatenate(([0], np.cumsum(sorted(model.kv_bytes)))) * (problem.kv_positions / KV_FRACTION)
+    needed = sizes + np.maximum(model.buffer_bytes, np.floor(kv))
+    room = np.array([d.memory_bytes - d.standby_bytes for d in problem.devices])
+    counts: Counts = np.searchsorted(needed, room, side="right") - 1
+    caps = [model.num_layers if d.max_layers is None else d.max_layers for d in problem.devices]
+    pins = [model.num_layers if d.pinned is None else len(d.pinned) for d in problem.devices]
+    return np.maximum(0, np.minimum(counts, np.minimum(caps, pins)))
+
+
+def _slowest_bound(problem: Problem) -> float:
+    low, high = 0.0, 2.0 * sum(problem.model.layer_weights) * max(d.layer_s for d in problem.devices)
+    high += sum(d.stage_s + d.embed_s + d.head_s for d in problem.devices)
+    if covered_within(problem, high) < problem.model.num_layers:
+        return np.inf
+    for _ in range(40):
+        middle = (low + high) / 2
+        if covered_within(problem, middle) >= problem.model.num_layers:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def covered_within(problem: Problem, limit_s: float) -> int:
+    """The most layers that all devices together could do in this time each, whoever has the embedding and the head."""
+    devices, model = problem.devices, problem.model
+    counts = _within(problem, most_layers(problem), [limit_s - d.stage_s for d in devices])
+    embeds = _within(
+        problem, most_layers(problem, model.embed_bytes), [limit_s - d.stage_s - d.embed_s for d in devices]
+    )
+    heads = _within(problem, most_layers(problem, model.head_bytes), [limit_s - d.stage_s - d.head_s for d in devices])
+    alone = int(np.minimum(embeds, heads).max(initial=0))
+    if len(devices) == 1 or alone >= model.num_layers:
+        return alone
+    first, last = np.where(embeds > 0, counts - embeds, _NEVER), np.where(heads > 0, counts - heads, _NEVER)
+    return max(alone, int(counts.sum()) - _least_pair(first, last))
+
+
+def _least_pair(first: Counts, last: Counts) -> int:
+    """The least of first[i] + last[j] for two different places."""
+    one, other = np.argsort(first, kind="stable")[:2], np.argsort(last, kind="stable")[:2]
+    return min(int(first[i] + last[j]) for i in one for j in other if i != j)
+
+
+def _within(problem: Problem, most: Counts, limits: list[float]) -> Counts:
+    """How many of the lightest layers each device does in its time."""
+    work = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights))))
+    speed = np.array([d.layer_s for d in problem.devices])
+    allowance = np.maximum(np.asarray(limits), 0.0) * (1 + 1e-9)
+    found = np.searchsorted(work, allowance / np.maximum(speed, 1e-12), side="right") - 1
+    counts: Counts = np.minimum(found, most)
+    return counts
+
+
+def _sum_bound(problem: Problem) -> float:
+    """Fill those that are cheapest by layer, were they full, parts of layers allowed."""
+    devices, most = problem.devices, most_layers(problem)
+    if most.sum() < problem.model.num_layers:
+        return np.inf
+    heavy = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights, reverse=True))))
+    rates, ways = full_rates(problem, most, heavy)
+    rest, total = sum(problem.model.layer_weights), 0.0
+    for index in np.argsort(rates, kind="stable"):
+        work = min(rest, float(heavy[most[index]]))
+        if work > 0:
+            total += work * float(rates[index])
+            rest -= work
+    if rest > EQUAL:
+        return np.inf
+    ends = min(d.embed_s for d in devices) + min(d.head_s for d in devices)
+    return max(0.0, total - float(ways.max())) + ends  # the first stage needs no hop to it
+
+
+def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Table]:
+    """What a layer costs at a device that is full, its stage and the nearest hop to it included; and those hops."""
+    ways = hops(problem)
+    np.fill_diagonal(ways, np.inf)
+    nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)
+    layer = np.array([d.layer_s for d in problem.devices])
+    once = np.array([d.stage_s for d in problem.devices]) + nearest
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = np.where(most > 0, layer + once / heavy[most], np.inf)
+    return rates, nearest
+
+
+def cheapest_first(problem: Problem, most: Counts) -> list[int]:
+    """Devices that can hold something at all, those first that add least to the sum for each layer."""
+    heavy = np.arange(problem.model.num_layers + 1, dtype=np.float64)
+    rates, _ = full_rates(problem, most, heavy)
+    return [int(i) for i in np.argsort(rates, kind="stable") if most[i] > 0]

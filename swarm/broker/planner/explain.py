@@ -1,0 +1,250 @@
+"""A plan in words and figures: what is predicted, what limits it, what one more worker would change, who is left out
+and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swarm.broker.planner import tables
+from swarm.broker.planner.load import LEAST_S, Load
+from swarm.broker.planner.problem import Device, Line, Problem, Share, Shortage
+from swarm.broker.planner.solve import EXACT, solve
+from swarm.wire.messages import Json, LayerRange
+
+MAX_EXPLAINED = 4  # of those left out: each costs a search
+MAX_NAMED = 8  # in one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``: with buffers and KV."""
+
+    worker: str
+    layers: LayerRange
+    compute_s: float
+    hop_s: float
+    needed_bytes: int
+    memory_bytes: int
+    kv_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """``step_s``: from one step to the next. ``even_s``: the same if the same workers had even shares; None if those
+    would not fit. ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while
+    a plan is waited for: ``one_more_s``, with another worker like the quickest, on a machine of its own, and what a
+    step would take with those left out. ``is_thorough``: that was done.
+    """
+
+    objective: str
+    load: Load
+    takes_turns: bool
+    stages: tuple[StageForecast, ...]
+    step_s: float
+    even_s: float | None
+    left_out: tuple[tuple[str, str], ...]
+    one_more_s: float | None = None
+    like: str = ""
+    is_thorough: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bottleneck(self) -> StageForecast:
+        return max(self.stages, key=lambda stage: stage.compute_s)
+
+    @property
+    def margin(self) -> float:
+        """By which part of its time the slowest stage is slower than the next: what could be won there at most."""
+        times = sorted((stage.compute_s for stage in self.stages), reverse=True)
+        return 1 - times[1] / times[0] if len(times) > 1 and times[0] else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.load.rows / self.step_s if self.step_s else 0.0
+
+
+def forecast(
+    problem: Problem,
+    line: Line,
+    load: Load,
+    objective: str,
+    left_out: tuple[tuple[str, str], ...] = (),
+    *,
+    thorough: bool = False,
+) -> Forecast:
+    """What this line of devices is expected to do. ``left_out``: those who were not even looked at. ``thorough``: with
+    searches for what a step would take with those left out, where that doesn't take too long."""
+    return Forecast(
+        objective=objective,
+        load=load,
+        takes_turns=problem.takes_turns,
+        stages=_stages(problem, line),
+        step_s=tables.step_seconds(problem, line),
+        even_s=_even(problem, line),
+        left_out=left_out + _left_out(problem, line, thorough and len(problem.devices) <= EXACT),
+        is_thorough=thorough,
+    )
+
+
+def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
+    model, between = problem.model, tables.hops(replace(problem, takes_turns=True, free_hops=False))
+    found = []
+    for place, (share, seconds) in enumerate(zip(line, tables.stage_seconds(problem, line), strict=True)):
+        device = problem.devices[share.device]
+        hop = float(between[share.device, line[place + 1].device]) if place + 1 < len(line) else 0.0
+        needed = model.needed_bytes(share.layers, problem.kv_positions) + device.standby_bytes
+        room = model.kv_positions(share.layers, device.memory_bytes - device.standby_bytes)
+        found.append(StageForecast(device.name, share.layers, seconds, hop, needed, device.memory_bytes, room))
+    return tuple(found)
+
+
+def even_line(problem: Problem, line: Line) -> Line | None:
+    """The same devices in the same order with as many layers each, the first ones one more; None if it doesn't fit."""
+    base, extra = divmod(problem.model.num_layers, len(line))
+    shares, first = [], 0
+    for place, share in enumerate(line):
+        layers = LayerRange(first, first + base + (place < extra))
+        device = problem.devices[share.device]
+        if not len(layers) or problem.model.needed_bytes(layers, 0) > device.memory_bytes:
+            return None
+        shares.append(Share(share.device, layers))
+        first = layers.stop
+    return tuple(shares)
+
+
+def _even(problem: Problem, line: Line) -> float | None:
+    even = even_line(problem, line)
+    return None if even is None else tables.step_seconds(problem, even)
+
+
+def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, str], ...]:
+    used = {share.device for share in line}
+    rest = [i for i in range(len(problem.devices)) if i not in used]
+    now = tables.step_seconds(problem, line)
+    return tuple(
+        (problem.devices[index].name, why_left_out(problem, index, now, thorough and count < MAX_EXPLAINED))
+        for count, index in enumerate(rest)
+    )
+
+
+def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> str:
+    """Of a device that isn't in the plan, whose step takes ``now`` seconds. ``thorough``: with a search for what it
+    would take with this one."""
+    small = _too_small(problem, problem.devices[index])
+    if small or not thorough:
+        return small or "the step would not be quicker with it"
+    forced = solve(replace(problem, tolerance=0.0), frozenset((index,)))
+    if isinstance(forced, Shortage):
+        return "no cut of the layers leaves it a share that fits"
+    then = tables.step_seconds(problem, forced)
+    if _ms(then) == _ms(now):
+        return f"the step would take as long with it: {_ms(then)}"
+    if then < now:
+        return f"the step would be too little quicker with it to move layers: {_ms(then)} instead of {_ms(now)}"
+    return f"it would make the step slower: {_ms(then)} instead of {_ms(now)}"
+
+
+def _too_small(problem: Problem, device: Device) -> str:
+    model = problem.model
+    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
+    missing = least + device.standby_bytes - device.memory_bytes
+    return f"{missing / 2**20:.0f} MiB of memory are missing for even one layer" if missing > 0 else ""
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def sentences(found: Forecast) -> tuple[str, ...]:
+    """For people, one thought each."""
+    load, slowest = found.load, found.bottleneck
+    if len(found.stages) == 1:
+        every = f"the only stage, {slowest.worker}, takes"
+    elif found.takes_turns:
+        every = "all stages one after the other take"
+    else:
+        every = f"the slowest stage, {slowest.worker}, takes"
+    decoding = f"{_many(load.rows, 'sequence')} of {_many(load.context, 'position')}"
+    decoding += " that decodes" if load.rows == 1 else " that decode together"
+    said = [
+        f"objective {found.objective}: for {decoding}, with {_many(load.prompt, 'position')} of prompt per token, "
+        f"{every} {_ms(found.step_s)} a step: {found.tokens_per_s:.0f} tokens/s"
+    ]
+    if len(found.stages) > 1:
+        after = f"the next {found.margin:.0%} less" if found.margin >= 0.005 else "the next as long"
+        said.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for layers {slowest.layers}; {after}")
+    if found.even_s is not None and len(found.stages) > 1:
+        gain = _quicker(found.step_s, found.even_s)
+        said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
+    said += _said_of_left_out(found.left_out)
+    return tuple(text for text in (*said, *found.notes) if text)
+
+
+def of_one_more(found: Forecast) -> tuple[str, ...]:
+    """What one more worker would change, if that was looked at."""
+    if found.one_more_s is None:
+        return ()
+    gain = _quicker(found.one_more_s, found.step_s)
+    what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
+    return (f"one more worker like {found.like}, on a machine of its own, would give {what}",)
+
+
+def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
+    """A sentence for each reason, not for each worker."""
+    groups: dict[str, list[str]] = {}
+    for name, why in left_out:
+        groups.setdefault(why, []).append(name)
+    return [
+        f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each of them: {why}"
+        for why, names in groups.items()
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    shown = names if len(names) <= MAX_NAMED else names[: MAX_NAMED - 1]
+    rest = len(names) - len(shown)
+    return f"{', '.join(shown)} and {rest} more" if rest else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _many(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
+
+
+def as_json(found: Forecast) -> Json:
+    """For programs."""
+    return {
+        "objective": found.objective,
+        "load": {"rows": found.load.rows, "context": found.load.context, "prompt": found.load.prompt},
+        "takes_turns": found.takes_turns,
+        "step_s": found.step_s,
+        "tokens_per_second": round(found.tokens_per_s, 2),
+        "bottleneck": found.bottleneck.worker,
+        "margin": round(found.margin, 4),
+        "even_s": found.even_s,
+        "one_more": None if found.one_more_s is None else {"like": found.like, "step_s": found.one_more_s},
+        "left_out": [{"worker": name, "why": why} for name, why in found.left_out],
+        "stages": [stage_json(stage) for stage in found.stages],
+    }
+
+
+def stage_json(stage: StageForecast) -> Json:
+    return {
+        "worker": stage.worker,
+        "layers": [stage.layers.first, stage.layers.stop],
+        "predicted_s": stage.compute_s,
+        "hop_s": stage.hop_s,
+        "needed_bytes": stage.needed_bytes,
+        "memory_bytes": stage.memory_bytes,
+        "kv_positions": stage.kv_positions,
+    }
+
+
+def _quicker(quick_s: float, slow_s: float) -> str:
+    """How much quicker the one is than the other; empty if that is nothing worth mentioning."""
+    ratio = slow_s / max(quick_s, LEAST_S)
+    if ratio < 1.005:
+        return ""
+    return f"{ratio - 1:.0%} quicker" if ratio < 2 else f"{ratio:.1f} × as quick"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

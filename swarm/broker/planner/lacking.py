@@ -1,0 +1,101 @@
+"""Why there is no plan, in one sentence, and how many bytes are missing where."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from swarm.broker.planner.problem import Device, Problem, Shortage
+from swarm.wire.messages import LayerRange
+
+SHOWN = 16
+
+
+def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
+    """Of a problem without a plan. ``fits_by_itself``: there is one without pins and caps."""
+    by_hand = contradiction(problem) or _pin_without_room(problem)
+    if by_hand is not None:
+        return by_hand
+    model, devices = problem.model, problem.devices
+    needed = model.weight_bytes(model.all_layers) + model.buffer_bytes * len(devices)
+    missing = max(0, needed - sum(d.memory_bytes - d.standby_bytes for d in devices))
+    where = _each(problem)
+    if missing:
+        text = f"{_mib(missing)} more memory: {model.name} needs {_mib(needed)} on {len(devices)} workers, joined are"
+        return Shortage(f"{text} {where}", missing)
+    if fits_by_itself:
+        return Shortage(f"other pins or caps: with those of [plan], the layers can't be laid out over {where}", 0)
+    return Shortage(f"workers with more memory each: the layers don't pack into {where}", 0)
+
+
+def contradiction(problem: Problem) -> Shortage | None:
+    """What no memory could cure: pins that contradict each other, the caps or the model, or leave layers to nobody."""
+    num = problem.model.num_layers
+    pinned = sorted(((d.pinned, d) for d in problem.devices if d.pinned is not None), key=lambda each: each[0].first)
+    for pin, device in pinned:
+        if pin.stop > num:
+            text = f"another pin for {device.name}: layers {pin} are pinned to it, and the model has 0–{num - 1}"
+            return Shortage(text, 0)
+        if device.max_layers is not None and len(pin) > device.max_layers:
+            text = (
+                f"another pin or cap for {device.name}: layers {pin} are pinned to it, which are {len(pin)}, and its "
+            )
+            return Shortage(f"{text}cap is {device.max_layers}", 0)
+    for (one, first), (other, second) in itertools.pairwise(pinned):
+        if other.first < one.stop:
+            text = f"other pins: {first.name} and {second.name} are pinned to layers {one} and {other}, which overlap"
+            return Shortage(text, 0)
+    return _left_to_nobody(problem, [pin for pin, _ in pinned])
+
+
+def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | None:
+    """Layers between the pins: more gaps than workers for them, or more layers than their caps allow."""
+    num = problem.model.num_layers
+    edges = [0, *(edge for pin in pins for edge in (pin.first, pin.stop)), num]
+    gaps = [LayerRange(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    free = [device for device in problem.devices if device.pinned is None]
+    said = " and ".join(str(gap) for gap in gaps)
+    if len(gaps) > len(free):
+        who = f"without a pin there is only {_names(free)}" if free else "all workers hold others by their pins"
+        return Shortage(f"other pins or caps, or another worker: nobody is left for layers {said}: {who}", 0)
+    wanted, allowed = sum(map(len, gaps)), sum(num if d.max_layers is None else d.max_layers for d in free)
+    if wanted <= allowed:
+        return None
+    caps = ", ".join(f"{d.name} {d.max_layers}" for d in free[:SHOWN])
+    caps += f" and {len(free) - SHOWN} more" if len(free) > SHOWN else ""
+    text = f"other pins or caps, or another worker: for the {wanted} layers {said} the caps allow {allowed} ({caps})"
+    return Shortage(text, 0)
+
+
+def _names(devices: Sequence[Device]) -> str:
+    return ", ".join(d.name for d in devices)
+
+
+def _pin_without_room(problem: Problem) -> Shortage | None:
+    for device in problem.devices:
+        if device.pinned is not None:
+            needed = problem.model.needed_bytes(device.pinned, problem.kv_positions) + device.standby_bytes
+            missing = needed - device.memory_bytes
+            if missing > 0:
+                text = f"{_mib(missing)} more memory for {device.name}: layers {device.pinned}, which are pinned to it,"
+                return Shortage(f"{text} need {_mib(needed)}, and it has {_mib(device.memory_bytes)}", missing)
+    return None
+
+
+def _each(problem: Problem) -> str:
+    """Every device with its memory, and what the next layer that it can't take lacks."""
+    shown = [f"{d.name} {_mib(d.memory_bytes)}{_lack(problem, d)}" for d in problem.devices[:SHOWN]]
+    more = len(problem.devices) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _lack(problem: Problem, device: Device) -> str:
+    """A device without room for even the smallest layer: by how much."""
+    model = problem.model
+    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
+    missing = least + device.standby_bytes - device.memory_bytes
+    return f" ({_mib(missing)} short of one layer)" if missing > 0 else ""
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,205 @@
+"""Orders of many devices: good ones to begin with, then small changes as long as they help.
+
+A line of devices is as good as its slowest (or its sum), which depends far more on who is in it than on the order, so
+the first thing is to choose: those that a bound says could do most in the time that is needed, and a few more. Then the
+order: workers of a host side by side, so that few hops leave it; whoever is best at the head last, at the embedding
+first. From the best of a few such orders on, devices are moved and exchanged, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from swarm.broker.planner import tables
+from swarm.broker.planner.bound import cheapest_first, covered_within, lower_bound, most_layers
+from swarm.broker.planner.problem import Line, Problem
+from swarm.broker.planner.search import Combine, along
+from swarm.broker.planner.tables import Table
+
+SPARE = 4  # devices beyond those that a bound thinks necessary
+EFFORT = 6_000  # devices looked at in all changes together: a quarter of a second
+ROOMS = (1.001, 1.1, 8.0)  # times the bound: what the chosen ones must be able to keep to, together
+GOOD_ENOUGH = 1.002  # of the bound: nothing is left to be won
+CLOSE = 1.05  # of the bound: it is not worth looking among others too
+
+
+@dataclass
+class _Hunt:
+    """The best line so far, and how much effort is left."""
+
+    problem: Problem
+    own: dict[int, Table]
+    hops: Table
+    combine: Combine
+    must: frozenset[int]
+    goal: float
+    effort: int = EFFORT
+    cost: float = np.inf
+    line: Line = ()
+    order: list[int] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return self.effort <= 0 or self.cost <= self.goal
+
+    def attempt(self, order: Sequence[int]) -> bool:
+        """Look at this order; keep it if it is better."""
+        self.effort -= len(order)
+        found = along(_Sparse(self.own), self.hops, self.combine, order, self.must)
+        if found is None:
+            return False
+        cost = tables.step_seconds(self.problem, found[1], self.hops)
+        if cost >= self.cost * (1 - 1e-9):
+            return False
+        self.cost, self.line, self.order = cost, found[1], list(order)
+        return True
+
+
+class _Sparse(Sequence[Table]):
+    """Tables of chosen devices, by the devices' own numbers."""
+
+    def __init__(self, chosen: dict[int, Table]) -> None:
+        self._chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return next(iter(self._chosen.values())) if index not in self._chosen else self._chosen[index]
+
+
+def good_line(problem: Problem, combine: Combine, hops: Table, must: frozenset[int]) -> tuple[float, Line] | None:
+    """A line close to the best; None if none was found."""
+    bound = lower_bound(problem)
+    if not np.isfinite(bound):
+        return None
+    found: tuple[float, Line] | None = None
+    for room in ROOMS:
+        chosen = _choose(problem, bound * room, must)
+        own = {i: tables.seconds(problem.model, problem.devices[i], problem.kv_positions) for i in chosen}
+        hunt = _Hunt(problem, own, hops, combine, must, bound * GOOD_ENOUGH)
+        for order in _first_orders(problem, chosen):
+            if not hunt.is_over:
+                hunt.attempt(order)
+        _improve(hunt)
+        if hunt.line and (found is None or hunt.cost < found[0]):
+            found = hunt.cost, hunt.line
+        if problem.takes_turns or (found is not None and found[0] <= bound * CLOSE):
+            break
+    return found
+
+
+def _choose(problem: Problem, limit_s: float, must: frozenset[int]) -> list[int]:
+    """As few as could do it within this time, those first that do most; and some more."""
+    most = most_layers(problem)
+    devices, num = problem.devices, problem.model.num_layers
+    if problem.takes_turns:
+        ranked = cheapest_first(problem, most)
+        cover = np.cumsum([most[i] for i in ranked])
+        enough = int(np.searchsorted(cover, num)) + 1
+    else:
+        able = [i for i in range(len(devices)) if most[i] > 0]
+        mean = sum(problem.model.layer_weights) / num
+        does = {
+            i: min(float(most[i]), max(0.0, limit_s - devices[i].stage_s) / max(devices[i].layer_s * mean, 1e-12))
+            for i in able
+        }
+        ranked = sorted(able, key=lambda i: (-int(does[i]), devices[i].layer_s, i))
+        cover = np.cumsum([int(does[i]) for i in ranked])
+        enough = int(np.searchsorted(cover, num)) + 1
+        while enough < len(ranked) and _covered(problem, ranked[:enough], limit_s) < num:
+            enough += 1
+    chosen = dict.fromkeys(ranked[: enough + SPARE])
+    able = [i for i in range(len(devices)) if most[i] > 0]
+    for key in ("head_s", "embed_s"):
+        ends = sorted(able, key=lambda i: getattr(devices[i], key) + devices[i].layer_s)
+        chosen.update(dict.fromkeys(ends[:2]))
+    return [*chosen, *(must - chosen.keys())]
+
+
+def _covered(problem: Problem, chosen: list[int], limit_s: float) -> int:
+    part = _only(problem, chosen)
+    return covered_within(part, limit_s)
+
+
+def _only(problem: Problem, chosen: list[int]) -> Problem:
+    return Problem(
+        problem.model, tuple(problem.devices[i] for i in chosen), problem.takes_turns, kv_positions=problem.kv_positions
+    )
+
+
+def _first_orders(problem: Problem, chosen: list[int]) -> Iterator[list[int]]:
+    """Hosts together, the quickest first; where they are now; by speed alone; by memory."""
+    devices = problem.devices
+    pinned = {i: devices[i].pinned for i in chosen}
+
+    def placed(order: list[int]) -> list[int]:
+        """Pinned ones at about their place: before whoever would come behind their share of the way."""
+        rest = [i for i in order if pinned[i] is None]
+        for i in sorted((i for i in order if pinned[i] is not None), key=lambda i: pinned[i].first):  # type: ignore[union-attr]
+            share = pinned[i].first / problem.model.num_layers  # type: ignore[union-attr]
+            rest.insert(round(share * len(rest)), i)
+        return rest
+
+    by_speed = sorted(chosen, key=lambda i: devices[i].layer_s)
+    quickest: dict[str, float] = {}
+    for i in by_speed:
+        quickest.setdefault(devices[i].host or devices[i].name, devices[i].layer_s)
+
+    def by_host(i: int) -> tuple[float, str, float]:
+        host = devices[i].host or devices[i].name
+        return quickest[host], host, devices[i].layer_s
+
+    hosts = sorted(chosen, key=by_host)
+    yield placed(_with_best_ends(problem, hosts))
+    yield placed(hosts)
+    yield placed(sorted(chosen, key=lambda i: held.first if (held := devices[i].held) else 1 << 30))
+    yield placed(by_speed)
+    yield placed(by_speed[::-1])
+    yield placed(sorted(chosen, key=lambda i: -devices[i].memory_bytes))
+
+
+def _with_best_ends(problem: Problem, order: list[int]) -> list[int]:
+    devices = problem.devices
+    last = min(order, key=lambda i: devices[i].head_s + devices[i].layer_s)
+    rest = [i for i in order if i != last]
+    if not rest:
+        return order
+    first = min(rest, key=lambda i: devices[i].embed_s + devices[i].layer_s)
+    return [first, *(i for i in rest if i != first), last]
+
+
+def _improve(hunt: _Hunt) -> None:
+    """Move one device, or exchange two, as long as that helps and the effort allows; those that count first."""
+    for turn in count():
+        if hunt.is_over or not any(hunt.is_over or hunt.attempt(order) for order in _changes(hunt, turn)):
+            return
+
+
+def _changes(hunt: _Hunt, turn: int) -> Iterator[list[int]]:
+    """Orders near the present one: the slowest of the line elsewhere, then everybody at either end, then neighbours
+    exchanged."""
+    order = hunt.order
+    if not hunt.line:
+        return
+    parts = tables.stage_seconds(hunt.problem, hunt.line)
+    used = [share.device for share in hunt.line]
+    slow = used[int(np.argmax(parts))]
+    size = len(order)
+    places = sorted({0, size - 1, *(int(p) for p in np.linspace(0, size - 1, 8)), turn % size})
+    for place in places:
+        rest = [i for i in order if i != slow]
+        rest.insert(place, slow)
+        yield rest
+    for device in order:
+        rest = [i for i in order if i != device]
+        yield [*rest, device]
+        yield [device, *rest]
+    for place in range(size - 1):
+        changed = list(order)
+        changed[place], changed[place + 1] = changed[place + 1], changed[place]
+        yield changed

@@ -1,0 +1,208 @@
+"""After a death: who takes the lost layers, so that sequences run again soonest.
+
+Survivors keep what they have: their layers, and with them the keys and values of every sequence. For each gap that the
+dead left, all ways to fill it are compared: the stage before it grows to any layer, the one behind it takes the rest,
+and a worker without a part may stand in the middle, or take it all. What counts is the time until sequences go on: the
+longest load (nothing for layers that are warm), then the replay of the lost layers. Ways that are about as soon are
+told apart by the time of a step from then on; a plan that is better for good is made later, while this one serves.
+
+Gaps are filled one after the other, the largest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm.broker.planner import tables
+from swarm.broker.planner.problem import Line, Problem, Share
+from swarm.broker.planner.search import EQUAL
+from swarm.broker.planner.tables import Table
+from swarm.wire.messages import LayerRange
+
+_Places = tuple[int | slice, int | slice]
+
+LOAD_S = 0.05  # whatever is loaded, it takes so long: a file is opened, kernels are warmed
+ABOUT = 0.1  # ways that differ by less than this part of the time, or this many seconds, are equally soon
+ABOUT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """``line``: who holds which layers from now on. ``load_s``: until all have them. ``replay_s``: until all sequences'
+    keys and values are there again. ``taken``: the layers of ``lost`` that each device takes."""
+
+    line: Line
+    load_s: float
+    replay_s: float
+    taken: tuple[Share, ...]
+
+
+def soonest(problem: Problem, survivors: Line, positions: int) -> Return | None:
+    """The way back that is soonest by prediction. ``survivors``: with the layers that they hold, in pipeline order.
+    ``positions``: of all sequences together. None if the lost layers have no room in this way."""
+    if not survivors:
+        return None
+    pipeline = _Pipeline(problem, survivors, positions)
+    while (gap := pipeline.largest_gap()) is not None:
+        if not pipeline.fill(gap):
+            return None
+    line = tuple(pipeline.shares)
+    return Return(line, pipeline.load_s, pipeline.replay_s, pipeline.taken(survivors))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Layers that nobody holds, before the share at ``place``."""
+
+    place: int
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    seconds: float
+    step_s: float
+    shares: Line  # instead of the neighbours'
+
+
+class _Pipeline:
+    def __init__(self, problem: Problem, survivors: Line, positions: int) -> None:
+        self._problem = problem
+        self._positions = positions
+        self._own = [tables.seconds(problem.model, d, problem.kv_positions) for d in problem.devices]
+        self._moved = [tables.moved_bytes(problem.model, d) for d in problem.devices]
+        self._weights = tables.between(problem.model.layer_weights)
+        self.shares = list(survivors)
+        self.load_s = self.replay_s = 0.0
+
+    def largest_gap(self) -> _Gap | None:
+        return max(self._gaps(), key=lambda gap: len(gap.layers), default=None)
+
+    def _gaps(self) -> Iterator[_Gap]:
+        at = 0
+        for place, share in enumerate(self.shares):
+            if share.layers.first > at:
+                yield _Gap(place, LayerRange(at, share.layers.first))
+            at = share.layers.stop
+        if at < self._problem.model.num_layers:
+            yield _Gap(len(self.shares), LayerRange(at, self._problem.model.num_layers))
+
+    def fill(self, gap: _Gap) -> bool:
+        """Take the soonest way; False if there is none."""
+        used = {share.device for share in self.shares}
+        spares = [None, *(i for i in range(len(self._problem.devices)) if i not in used)]
+        ways = [way for spare in spares for way in self._ways(gap, spare)]
+        if not ways:
+            return False
+        limit = min(way.seconds for way in ways) * (1 + ABOUT) + ABOUT_S
+        best = min((way for way in ways if way.seconds <= limit), key=lambda way: (way.step_s, way.seconds))
+        before, behind = gap.place - (gap.place > 0), gap.place + (gap.place < len(self.shares))
+        old = {share.device: share for share in self.shares[before:behind]}
+        self._count(old, best.shares, gap)
+        self.shares[before:behind] = best.shares
+        return True
+
+    def _count(self, old: dict[int, Share], new: Line, gap: _Gap) -> None:
+        for share in new:
+            layers = share.layers
+            self.load_s = max(self.load_s, float(self._load_s(share.device)[layers.first, layers.stop]))
+            first, stop = max(layers.first, gap.layers.first), min(layers.stop, gap.layers.stop)
+            if first < stop:
+                self.replay_s += float(self._replay_s(share.device)[first, stop])
+
+    def taken(self, survivors: Line) -> tuple[Share, ...]:
+        """What each device holds more than before."""
+        before = {share.device: share.layers for share in survivors}
+        found = []
+        for share in self.shares:
+            held = before.get(share.device)
+            if held is None:
+                found.append(share)
+            else:
+                parts = (LayerRange(share.layers.first, held.first), LayerRange(held.stop, share.layers.stop))
+                found += [Share(share.device, part) for part in parts if len(part)]
+        return tuple(found)
+
+    def _ways(self, gap: _Gap, spare: int | None) -> Iterator[_Way]:
+        """Of all cuts of the gap between those who take it, the best. Rows: where the part of the stage before it ends;
+        columns: where that of the stage behind it begins."""
+        a, b = gap.layers.first, gap.layers.stop
+        up = self.shares[gap.place - 1] if gap.place else None
+        down = self.shares[gap.place] if gap.place < len(self.shares) else None
+        cuts, size = slice(a, b + 1), b - a + 1
+        upper, middle, lower = _Part.nobody(size, 0), _Part.no_spare(size), _Part.nobody(size, -1)
+        if up is not None:
+            upper = self._part(up.device, (up.layers.first, cuts), (a, cuts))
+        if spare is not None:
+            middle = self._part(spare, (cuts, cuts), (cuts, cuts))
+        if down is not None:
+            lower = self._part(down.device, (cuts, down.layers.stop), (cuts, b))
+        best = upper.column().beside(middle, self._problem).beside(lower, self._problem).best()
+        if best is None:
+            return
+        low, high = a + best[0], a + best[1]
+        shares = [] if up is None else [Share(up.device, LayerRange(up.layers.first, low))]
+        shares += [] if spare is None else [Share(spare, LayerRange(low, high))]
+        shares += [] if down is None else [Share(down.device, LayerRange(high, down.layers.stop))]
+        yield _Way(best[2], best[3], tuple(shares))
+
+    def _part(self, device: int, whole: _Places, taken: _Places) -> _Part:
+        return _Part(self._load_s(device)[whole], self._replay_s(device)[taken], self._own[device][whole])
+
+    def _load_s(self, device: int) -> Table:
+        moved = self._moved[device]
+        found: Table = moved / self._problem.devices[device].load_bytes_per_s + np.where(moved > 0, LOAD_S, 0.0)
+        return found
+
+    def _replay_s(self, device: int) -> Table:
+        found: Table = self._positions * self._problem.devices[device].replay_s * self._weights
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one device would do, for every cut; ``step_s`` is infinite where it can't."""
+
+    load_s: Table
+    replay_s: Table
+    step_s: Table
+
+    @classmethod
+    def nobody(cls, size: int, place: int) -> _Part:
+        """There is no stage on this side: the cut must be at the end of the gap."""
+        step = np.full(size, np.inf)
+        step[place] = 0.0
+        return cls(np.zeros(size), np.zeros(size), step)
+
+    @classmethod
+    def no_spare(cls, size: int) -> _Part:
+        """One stage's part ends where the other's begins."""
+        none = np.zeros((size, size))
+        return cls(none, none, np.where(np.eye(size, dtype=np.bool_), 0.0, np.inf))
+
+    def column(self) -> _Part:
+        return _Part(self.load_s[:, None], self.replay_s[:, None], self.step_s[:, None])
+
+    def beside(self, other: _Part, problem: Problem) -> _Part:
+        """Both load at once; replays go through one after the other."""
+        step = np.add if problem.takes_turns else np.maximum
+        return _Part(
+            np.maximum(self.load_s, other.load_s),
+            self.replay_s + other.replay_s,
+            step(self.step_s, other.step_s),
+        )
+
+    def best(self) -> tuple[int, int, float, float] | None:
+        """Row, column, seconds and step of the quickest steps among what is about as soon as the soonest; of equal ones
+        the one in their middle. None if nothing is possible."""
+        seconds = np.where(np.isfinite(self.step_s), self.load_s + self.replay_s, np.inf)
+        if not np.isfinite(seconds.min()):
+            return None
+        near = seconds <= seconds.min() * (1 + ABOUT) + ABOUT_S
+        steps = np.where(near, self.step_s, np.inf)
+        places = np.argwhere(steps <= steps.min() * (1 + EQUAL))
+        row, column = (int(each) for each in places[len(places) // 2])
+        return row, column, float(seconds[row, column]), float(steps[row, column])

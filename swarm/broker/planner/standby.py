@@ -1,0 +1,117 @@
+"""Which layers each worker keeps warm for others: loaded, without keys and values, for the case that their holder dies.
+
+* ``neighbours``: the first half of a stage's layers is kept by the stage before it, the second half by the one behind
+  it: after a death both grow by what they have already, and nobody else is asked. Together the swarm loads every layer
+  twice. Where one of the two has no room, the other takes more.
+* ``all``: beyond that, every stage goes on in both directions as long as it has room.
+* Whoever has no part in the plan keeps as much as fits, unless the policy is ``none``: nobody else needs its memory.
+
+Standby is paid for with room for keys and values: it gets at most half of what a stage's own weights leave, and never
+what the positions need that are wanted everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarm.broker.planner.problem import KV_FRACTION, Line, Problem
+from swarm.wire.messages import LayerRange, ranges_of
+
+Standby = Literal["none", "neighbours", "all"]
+OF_FREE = 0.5  # the most of what weights leave that standby may take
+
+
+def standby(problem: Problem, line: Line, policy: Standby) -> dict[int, tuple[LayerRange, ...]]:
+    """For each device that keeps something, the layers beside its own."""
+    if policy == "none" or len(problem.devices) < 2:
+        return {}
+    stages = [_Stage(problem, share.device, share.layers) for share in line]
+    gaps = [_Gap(stages, place) for place in range(len(stages))]
+    _cover(gaps, halves=True)
+    _cover(gaps, halves=False)
+    if policy == "all":
+        for stage in stages:
+            stage.spread()
+    found = {stage.device: ranges_of(stage.kept) for stage in stages if stage.kept}
+    return found | _spares(problem, {stage.device for stage in stages})
+
+
+@dataclass(slots=True)
+class _Stage:
+    problem: Problem
+    device: int
+    layers: LayerRange
+    kept: set[int] = field(default_factory=set)
+    room: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        model, device = self.problem.model, self.problem.devices[self.device]
+        free = device.memory_bytes - model.weight_bytes(self.layers)
+        per_position = sum(model.kv_bytes[self.layers.first : self.layers.stop])
+        needed = max(model.buffers(self.layers), int(self.problem.kv_positions * per_position / KV_FRACTION))
+        self.room = min(int(free * OF_FREE), free - needed)
+
+    def take(self, layer: int) -> bool:
+        """Keep this layer, too, if there is room."""
+        size = self.problem.model.weight_bytes(LayerRange(layer, layer + 1))
+        if layer in self.kept:
+            return True
+        if size > self.room:
+            return False
+        self.kept.add(layer)
+        self.room -= size
+        return True
+
+    def spread(self) -> None:
+        """Outwards on both sides, as far as it goes."""
+        down, up, num = self.layers.stop, self.layers.first - 1, self.problem.model.num_layers
+        while down < num or up >= 0:
+            down = down + 1 if down < num and self.take(down) else num
+            up = up - 1 if up >= 0 and self.take(up) else -1
+
+
+class _Gap:
+    """What would be missing if one stage died, and how far its neighbours have covered it from both ends."""
+
+    def __init__(self, stages: list[_Stage], place: int) -> None:
+        self.before = stages[place - 1] if place > 0 else None
+        self.behind = stages[place + 1] if place + 1 < len(stages) else None
+        self.low, self.high = stages[place].layers.first, stages[place].layers.stop
+        both = self.before is not None and self.behind is not None
+        self.middle = (self.low + self.high + 1) // 2 if both else (self.high if self.before is not None else self.low)
+
+    def grow(self, *, halves: bool) -> bool:
+        """One layer more at each end; False if there was no room, or nothing left to do."""
+        grew = False
+        if self.before is not None and self.low < (self.middle if halves else self.high) and self.before.take(self.low):
+            self.low, grew = self.low + 1, True
+        least = max(self.low, self.middle if halves else 0)
+        if self.behind is not None and self.high > least and self.behind.take(self.high - 1):
+            self.high, grew = self.high - 1, True
+        return grew
+
+
+def _cover(gaps: list[_Gap], *, halves: bool) -> None:
+    """Layer by layer, all gaps in turn, so that one stage's neighbours don't use up everybody's room."""
+    grew = True
+    while grew:
+        grew = sum(gap.grow(halves=halves) for gap in gaps) > 0
+
+
+def _spares(problem: Problem, used: set[int]) -> dict[int, tuple[LayerRange, ...]]:
+    """Each goes on where the one before it had no more room."""
+    model, first = problem.model, 0
+    found: dict[int, tuple[LayerRange, ...]] = {}
+    for index, device in enumerate(problem.devices):
+        if index in used or device.max_layers == 0:
+            continue
+        stop = first
+        while stop < model.num_layers and (
+            model.needed_bytes(LayerRange(first, stop + 1), problem.kv_positions) <= device.memory_bytes
+        ):
+            stop += 1
+        if stop > first:
+            found[index] = (LayerRange(first, stop),)
+        first = stop % model.num_layers
+    return found

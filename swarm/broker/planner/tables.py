@@ -1,0 +1,99 @@
+"""A device's time for every range of layers, and the time between devices, as arrays: what the search works on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.broker.planner.problem import KV_FRACTION, Device, Line, Model, Problem
+from swarm.wire.messages import loaded_layers
+
+Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't
+
+LOOPBACK_S = 5e-5  # between two processes of one machine: a message's way through sockets and threads
+LOOPBACK_BYTES_PER_S = 2e9
+
+
+def seconds(model: Model, device: Device, kv_positions: int) -> Table:
+    """How long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
+    work = between(model.layer_weights)
+    table: Table = device.stage_s + device.layer_s * work
+    table[0, :] += device.embed_s
+    table[:, -1] += device.head_s
+    table[~_allowed(model, device, kv_positions)] = np.inf
+    return table
+
+
+def moved_bytes(model: Model, device: Device) -> Table:
+    """What the device would have to load beside what it holds."""
+    loaded = loaded_layers(device.held, device.kept)
+    table = between([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
+    table[0, :] += 0 if 0 in loaded else model.embed_bytes
+    table[:, -1] += 0 if model.num_layers - 1 in loaded else model.head_bytes
+    return table
+
+
+def between(values: Sequence[float]) -> Table:
+    """Sums of consecutive values: from the one at the row up to, not including, the one at the column."""
+    sums = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))
+    table: Table = sums[None, :] - sums[:, None]
+    return table
+
+
+def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool_]:
+    num = model.num_layers
+    first, stop = np.arange(num + 1)[:, None], np.arange(num + 1)[None, :]
+    weights = between(list(model.layer_bytes))
+    weights[0, :] += model.embed_bytes
+    weights[:, -1] += model.head_bytes
+    buffers = np.full_like(weights, model.buffer_bytes)
+    buffers[:, -1] = model.head_buffer_bytes
+    kv = np.floor(kv_positions * between(list(model.kv_bytes)) / KV_FRACTION)
+    fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
+    allowed: NDArray[np.bool_] = (stop > first) & fits
+    if device.max_layers is not None:
+        allowed &= stop - first <= device.max_layers
+    if device.pinned is not None:
+        allowed &= (first == device.pinned.first) & (stop == device.pinned.stop)
+    return allowed
+
+
+def hops(problem: Problem) -> Table:
+    """Seconds from device to device for what a step carries. With several steps in flight only how long the wire is
+    busy counts: the way itself delays a step, but not the next one."""
+    devices = problem.devices
+    latency = np.array([d.link.latency_s for d in devices])
+    busy = np.array([problem.model.hop_bytes / d.link.bytes_per_s for d in devices])
+    hosts = np.array([d.host for d in devices])
+    far = np.maximum(busy[:, None], busy[None, :])
+    near = np.full_like(far, problem.model.hop_bytes / LOOPBACK_BYTES_PER_S)
+    if problem.takes_turns:
+        far = far + np.maximum(latency[:, None], latency[None, :])
+        near = near + LOOPBACK_S
+    if problem.free_hops:
+        near = np.zeros_like(near)
+    found: Table = np.where((hosts[:, None] == hosts[None, :]) & (hosts[:, None] != ""), near, far)
+    return found
+
+
+def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> float:
+    """What the search minimises: the seconds of a step, or between two steps if several are in flight. ``between``:
+    the problem's ``hops``, where they are at hand."""
+    parts = stage_seconds(problem, line)
+    between = hops(problem) if between is None else between
+    ways = [float(between[a.device, b.device]) for a, b in itertools.pairwise(line)]
+    return sum(parts) + sum(ways) if problem.takes_turns else max([*parts, *ways])
+
+
+def stage_seconds(problem: Problem, line: Line) -> list[float]:
+    """Each stage's time, whether or not it may hold these layers."""
+    model, found = problem.model, []
+    for share in line:
+        device, layers = problem.devices[share.device], share.layers
+        took = device.stage_s + device.layer_s * sum(model.layer_weights[layers.first : layers.stop])
+        took += device.embed_s if layers.first == 0 else 0.0
+        found.append(took + (device.head_s if layers.stop == model.num_layers else 0.0))
+    return found

@@ -1,0 +1,170 @@
+"""What clients and ``swarmctl`` may ask beside their requests: reports, the model and its files, a worker's leave.
+
+Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it. So do answers to
+what must be solved first (``suppositions``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from swarm.broker.actions import Action, ReadList, SayClient
+from swarm.broker.events import ListRead, Solved
+from swarm.broker.members.health import Judgement
+from swarm.broker.members.roster import Members
+from swarm.broker.questions import status
+from swarm.broker.questions.what_if import Departure, Suppositions
+from swarm.broker.recovery.procedure import Planner
+from swarm.broker.reports import ended
+from swarm.broker.reports.statistics import PipelineStatistics
+from swarm.broker.reports.trace import Tracer
+from swarm.broker.requests.endings import RequestSettings
+from swarm.broker.state import State, Worker
+from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
+from swarm.wire.tensors import pack_bytes
+
+
+class Inquiries:
+    """Methods append what is to be said to ``out``. ``version``: the broker's own."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: RequestSettings,
+        out: list[Action],
+        *,
+        version: str,
+        planner: Planner,
+        members: Members,
+        tracer: Tracer,
+        statistics: PipelineStatistics,
+        judgements: Callable[[float], Mapping[str, Judgement]],
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._out = out
+        self._version = version
+        self._planner = planner
+        self._members = members
+        self._tracer = tracer
+        self._statistics = statistics
+        self._judgements = judgements
+        self._suppositions = Suppositions(state, planner.wanted.rules, out)
+
+    def query(self, client: bytes, query: Query, now: float) -> None:
+        """Requests that have ended may be known to the journal alone, and of others what a broker before this saw."""
+        if query.what == "plan":
+            self._suppositions.plan(client, query)
+            return
+        if query.what == "requests" and self._settings.has_journal:
+            self._out.append(ReadList(client, query))
+            return
+        body = self._report(query, now)
+        lacks_steps = query.what == "trace" and "times" in body
+        is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests)
+        if not self._settings.has_journal or not (is_unknown or lacks_steps):
+            self._tell(client, query, body)
+        elif lacks_steps:
+            whole_id = str(body["request_id"])
+            self._out.append(ReadList(client, msgspec.structs.replace(query, request_id=whole_id), only_steps=True))
+        else:
+            self._out.append(ReadList(client, query))
+
+    def found(self, found: ListRead | Solved, now: float) -> None:
+        """What an answer waited for."""
+        if isinstance(found, Solved):
+            self._suppositions.solved(found)
+        else:
+            self._list_read(found, now)
+
+    def _list_read(self, read: ListRead, now: float) -> None:
+        query, body = read.query, self._report(read.query, now)
+        if query.what == "trace":
+            if "error" in body and read.steps is not None:  # it has left memory meanwhile
+                self._out.append(ReadList(read.client, query))
+                return
+            body = self._trace_read(read, body)
+        else:
+            body |= {"kept": ended.listed(read.rows, self._state.requests)}
+        if read.problem:
+            body |= {"problem": read.problem}
+        self._tell(read.client, query, body)
+
+    def _trace_read(self, read: ListRead, body: Json) -> Json:
+        """Memory knows best what it has seen itself; of the rest, the journal has the steps."""
+        asked = read.query.request_id
+        if "error" in body:
+            return ended.trace(asked, read.rows)
+        if "times" in body and not read.problem:
+            return self._tracer.report(asked, self._state.requests, read.steps)
+        return body
+
+    def _tell(self, client: bytes, query: Query, body: Json) -> None:
+        self._out.append(SayClient(client, Report(what=query.what, ok="error" not in body, body=body)))
+
+    def _report(self, query: Query, now: float) -> Json:
+        match query.what:
+            case "trace":
+                return self._tracer.report(query.request_id, self._state.requests)
+            case "recoveries":
+                return self._state.recoveries.report()
+            case "stats":
+                return status.stats(self._state, self._statistics)
+            case "nodes":
+                return status.nodes(self._state, self._judgements(now), self._members.vigil.vital_signs, now)
+            case _:
+                return status.report(query.what, self._state, now)
+
+    def describe(self, client: bytes) -> None:
+        """The model and the limits."""
+        book, manifest = self._state.book, self._state.manifest
+        answer = Description(
+            manifest=manifest,
+            state=book.phase.value if not book.serving else "serving",
+            waits_for=book.waits_for,
+            max_context=manifest.context if manifest else 0,
+            max_queue=self._settings.max_queue,
+            swarm_version=self._version,
+        )
+        self._out.append(SayClient(client, answer))
+
+    def send_asset(self, client: bytes, message: GetAsset) -> None:
+        data = self._state.assets.get(message.name)
+        if data is None:
+            body: dict[str, object] = {"error": f"this swarm has no asset {message.name!r}"}
+            self._out.append(SayClient(client, Report(what="asset", ok=False, body=body)))
+            return
+        part = data[message.offset : message.offset + ASSET_PART_BYTES]
+        answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=pack_bytes(part))
+        self._out.append(SayClient(client, answer, part))
+
+    def stop_worker(self, client: bytes, message: StopWorker) -> None:
+        """Whether it can be spared must be found out first."""
+        found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
+        if not found:
+            known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
+            self._stopped(client, {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"})
+            return
+
+        def told(shortage: str, problem: str) -> None:
+            self._stop(client, message, found[0], shortage, problem)
+
+        self._suppositions.departure(Departure(found[0], told))
+
+    def _stop(self, client: bytes, message: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
+        """It is known what the swarm would wait for without it, or not, for a reason."""
+        if (shortage or problem) and not message.force and not worker.is_gone:
+            name = message.worker
+            reason = f"whether the swarm can do without {name} is not known: {problem}"
+            if shortage:
+                reason = f"the swarm can't do without {name}, it would wait for {shortage}"
+            self._stopped(client, {"error": f"{reason} (--force stops it anyway)"})
+            return
+        if not worker.is_gone:
+            self._members.leave(worker, self._state.now, at_once=bool(shortage or problem))
+        self._stopped(client, {"worker": message.worker, "state": worker.state.value})
+
+    def _stopped(self, client: bytes, body: Json) -> None:
+        self._out.append(SayClient(client, Report(what="stop", ok="error" not in body, body=body)))

@@ -1,0 +1,167 @@
+"""What ``swarmctl plan`` is told: the plan in force, predicted beside measured; or one that would be made."""
+
+from __future__ import annotations
+
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.planner.explain import as_json, of_one_more, sentences
+from swarm.broker.planner.gauge import PlanGauge, StageGauge
+from swarm.broker.planner.problem import Shortage
+from swarm.broker.state import Plan, PlanBook, PlanPhase, State
+from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
+
+
+def plan(state: State) -> Json:
+    """The plan in force, and the one under way if there is one."""
+    book = state.book
+    body: Json = {
+        "state": "serving" if book.serving else book.phase.value,
+        "waits_for": book.waits_for,
+        "epoch": book.current.epoch if book.current else None,
+        "stages": _stages(book.current, state) if book.current else [],
+        "objective": book.current.objective if book.current else None,
+        "why": _why(book.current, state) if book.current else [],
+    }
+    if book.current is not None and book.current.forecast is not None:
+        body["forecast"] = as_json(book.current.forecast)
+        body["measured"] = _measured(book.gauge)
+    if book.phase is PlanPhase.PREPARING and book.coming is not None:
+        body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
+    return body
+
+
+def _why(plan: Plan, state: State) -> list[str]:
+    """One sentence per stage, what is predicted and why, who keeps what; then what is unlike or too small."""
+    manifest = state.manifest
+    assert manifest is not None
+    said = [
+        f"{s.name} holds layers {s.layers}: {len(s.layers)} of {manifest.num_layers}, {_mib(s.weight_bytes, 1)} of its "
+        f"{_mib(s.memory_bytes)}"
+        for s in plan.stages
+    ]
+    said += () if plan.forecast is None else sentences(plan.forecast)
+    if len(plan.stages) > 1 and plan.shares_cores:
+        host = plan.stages[0].host
+        together = f"all stages share the cores of {host}: in mode auto one step is in flight at a time"
+        said.append(f"{together}, and each stage uses all of them in turn")
+    if plan.back:
+        said.append(f"after a loss, sequences go on soonest so: {plan.back}")
+    said += [_kept(state, who, ranges, manifest) for who, ranges in plan.standby if who in state.workers]
+    said += () if plan.forecast is None else of_one_more(plan.forecast)
+    return [*said, *_unlike_kernels(state), *_tightest(state.book)]
+
+
+def _kept(state: State, incarnation: str, ranges: tuple[LayerRange, ...], manifest: Manifest) -> str:
+    size = _mib(sum(manifest.weight_bytes(layers) for layers in ranges), 1)
+    named = ", ".join(map(str, ranges))
+    name = state.workers[incarnation].name
+    return f"{name} keeps layers {named} warm in case their holder dies: {size} (plan.standby)"
+
+
+def _mib(num_bytes: int, digits: int = 0) -> str:
+    return f"{num_bytes / 2**20:.{digits}f} MiB"
+
+
+def _tightest(book: PlanBook) -> list[str]:
+    """A sequence has room only where every stage has it, so one small stage binds all."""
+    plan = book.current
+    assert plan is not None
+    room = sorted(
+        (ready.kv_capacity, stage.name) for stage in plan.stages if (ready := book.capacity.get(stage.incarnation))
+    )
+    if len(room) < 2 or 2 * room[0][0] > room[1][0]:
+        return []
+    (least, name), (next_, other) = room[:2]
+    return [
+        f"{name} binds all to {least} positions of KV, {other} would hold {next_}: give {name} more memory or fewer "
+        "layers (plan.caps), or leave it out (plan.exclude)"
+    ]
+
+
+def _unlike_kernels(state: State) -> list[str]:
+    """Bits are the same whoever computes a layer, as long as all compute with kernels of the same bits."""
+    kinds = {ready.bits for ready in state.book.capacity.values() if ready.bits}
+    if len(kinds) < 2:
+        return []
+    return [
+        "the stages' kernels differ: when layers move from one worker to another, the last bits of what they compute "
+        "change, and with them, now and then, a token not drawn yet (worker.bits = portable for all makes them the "
+        "same on unlike processors; worker.dtype can be set alike)"
+    ]
+
+
+def _stages(of: Plan, state: State) -> list[Json]:
+    is_current = of is state.book.current
+    prepared = state.book.capacity if is_current else state.book.prepared
+    forecasts = {stage.worker: stage for stage in of.forecast.stages} if of.forecast else {}
+    found: list[Json] = []
+    for stage in of.stages:
+        row: Json = {
+            "worker": stage.name,
+            "layers": [stage.layers.first, stage.layers.stop],
+            "weight_bytes": stage.weight_bytes,
+        }
+        predicted = forecasts.get(stage.name)
+        if predicted is not None:
+            row["predicted_s"] = predicted.compute_s
+            row["needed_bytes"] = predicted.needed_bytes
+        gauge = state.book.gauge.stages.get(stage.name) if is_current else None
+        if gauge is not None and gauge.num_steps:
+            row |= _seen(gauge)
+        ready = prepared.get(stage.incarnation)
+        if ready is not None:
+            row |= {
+                "kv_capacity": ready.kv_capacity,
+                "load_s": round(ready.load_s, 3),
+                "warm_up_s": round(ready.warm_up_s, 3),
+                "resident_bytes": ready.resident_bytes,
+                "kernels": ready.kernels,
+            }
+        found.append(row)
+    return found
+
+
+def _seen(gauge: StageGauge) -> Json:
+    """Means over the steps since the plan serves, and what was predicted for just these steps."""
+    return {
+        "seen_steps": gauge.num_steps,
+        "seen_s": gauge.measured_s / gauge.num_steps,
+        "expected_s": gauge.predicted_s / gauge.num_steps,
+    }
+
+
+def _measured(gauge: PlanGauge) -> Json:
+    """Of whole steps: ``outside_s`` is what no stage held them for, so wires, sockets and the broker."""
+    num = gauge.num_steps
+    return {
+        "steps": num,
+        "step_s": gauge.seconds / num if num else None,
+        "outside_s": gauge.outside_s / num if num else None,
+    }
+
+
+def unknown_worker(state: State, suppose: Suppose) -> str | None:
+    """What is wrong if a worker is named that isn't there."""
+    known = sorted(w.name for w in state.workers.values() if not w.is_gone)
+    named = [*suppose.without, *([suppose.like] if suppose.like else [])]
+    unknown = next((name for name in named if name not in known), None)
+    return None if unknown is None else f"no worker {unknown!r}: the workers are {', '.join(known) or 'none'}"
+
+
+def supposed(state: State, found: Proposal | Shortage) -> Json:
+    """The plan that would be made."""
+    if isinstance(found, Shortage):
+        return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
+    body = as_json(found.forecast)
+    is_same = state.book.current is not None and list(found.shares) == [
+        (stage.incarnation, stage.layers) for stage in state.book.current.stages
+    ]
+    return {
+        "state": "would stay as it is" if is_same else "would be made",
+        "objective": found.forecast.objective,
+        "now_step_s": found.now_s,
+        "step_s": found.forecast.step_s,
+        "tokens_per_second": body["tokens_per_second"],
+        "stages": body["stages"],
+        "why": list(sentences(found.forecast)),
+        "forecast": body,
+    }

@@ -1,0 +1,84 @@
+"""Solves questions "what if" beside the broker's loop: a process for each, one after the other.
+
+A thread would not do: what solves is Python, and would take turns with the loop, milliseconds at a time. A process that
+was started for one question ends with it, whatever becomes of the broker; it may take ``LIMIT_S``, at low priority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from swarm.broker.drafts.questions import Question, answered
+from swarm.broker.events import Solved
+from swarm.log import get_logger
+
+LIMIT_S = 20.0
+# What reading an answer may raise that another build gave: Swarm may be installed anew while a broker runs.
+_UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
+NICE = 10
+
+log = get_logger(__name__)
+
+
+class Solver:
+    """``told`` gets the answers, in the loop. The core asks no more than it may."""
+
+    def __init__(self, told: Callable[[Solved], None]) -> None:
+        self._told = told
+        self._asked: deque[tuple[int, bytes]] = deque()
+        self._has_work = asyncio.Event()
+
+    def ask(self, number: int, question: Question) -> None:
+        """What it depends on is as it is now."""
+        self._asked.append((number, pickle.dumps(question)))
+        self._has_work.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._has_work.wait()
+            while self._asked:
+                number, question = self._asked.popleft()
+                self._told(await self._solved(number, question))
+            self._has_work.clear()
+
+    async def _solved(self, number: int, question: bytes) -> Solved:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return Solved(number, pickle.loads(await _in_a_process(question)))
+        except TimeoutError:
+            problem = f"it was not found out within {LIMIT_S:.0f} s"
+        except (OSError, EOFError, *_UNREADABLE) as error:
+            problem = f"it could not be found out ({type(error).__name__}: {error})"
+        log.warning("question_not_solved", reason=problem)
+        return Solved(number, None, problem)
+
+
+async def _in_a_process(question: bytes) -> bytes:
+    command = (sys.executable, "-m", "swarm.broker.questions.solver")
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+    try:
+        found, _ = await process.communicate(question)
+        return found
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def main() -> None:
+    os.nice(NICE)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what somebody prints is no part of it
+        pickle.dump(answered(pickle.load(sys.stdin.buffer)), answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What ``swarmctl`` is told: plain values, ready for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from swarm.broker.members.health import Judgement
+from swarm.broker.members.vigil import VitalSigns
+from swarm.broker.reports import scheduling
+from swarm.broker.reports.statistics import PipelineStatistics
+from swarm.broker.state import Request, SequenceState, State
+from swarm.broker.state.blocks import BLOCK
+from swarm.wire.door.keys import address_and_key
+from swarm.wire.messages import Json
+
+
+def report(what: str, state: State, now: float) -> Json:
+    """The body of the answer to ``Query(what)``."""
+    match what:
+        case "requests":
+            return {"requests": [_request(r, now) for r in state.requests.values()]}
+        case _:
+            return status(state, now)
+
+
+def status(state: State, now: float) -> Json:
+    book = state.book
+    return {
+        "state": "serving" if book.serving else book.phase.value,
+        "waits_for": book.waits_for,
+        "journal_problem": state.journal_problem,
+        "journal_notes": list(state.journal_notes),
+        "connections_problem": state.doors.problem,
+        "connections_notes": state.doors.notes(now),
+        "epoch": book.current.epoch if book.current else book.epoch,
+        "model": state.manifest.name if state.manifest else None,
+        "uptime_s": round(now - state.started_at, 1),
+        "num_workers": sum(not w.is_gone for w in state.workers.values()),
+        "num_stages": len(book.current.stages) if book.current else 0,
+        "num_running": len(state.running),
+        "num_queued": len(state.waiting),
+        "num_requests": len(state.requests),
+        "steps_in_flight": len(state.flights),
+        "tokens_total": int(state.counters.get("tokens", 0)),
+        "kv_reserved": state.running.blocks * BLOCK,
+        "kv_cached": state.prefix.num_blocks * BLOCK,
+        "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
+        "loading": _loading(state),
+    }
+
+
+def _loading(state: State) -> list[Json]:
+    """How far the workers of the plan under way have come."""
+    coming = state.book.coming
+    if coming is None:
+        return []
+    found: list[Json] = []
+    for stage in coming.stages:
+        worker = state.workers[stage.incarnation]
+        done = stage.incarnation in state.book.prepared
+        total = worker.total_bytes or stage.weight_bytes
+        loaded = total if done else min(worker.loaded_bytes, total)
+        found.append({"worker": stage.name, "loaded_bytes": loaded, "total_bytes": total, "done": done})
+    return found
+
+
+def nodes(
+    state: State, judgements: Mapping[str, Judgement], signs_of: Callable[[str, float], VitalSigns], now: float
+) -> Json:
+    """Every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the last
+    second's; ``pace``: how many times longer than predicted its last steps took."""
+    found: list[Json] = []
+    current = state.book.current
+    for incarnation, worker in state.workers.items():
+        stage = current.stage_of(incarnation) if current else None
+        hello, judgement, signs = worker.hello, judgements[incarnation], signs_of(incarnation, now)
+        ready = state.book.capacity.get(incarnation) if stage else None
+        found.append(
+            {
+                "name": hello.name,
+                "incarnation": incarnation,
+                "host": hello.host,
+                "pid": hello.pid,
+                "device": hello.device,
+                "dtype": hello.dtype,
+                "cores": hello.cores,
+                "state": worker.state.value,
+                "reason": worker.reason,
+                "layers": [stage.layers.first, stage.layers.stop] if stage else None,
+                "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],
+                "kernels": ready.kernels if ready else "",
+                "lies": worker.num_lies,
+                "confirmed": worker.num_confirmed,
+                "disagreed_with": dict(worker.disagreed_with),
+                "verdict": judgement.verdict.value,
+                "evidence": judgement.evidence,
+                "verdict_for_s": round(max(0.0, now - judgement.since), 3),
+                "beat_age_s": None if signs.beat_age_s is None else round(signs.beat_age_s, 3),
+                "doing": signs.doing,
+                "progress_per_s": round(signs.rate, 3),
+                "pace": None if signs.pace is None else round(signs.pace, 3),
+                "loop_lag_s": round(signs.loop_lag_s, 4),
+                "blocked_on": signs.blocked_on,
+                "memory_bytes": hello.memory_bytes,
+                "resident_bytes": int(worker.stats.get("resident_bytes", 0)),
+                "kv_used": int(worker.stats.get("kv_used", 0)),
+                "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
+                "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
+            }
+        )
+    return {"workers": found}
+
+
+def stats(state: State, statistics: PipelineStatistics) -> Json:
+    """``pipeline``: counters, and sizes and times of all its steps. ``stages``: what each worker says of itself."""
+    stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
+    pipeline: Json = dict(sorted(state.counters.items()))
+    pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
+    return {
+        "pipeline": pipeline | statistics.body(),
+        "scheduler": scheduling.scheduler(state),
+        "queue": scheduling.queue(state),
+        "journal": dict(state.journal_figures),
+        "broker": dict(state.process_figures),
+        "stages": stages,
+    }
+
+
+def nested(values: dict[str, float]) -> Json:
+    """``{"a.b": 1}`` → ``{"a": {"b": 1}}``: workers send their figures flat. A name that is taken is kept whole."""
+    tree: Json = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = tree
+        for parent in parents:
+            below = place.setdefault(parent, {})
+            if not isinstance(below, dict):
+                place, last = tree, name
+                break
+            place = below
+        place[last] = value
+    return tree
+
+
+def _request_state(request: Request) -> str:
+    """One that runs makes the request a running one."""
+    if request.ended:
+        return "ended"
+    return "running" if any(s.state is SequenceState.RUNNING for s in request.sequences) else "waiting"
+
+
+def _request(request: Request, now: float) -> Json:
+    """Also of one that has ended: it stays here until it is read, or old. ("kept" has those of the journal alone.)"""
+    return {
+        "request_id": request.id,
+        "state": _request_state(request),
+        "reasons": [s.reason for s in request.sequences],
+        "num_prompt": len(request.submit.prompt),
+        "num_tokens": sum(s.num_generated for s in request.sequences),
+        "max_tokens": request.submit.params.max_tokens,
+        "n": len(request.sequences),
+        "class": scheduling.class_name(request.submit.priority),
+        "tenant": request.tenant,
+        "deadline_s": None if request.deadline_at is None else round(request.deadline_at - now, 3),
+        "preempted": sum(s.num_preempted for s in request.sequences),
+        "age_s": round(now - request.arrived_at, 3),
+        "ended_age_s": round(now - request.ended_at, 3) if request.ended else None,
+        "attached": request.client is not None,
+        "detached": request.submit.detached,
+        "sequences": [s.id for s in request.sequences],
+    }

@@ -1,0 +1,481 @@
+"""Changing the plan: one procedure for a first plan, a newcomer, a departure and a death.
+
+::
+
+    wanted ── WriteEpoch ──► PREPARING ── all Prepared ──► ACTIVATING ── all Activated ──► SERVING
+       ▲                        │                              │                              │
+       └──── a member lost, a refusal, a deadline: the same again, with a higher epoch ───────┘
+
+* The epoch is journalled before anybody hears of it.
+* While layers load (PREPARING) an old plan that is whole runs on. If it has lost a member, everybody is fenced first.
+* ``Activate`` lists the sequences that stay, with the positions that count; everything else is dropped by the stages.
+  Their answers say what they really hold. A sequence resumes from the position that *every* layer holds; the rest is
+  computed again from its tokens, which the broker knows.
+* A plan that serves is changed when it must be (a member leaves), when a newcomer on the same machine shall get its
+  part, and when another one is quicker by more than the margin. Among equally good ones the one that moves least is
+  taken (``plan.solve``).
+* An order that is not answered is said again every second: it, or the answer, may have been lost. Workers answer what
+  they have done already.
+* A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it says that it
+  loads more and more bytes, the deadline moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.drafts.draft import draft
+from swarm.broker.drafts.proposals import Wanted, come_back
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.drafts.speeds import Paces, gauges
+from swarm.broker.planner.problem import Shortage
+from swarm.broker.recovery.inventory import keep_what_fits, live_at
+from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
+from swarm.broker.recovery.restart import Restart
+from swarm.broker.recovery.standby import Standby
+from swarm.broker.state import (
+    Plan,
+    PlanPhase,
+    State,
+    Worker,
+    WorkerState,
+)
+from swarm.broker.state.recoveries import Recovery
+from swarm.wire.messages import (
+    Activate,
+    Activated,
+    Dismiss,
+    Edge,
+    Fence,
+    Kept,
+    LoadProgress,
+    Order,
+    Prepare,
+    Prepared,
+    Refused,
+    Release,
+)
+
+ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to who has not answered it
+QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    rules: PlanRules = field(default_factory=PlanRules)
+    min_workers: int = 0
+    gather_s: float = 30.0  # how long the first plan waits for ``min_workers`` once one has joined
+    settle_s: float = 0.5
+    prepare_timeout_s: float = 600.0
+    activate_timeout_s: float = 5.0
+    max_sequences: int = 64
+    rebuild: RebuildSettings = field(default_factory=RebuildSettings)
+
+
+class Planner:
+    """Keeps ``state.book``. Methods append what is to be done to ``out``."""
+
+    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: list[Action]) -> None:
+        self._state = state
+        self._settings = settings
+        self._data_endpoint = data_endpoint
+        self._out = out
+        self.rebuilder = Rebuilder(state, settings.rebuild, out)
+        self.standby = Standby(state, out)
+        self.restart = Restart(state, settings.min_workers)
+        self.wanted = Wanted(state, settings.rules)
+        self._paces = Paces(state, out)
+        self._orders: dict[str, Order] = {}  # what those who are awaited were told, to be said again
+        self._order_again_at = 0.0
+        self._fallen: Plan | None = None  # the plan whose way back is looked for
+
+    # --- what moves the plan -----------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Make a plan if one is wanted, and give up on whoever is late."""
+        book = self._state.book
+        for worker in self._state.workers.values():
+            if worker.refusals and now >= worker.retry_at:
+                worker.forget_refusals()
+        if book.awaited and now >= book.deadline:
+            self._blame_the_late(now)
+        elif book.awaited and now >= self._order_again_at:
+            self._order_again(now)
+        if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
+            return
+        self._release_the_leaving(now)
+        self._paces.take(now)
+        if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
+            if self.rebuilder.is_idle:
+                found = self.wanted.now()
+                self.standby.ask(None if isinstance(found, Shortage) else found)
+            return
+        if now - book.changed_at >= self._settings.settle_s:
+            self._start(now)
+
+    def changed(self, now: float) -> None:
+        """The set of workers changed; plan once it has been quiet for a moment. After a restart, at once when all are
+        back."""
+        self._state.book.changed_at = now
+        if self.restart.is_complete:
+            self._start(now)
+
+    def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
+        """A worker is out. If a plan relies on it, that plan is void. ``blame``: what it computed may be the cause."""
+        book = self._state.book
+        was_under_way = book.coming is not None and worker.incarnation in book.coming.members
+        if was_under_way:
+            self._abandon()
+        if book.current is not None and worker.incarnation in book.current.members:
+            if blame:
+                self._blame_sequences()
+            self._stop_serving()
+            self._start(now)
+        elif was_under_way and book.current is None:
+            self._start(now)  # nobody is served until there is a plan
+        else:
+            self.changed(now)
+
+    def leaving(self, worker: Worker, now: float) -> None:
+        """A worker wants to go. A plan under way that counts on it is not worth finishing."""
+        if self._state.book.coming is not None and worker.incarnation in self._state.book.coming.members:
+            self._abandon()
+        self.changed(now)
+
+    def trouble(self, now: float, *, blame: bool) -> None:
+        """The data path is broken though all live: the same workers, a new epoch."""
+        if self._state.book.serving:
+            self._state.recoveries.begin("the data path broke", now)
+            if blame:
+                self._blame_sequences()
+            self._stop_serving()
+            self._start(now)
+
+    @property
+    def awaits_steps(self) -> bool:
+        """Steps or replays are in the pipe."""
+        return bool(self._state.flights) or self.rebuilder.under_way != []
+
+    def epoch_written(self, epoch: int, now: float) -> None:
+        book = self._state.book
+        book.written = max(book.written, epoch)
+        if book.coming is None or book.coming.epoch != epoch:
+            return
+        if book.current is None:
+            self._fence_all(epoch)
+        book.waits_for = "the workers to load their layers"
+        book.awaited = set(book.coming.members)
+        book.deadline = now + self._settings.prepare_timeout_s
+        prepares = {
+            stage.incarnation: Prepare(
+                epoch=epoch,
+                layers=stage.layers,
+                standby=book.coming.standby_of(stage.incarnation),
+                edge=self._edge_after(book.coming, index),
+                max_sequences=self._settings.max_sequences,
+            )
+            for index, stage in enumerate(book.coming.stages)
+        }
+        self._order_all(prepares, now)
+
+    def loads(self, worker: Worker, message: LoadProgress | Kept, now: float) -> None:
+        """A worker says how far a load has come."""
+        if isinstance(message, Kept):
+            self.standby.told(worker, message)
+        else:
+            self._load_progressed(worker, message, now)
+
+    def _load_progressed(self, worker: Worker, message: LoadProgress, now: float) -> None:
+        """While bytes move, a load is waited for, however long it takes: weights may come over a slow network."""
+        book = self._state.book
+        moved = message.loaded_bytes != worker.loaded_bytes
+        worker.loaded_bytes, worker.total_bytes = message.loaded_bytes, message.total_bytes
+        if moved and book.phase is PlanPhase.PREPARING and self._is_awaited(worker.incarnation, message.epoch):
+            book.deadline = now + self._settings.prepare_timeout_s
+
+    def prepared(self, message: Prepared, now: float) -> None:
+        book = self._state.book
+        if book.phase is not PlanPhase.PREPARING or not self._is_awaited(message.incarnation, message.epoch):
+            self._state.count("stale_control")
+            return
+        worker = self._state.workers[message.incarnation]
+        worker.comply()
+        stage = book.coming.stage_of(message.incarnation) if book.coming is not None else None
+        if stage is not None:
+            self.standby.loaded(worker, stage.load_bytes, message.load_s + message.warm_up_s)
+        book.prepared[message.incarnation] = message
+        book.awaited.discard(message.incarnation)
+        if not book.awaited:
+            self._activate(now)
+
+    def refused(self, worker: Worker, message: Refused, now: float) -> None:
+        coming = self._state.book.coming
+        stage = coming.stage_of(worker.incarnation) if coming is not None and message.epoch == coming.epoch else None
+        if stage is None:
+            self._state.count("stale_control")
+            return
+        worker.refuse(stage.layers, message.reason[:500], now)
+        self._note("plan_refused", "error", worker=worker.name, reason=message.reason)
+        self._abandon()
+        if self._state.book.current is None:
+            self._start(now)
+        else:
+            self.changed(now)
+
+    def activated(self, message: Activated, now: float) -> None:
+        book = self._state.book
+        if book.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
+            self._state.count("stale_control")
+            return
+        book.awaited.discard(message.incarnation)
+        worker = self._state.workers[message.incarnation]
+        worker.kept, worker.believed = message.kept, None
+        self.rebuilder.heard(message)
+        if not book.awaited:
+            self._serve(now)
+
+    def look_again(self, now: float) -> None:
+        """Somebody asks what the swarm waits for: the answer is that of this moment."""
+        if self._state.book.phase is not PlanPhase.NONE or self._still_gathers(now):
+            return
+        found = self.wanted.now()
+        if isinstance(found, Shortage):
+            self._wait_for(found)
+        else:
+            self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
+
+    def forgive(self, pause_s: float) -> None:
+        self._state.book.deadline += pause_s
+        self._state.book.changed_at += pause_s
+        self.rebuilder.forgive(pause_s)
+
+    # --- making a plan ---------------------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> None:
+        book = self._state.book
+        if self._still_gathers(now):
+            return
+        self._fallen = self.restart.end() or self._fallen
+        found = self._way_back() or self.wanted.now()
+        if isinstance(found, Shortage):
+            self._wait_for(found)
+            return
+        book.epoch += 1
+        book.coming = draft(self._state, found, book.epoch)
+        if book.current is None:
+            self._note_way_back(found, book.epoch, now)
+        book.phase = PlanPhase.PREPARING
+        book.prepared = {}
+        book.awaited = set()
+        book.waits_for = f"the journal to write epoch {book.epoch}"
+        if self._state.journal_problem:
+            book.waits_for += f", which it can't: {self._state.journal_problem}"
+        self._out.append(self.as_written())
+
+    def as_written(self) -> WriteEpoch:
+        """What a broker after this one must know."""
+        book = self._state.book
+        unended = (*self._state.running, *self._state.waiting)
+        blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
+        holders = self._holders(book.coming) or tuple(self.restart.awaited)
+        return WriteEpoch(book.epoch, holders, self._state.manifest, blames)
+
+    def _holders(self, coming: Plan | None) -> tuple[str, ...]:
+        """Whom a broker that starts again should wait for: until the plan to come serves, the sequences are with the
+        members of the one in force, or with those that are left of the one that fell."""
+        before = self._state.book.current or self._fallen
+        members = set() if before is None else before.members
+        left = [w.name for w in self._state.workers.values() if w.incarnation in members and not w.is_gone]
+        named = () if coming is None else (stage.name for stage in coming.stages)
+        return tuple(dict.fromkeys([*named, *left]))
+
+    def _way_back(self) -> Proposal | None:
+        """If a plan fell while requests were under way: how they go on soonest."""
+        if self._fallen is None or not (self._state.running or len(self._state.waiting)):
+            return None
+        positions = sum(sequence.kv for sequence in self._state.running)
+        return come_back(self._state, self._settings.rules, self._fallen, positions)
+
+    def _note_way_back(self, found: Proposal, epoch: int, now: float) -> None:
+        back = found.back
+        choice = "a plan from scratch" if back is None else back.choice
+        predicted = None if back is None else (back.load_s, back.replay_s)
+        self._state.recoveries.planned(epoch, choice, predicted, now)
+
+    def _still_gathers(self, now: float) -> bool:
+        """A swarm that starts with several workers makes its first plan with all of them; a broker that starts again,
+        with those of its last plan."""
+        awaited = self.restart.waits_for(now)
+        if awaited is not None:
+            self._state.book.waits_for = awaited
+            return True
+        joined = [w.joined_at for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
+        wanted = self._settings.min_workers
+        if self._state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self._settings.gather_s):
+            return False
+        self._state.book.waits_for = f"{wanted - len(joined)} more of {wanted} workers"
+        return True
+
+    def _wait_for(self, shortage: Shortage) -> None:
+        book = self._state.book
+        if book.waits_for != shortage.text:
+            self._note("swarm_waits", "warning", waits_for=shortage.text)
+        book.waits_for = shortage.text
+        if book.current is None:
+            book.phase = PlanPhase.NONE
+
+    def _edge_after(self, plan: Plan, index: int) -> Edge:
+        if index + 1 < len(plan.stages):
+            after = plan.stages[index + 1]
+            return Edge(after.incarnation, after.endpoint)
+        return Edge("broker", self._data_endpoint)
+
+    # --- cutting over ------------------------------------------------------------------------------------------------
+
+    def _activate(self, now: float) -> None:
+        """Everybody is ready: raise the fence, say what stays, and wait for what is really there."""
+        book = self._state.book
+        plan = book.coming
+        assert plan is not None
+        book.current, book.coming = plan, None
+        book.phase = PlanPhase.ACTIVATING
+        book.capacity = dict(book.prepared)
+        book.awaited = set(plan.members)
+        book.deadline = now + self._settings.activate_timeout_s
+        self.rebuilder.clear()
+        self.standby.forget()
+        self._state.recoveries.prepared(now)
+        self._state.empty_stages()
+        kept = keep_what_fits(self._state)
+        self._fence_all(plan.epoch)
+        self._order_all(
+            {
+                stage.incarnation: Activate(
+                    epoch=plan.epoch,
+                    first_step=self._state.next_step,
+                    live=live_at(self._state.workers[stage.incarnation], kept),
+                )
+                for stage in plan.stages
+            },
+            now,
+        )
+        self._out.append(OpenPipe(plan.epoch, plan.stages[0].endpoint))
+
+    def _serve(self, now: float) -> None:
+        book = self._state.book
+        assert book.current is not None
+        book.phase = PlanPhase.SERVING
+        book.waits_for = ""
+        book.gauge.begin(gauges(self._state, self._settings.rules.mode, book.current))
+        for stage in book.current.stages:
+            self._state.workers[stage.incarnation].planned = stage.layers
+        self._state.count("plans")
+        stages = [f"{s.name} {s.layers}" for s in book.current.stages]
+        capacity = book.kv_blocks * 32
+        for worker in self._state.workers.values():
+            if not worker.is_gone and worker.incarnation not in book.current.members:
+                self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
+        self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
+        self._fallen = None
+        self.recovered(self._state.recoveries.activated(len(self._state.running), now))
+        self.rebuilder.begin(now)
+        self._release_the_leaving(now)
+
+    def recovered(self, recovery: Recovery | None) -> None:
+        """A recovery has come to its end, if it has: what was predicted beside what it took."""
+        if recovery is None:
+            return
+        told = recovery.as_json()
+        names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
+        self._out.append(Note("recovered", fields={name: told[name] for name in names}))
+
+    # --- undoing -----------------------------------------------------------------------------------------------------
+
+    def release(self, worker: Worker, reason: str, now: float) -> None:
+        """Let a worker go in good order."""
+        self._order(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
+        worker.state = WorkerState.LEFT
+        worker.called_at = now
+        worker.reason = reason
+        self._note("worker_released", worker=worker.name, reason=reason)
+
+    def _release_the_leaving(self, now: float) -> None:
+        current = self._state.book.current
+        for worker in self._state.workers.values():
+            if worker.state is WorkerState.LEAVING and (current is None or worker.incarnation not in current.members):
+                self.release(worker, "it was asked to leave, and no plan needs it", now)
+
+    def _abandon(self) -> None:
+        """The plan under way is void; the one in force, if whole, stays."""
+        book = self._state.book
+        self.standby.forget()
+        book.coming = None
+        book.awaited = set()
+        if book.phase is PlanPhase.PREPARING:
+            book.phase = PlanPhase.SERVING if book.current is not None else PlanPhase.NONE
+            book.waits_for = "" if book.current is not None else "a new plan"
+
+    def _stop_serving(self) -> None:
+        """Nothing is dispatched any more, and what is in the pipe no longer counts."""
+        book = self._state.book
+        self._fallen = self._fallen or book.current
+        book.current = book.coming = None
+        book.phase = PlanPhase.NONE
+        book.awaited = set()
+        book.waits_for = "a new plan"
+        self.rebuilder.clear()
+        self._state.empty_stages()
+        self._out.append(ClosePipe())
+        for sequence in self._state.running:
+            sequence.cut_to(sequence.kv)
+
+    def _blame_sequences(self) -> None:
+        """Whoever was in the pipe was present at the death; the core ends those present too often."""
+        in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
+        for sequence in in_steps | set(self.rebuilder.under_way):
+            sequence.num_deaths += 1
+            self._state.count("sequences_at_deaths")
+
+    def _blame_the_late(self, now: float) -> None:
+        book = self._state.book
+        late = [w for w in self._state.workers.values() if w.incarnation in book.awaited]
+        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
+        for worker in late:
+            worker.state = WorkerState.OUT
+            worker.reason = f"did not {what} epoch {book.epoch} in time"
+            self._note("worker_out", "warning", worker=worker.name, evidence=worker.reason)
+        for worker in late:
+            self.lost(worker, now, blame=False)
+
+    # --- small things ------------------------------------------------------------------------------------------------
+
+    def _is_awaited(self, incarnation: str, epoch: int) -> bool:
+        plan = self._state.book.coming or self._state.book.current
+        return plan is not None and plan.epoch == epoch and incarnation in self._state.book.awaited
+
+    def _fence_all(self, epoch: int) -> None:
+        for worker in self._state.workers.values():
+            if not worker.is_gone:
+                self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+
+    def _order_all(self, orders: Mapping[str, Order], now: float) -> None:
+        """To be obeyed by all of them, each of whom answers."""
+        self._orders = dict(orders)
+        self._order_again_at = now + ORDER_AGAIN_S
+        for incarnation, order in orders.items():
+            self._order(incarnation, order)
+
+    def _order_again(self, now: float) -> None:
+        """The order or its answer may have been lost. Who has heard it answers again, or goes on with it."""
+        self._order_again_at = now + ORDER_AGAIN_S
+        for incarnation in sorted(self._state.book.awaited):
+            self._order(incarnation, self._orders[incarnation])
+
+    def _order(self, incarnation: str, message: Order) -> None:
+        self._out.append(OrderWorker(self._state.workers[incarnation].peer, message))
+
+    def _note(self, event: str, level: str = "info", **fields: object) -> None:
+        self._out.append(Note(event, level, fields))

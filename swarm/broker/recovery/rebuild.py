@@ -1,0 +1,271 @@
+"""Bringing layers that changed hands level with the rest, sequence by sequence.
+
+After a change of plan every stage says what it holds of each sequence, layer by layer, and what its log has. Layers
+that lag behind the sequence's committed position are rebuilt from the nearest log upstream of them; if there is none,
+from the tokens, which is the log at boundary 0 and the broker's own. Nobody else computes anything: what survivors hold
+stays as it is.
+
+Sequences are taken in the order of what their rebuilding costs, and each goes on as soon as all its layers are level.
+One chunk of a run is ordered at a time for every stage of the pipe, and the next when one is done: a replay never
+queues where a step would have to wait for more than a chunk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarm.broker.actions import Action, Dispatch, Note, OrderWorker
+from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State
+from swarm.broker.steps.scheduler import opening
+from swarm.wire.messages import (
+    REPLAY_STEP,
+    Activated,
+    HeldSequence,
+    LayerRange,
+    Replay,
+    ReplayDone,
+    ReplayMissing,
+    Row,
+    Step,
+    ranges_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildSettings:
+    """``chunk``: positions of one order. ``from_tokens``: never use a log, for comparisons."""
+
+    chunk: int = 256
+    from_tokens: bool = False
+
+
+def runs_to_rebuild(
+    sequence: Sequence, plan: Plan, said: Mapping[str, Activated], *, from_tokens: bool = False
+) -> list[Rebuild] | int:
+    """What must be replayed until every layer holds ``sequence.kv`` positions. If that would go through all layers: the
+    position from which the sequence is to be computed again like a prompt, in steps that it shares with others."""
+    target = sequence.kv
+    positions = _positions(sequence.id, plan, said)
+    found: list[Rebuild] = []
+    for lost in ranges_of(layer for layer, position in enumerate(positions) if position < target):
+        first, stop = lost.first, lost.stop
+        source, boundary = (None, 0) if from_tokens else _nearest_log(sequence.id, target, first, plan, said)
+        num_lost, start = stop - first, min(positions[first:stop])
+        if found and boundary < found[-1].through.stop:  # it would go through what is rebuilt before: one run
+            before = found.pop()
+            source, boundary = before.source, before.through.first
+            num_lost, start = num_lost + before.num_lost, min(start, before.start)
+        found.append(Rebuild(source, LayerRange(boundary, stop), num_lost, target, start, start))
+    if any(run.through == LayerRange(0, len(positions)) for run in found):
+        return min(positions)
+    return found
+
+
+def _positions(sequence: int, plan: Plan, said: Mapping[str, Activated]) -> list[int]:
+    """How far each layer of the model has come."""
+    positions: list[int] = []
+    for stage in plan.stages:
+        held = next((h for h in said[stage.incarnation].held if h.sequence == sequence), None)
+        positions.extend(_position(held, layer) for layer in range(stage.layers.first, stage.layers.stop))
+    return positions
+
+
+def _position(held: HeldSequence | None, layer: int) -> int:
+    if held is None:
+        return 0
+    return next((r.position for r in held.kv if r.layers.first <= layer < r.layers.stop), 0)
+
+
+def _nearest_log(
+    sequence: int, target: int, layer: int, plan: Plan, said: Mapping[str, Activated]
+) -> tuple[str | None, int]:
+    """Who has the whole log of the inputs of ``layer`` or of one before it, and can send it there: a stage reaches the
+    one behind it, and its own layers. (None, 0): nobody, the tokens must serve."""
+    best: tuple[str | None, int] = (None, 0)
+    for stage in plan.stages:
+        for entry in said[stage.incarnation].logs:
+            reaches = stage.layers.first < entry.boundary <= stage.layers.stop
+            whole = entry.sequence == sequence and entry.start == 0 and entry.stop >= target
+            if reaches and whole and best[1] < entry.boundary <= layer:
+                best = stage.incarnation, entry.boundary
+    return best
+
+
+@dataclass(slots=True)
+class Rebuilder:
+    """Orders replays and hears of their ends. Appends what is to be done to ``out``."""
+
+    state: State
+    settings: RebuildSettings
+    out: list[Action]
+    said: dict[str, Activated] = field(default_factory=dict)
+    queue: deque[Sequence] = field(default_factory=deque)
+    under_way: list[Sequence] = field(default_factory=list)
+    ordered_at: float = 0.0  # when an order was last given or answered
+    began_at: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """All layers are level."""
+        return not self.queue and not self.under_way
+
+    def clear(self) -> None:
+        """The epoch ended: what every layer holds will be told again."""
+        self.said.clear()
+        for sequence in (*self.under_way, *self.queue):
+            sequence.rebuilds.clear()
+        self.queue.clear()
+        self.under_way.clear()
+
+    def heard(self, message: Activated) -> None:
+        self.said[message.incarnation] = message
+
+    def begin(self, now: float) -> None:
+        """All stages have said what they hold: find what lags, and begin with the cheapest."""
+        plan = self.state.book.current
+        assert plan is not None
+        waiting: list[Sequence] = []
+        for sequence in self.state.running:
+            runs = runs_to_rebuild(sequence, plan, self.said, from_tokens=self.settings.from_tokens)
+            if isinstance(runs, int):
+                sequence.num_recomputed += 1
+                self._count_as_prompt(sequence, plan, runs)
+                sequence.kv = sequence.scheduled = runs
+            elif runs:
+                sequence.num_recomputed += 1
+                sequence.rebuilds[:] = runs
+                waiting.append(sequence)
+            self.state.running.refresh(sequence)
+        self.said.clear()
+        self.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
+        self.began_at = now
+        if waiting:
+            self._note_plan(waiting)
+        self._fill(now)
+        self._notice_end(now)
+
+    def answered(self, message: ReplayDone | ReplayMissing, now: float) -> None:
+        if isinstance(message, ReplayDone):
+            self.done(message, now)
+        else:
+            self.missing(message, now)
+
+    def done(self, message: ReplayDone, now: float) -> None:
+        """A chunk has gone through its layers."""
+        sequence, run = self._find(message.sequence, message.epoch, message.layers)
+        if sequence is None or run is None or message.kv != min(run.stop, run.done + self.settings.chunk):
+            self.state.count("stale_replays")
+            return
+        self.state.count("replayed_positions", message.kv - run.done)
+        self.state.count("replayed_layer_positions", (message.kv - run.done) * len(run.through))
+        self.state.count("lost_layer_positions", (message.kv - run.done) * run.num_lost)
+        run.done = message.kv
+        if run.done >= run.stop:
+            sequence.rebuilds.remove(run)
+        if not sequence.rebuilds:
+            self.under_way.remove(sequence)
+            self.state.running.refresh(sequence)
+            self.state.count("sequences_rebuilt")
+            self._note("sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.began_at)
+        else:
+            self._order(sequence, sequence.rebuilds[0], now)
+        self._fill(now)
+        self._notice_end(now)
+
+    def missing(self, message: ReplayMissing, now: float) -> None:
+        """The log has gone meanwhile: the tokens serve, through all layers up to the end of the run."""
+        sequence, run = self._find(message.sequence, message.epoch, None)
+        if sequence is None or run is None or run.source is None or run.through.first != message.boundary:
+            self.state.count("stale_replays")
+            return
+        self.state.count("replays_missing")
+        run.source, run.through = None, LayerRange(0, run.through.stop)
+        self._order(sequence, run, now)
+
+    def tick(self, now: float) -> None:
+        """Sequences that ended meanwhile, or gave their room back, make way for the next."""
+        self._fill(now)
+        self._notice_end(now)
+
+    def forgive(self, pause_s: float) -> None:
+        self.ordered_at += pause_s
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _find(self, sequence_id: int, epoch: int, through: LayerRange | None) -> tuple[Sequence | None, Rebuild | None]:
+        plan = self.state.book.current
+        sequence = next((s for s in self.under_way if s.id == sequence_id), None)
+        if sequence is None or plan is None or plan.epoch != epoch or not sequence.rebuilds:
+            return None, None
+        run = sequence.rebuilds[0]
+        return (sequence, run) if through is None or run.through == through else (None, None)
+
+    def _fill(self, now: float) -> None:
+        """As many sequences under way as there are stages."""
+        plan = self.state.book.current
+        for sequence in [s for s in self.under_way if not s.rebuilds or s.state is not SequenceState.RUNNING]:
+            self.under_way.remove(sequence)
+        most = 1 if plan is None or plan.shares_cores else len(plan.stages)
+        while self.queue and len(self.under_way) < most:
+            sequence = self.queue.popleft()
+            if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
+                self.under_way.append(sequence)
+                self._order(sequence, sequence.rebuilds[0], now)
+
+    def _notice_end(self, now: float) -> None:
+        if self.is_idle and self.state.book.serving:
+            self.state.recoveries.replayed(now)
+
+    def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
+        """It goes through all layers again, whichever were lost."""
+        positions = _positions(sequence.id, plan, self.said)
+        least = sum(max(0, sequence.kv - position) for position in positions)
+        self.state.recoveries.replays((sequence.kv - start) * len(positions), least)
+
+    def _order(self, sequence: Sequence, run: Rebuild, now: float) -> None:
+        plan = self.state.book.current
+        assert plan is not None
+        stop = min(run.stop, run.done + self.settings.chunk)
+        self.ordered_at = now
+        alone = plan.shares_cores and not self.state.flights
+        if run.source is not None:
+            order = Replay(
+                epoch=plan.epoch,
+                sequence=sequence.id,
+                boundary=run.through.first,
+                start=run.done,
+                stop=stop,
+                through=run.through,
+                alone=alone,
+            )
+            self.out.append(OrderWorker(run.source.encode(), order))
+            return
+        step = Step(
+            epoch=plan.epoch,
+            step=REPLAY_STEP,
+            rows=(Row(sequence.id, run.done, stop - run.done, False),),
+            tokens=tuple(sequence.tokens[run.done : stop]),
+            open=(opening(sequence),) if run.done == 0 else (),
+            replay=True,
+            through=run.through,
+            alone=alone,
+        )
+        self.out.append(Dispatch(step))
+
+    def _note_plan(self, waiting: list[Sequence]) -> None:
+        runs = [run for sequence in waiting for run in sequence.rebuilds]
+        cost, least = sum(run.cost for run in runs), sum((run.stop - run.done) * run.num_lost for run in runs)
+        self.state.recoveries.replays(cost, least)
+        self._note(
+            "replay_begins",
+            sequences=len(waiting),
+            layer_positions=cost,
+            least=least,
+            from_logs=sum(run.source is not None for run in runs),
+            from_tokens=sum(run.source is None for run in runs),
+        )
+
+    def _note(self, event: str, level: str = "info", **fields: object) -> None:
+        self.out.append(Note(event, level, fields))

@@ -1,0 +1,49 @@
+"""What ``swarmctl stats`` shows of the scheduler: what it decided last, who waits, and what steps have cost."""
+
+from __future__ import annotations
+
+from swarm.broker.state import State
+from swarm.broker.state.blocks import BLOCK
+from swarm.params import PRIORITIES
+from swarm.wire.messages import Json
+
+MOST_TENANTS = 20  # with the longest queues
+
+
+def scheduler(state: State) -> Json:
+    """``mode`` is the one in force. ``prompt_throttle`` names what held prompts back in the last step that had any:
+    "none", "pending" (shared out over the micro-batches), "kv" (room is short) or "time" (``broker.step_target_s``)."""
+    gauges, pace, book = state.gauges, state.pace, state.book
+    return {
+        "mode": gauges.mode,
+        "depth": gauges.depth,
+        "steps_in_flight": len(state.flights),
+        "step_budget": gauges.budget,
+        "prompt_tokens": gauges.prefill,
+        "prompt_throttle": gauges.throttle,
+        "pending_prompt_tokens": state.running.num_pending,
+        "kv_used": state.running.blocks * BLOCK,
+        "kv_cached": state.prefix.num_blocks * BLOCK,
+        "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
+        "preemptions": int(state.counters.get("preemptions", 0)),
+        "tokens_per_s": round(pace.tokens_per_s or 0.0, 1),
+        "quickest_step_s": pace.least_step_s,
+        "answers_fill": round(pace.fill, 3),
+    }
+
+
+def queue(state: State) -> Json:
+    """How many wait: in all, by class, by tenant, and for a plan that could hold them."""
+    tenants = state.waiting.by_tenant()
+    return {
+        "waiting": len(state.waiting),
+        "too_large_for_now": len(state.waiting.parked),
+        "classes": {class_name(priority): num for priority, num in sorted(state.waiting.by_class().items())[::-1]},
+        "tenants": {name: {"waiting": num, "served": int(served)} for name, num, served in tenants[:MOST_TENANTS]},
+        "num_tenants": len(tenants),
+    }
+
+
+def class_name(priority: int) -> str:
+    """A class by its name, if it has one."""
+    return next((name for name, value in PRIORITIES.items() if value == priority), str(priority))

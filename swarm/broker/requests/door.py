@@ -1,0 +1,326 @@
+"""The client door: a request's way from submission to its end, and each token's way to the client.
+
+Submitted -> (journalled) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. Who is let in, says
+``intake``. A client sees a token once it is in the journal (``growth``), and only so many unacknowledged ones at a time
+(``delivery``): whoever reads slowly holds up nobody. Terminal states win (``ends``): what arrives for an ended sequence
+is counted and dropped.
+
+A request is known by its id as long as the journal keeps it, whether it is in memory or not (``archive``). So with a
+journal, what is said about an id that memory doesn't know waits until the journal was asked.
+"""
+
+from __future__ import annotations
+
+from swarm.broker.actions import Action, ReadRequest, SayClient, WriteAcceptance
+from swarm.broker.reports.ended import derive_seed, remembered, was_taken_back
+from swarm.broker.reports.trace import Tracer
+from swarm.broker.requests.admission import Refusal, limit_of, tenant_of
+from swarm.broker.requests.answers import finished
+from swarm.broker.requests.archive import About, Archive
+from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery
+from swarm.broker.requests.durability import Durability
+from swarm.broker.requests.endings import Ends, RequestSettings
+from swarm.broker.requests.gone import RETRY_S, SUPERSEDED, Gone
+from swarm.broker.requests.intake import Intake, no_journal
+from swarm.broker.requests.tokens import Growth
+from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.past import RequestRecord
+from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, Recall, Recalled, Report, Stop, Submit
+
+__all__ = ["MAX_TOKENS_PER_MESSAGE", "WINDOW", "RequestSettings", "Requests", "derive_seed"]
+
+
+class Requests:
+    """All requests, by what clients say about them; the parts beside that are ``ends``, ``growth`` and ``durability``.
+    Methods append what is to be done to ``out``."""
+
+    def __init__(self, state: State, settings: RequestSettings, out: list[Action], tracer: Tracer) -> None:
+        self._state = state
+        self._settings = settings
+        self._out = out
+        self._archive = Archive()
+        self._gone = Gone()
+        self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
+        self._delivery = Delivery(state, out, has_journal=settings.has_journal)
+        self.ends = Ends(
+            state, settings, out, tracer=tracer, delivery=self._delivery, archive=self._archive, gone=self._gone
+        )
+        self.growth = Growth(state, out, self._delivery, self.ends)
+        self.durability = Durability(
+            state,
+            settings,
+            out,
+            intake=self._intake,
+            delivery=self._delivery,
+            ends=self.ends,
+            growth=self.growth,
+            gone=self._gone,
+        )
+
+    # --- submission --------------------------------------------------------------------------------------------------
+
+    def submit(self, client: bytes, submit: Submit, now: float) -> None:
+        known = self._state.requests.get(submit.request_id)
+        if known is not None:
+            self._resubmit(known, client, submit)
+        elif not self._ask_journal(client, submit):
+            self._admit(client, submit, now)
+
+    def _admit(self, client: bytes, submit: Submit, now: float) -> None:
+        """Nobody knows this id."""
+        refusal = self._intake.refusal(client, submit, now)
+        if refusal is not None:
+            self._delivery.reject(client, submit.request_id, refusal)
+            return
+        request = self._make_request(client, submit, now)
+        self._intake.let_in(client, request)
+        self._out.append(WriteAcceptance(submit, tuple(s.id for s in request.sequences), request.tenant))
+
+    def _make_request(self, client: bytes, submit: Submit, now: float) -> Request:
+        assert self._state.manifest is not None
+        deadline_at = None if submit.deadline_s is None else now + submit.deadline_s
+        request = Request(submit, client, now, deadline_at, tenant_of(submit, client), owner=client)
+        limit = limit_of(submit, self._state.manifest)
+        for index in range(submit.params.n):
+            sequence = Sequence(
+                id=self._state.next_sequence,
+                request=request,
+                index=index,
+                seed=derive_seed(submit.seed, index),
+                tokens=list(submit.prompt),
+                limit=limit,
+            )
+            sequence.committed = sequence.sent = sequence.delivered = len(submit.prompt)
+            self._state.next_sequence += 1
+            self._state.sequences[sequence.id] = sequence
+            request.sequences.append(sequence)
+        self._state.requests[request.id] = request
+        self.ends.keep_deadline(request)
+        return request
+
+    def _resubmit(self, known: Request, client: bytes, submit: Submit) -> None:
+        if known.submit != submit:
+            reason = f"request id {submit.request_id} is in use for another request: choose a new one"
+            self._delivery.reject(client, submit.request_id, Refusal("conflict", reason))
+            return
+        known.owner = client
+        self._adopt(known, client)
+        if known.accepted:
+            self._delivery.say(known, Accepted(request_id=known.id))
+            self._read_from(known, (0,) * len(known.sequences))
+
+    def accepted(self, request_id: str, sequences: tuple[int, ...]) -> None:
+        """The journal has it: it may be announced and served."""
+        self._intake.written(sequences)
+        request = self._state.requests.get(request_id)
+        if request is None or tuple(s.id for s in request.sequences) != sequences:
+            return  # cancelled meanwhile, and perhaps asked for anew: then that one is not in the journal yet
+        if request.accepted:
+            return  # it was written once more
+        request.accepted = True
+        for sequence in request.sequences:
+            if sequence.state is SequenceState.WAITING:
+                self._state.waiting.add(sequence)
+        self._delivery.say(request, Accepted(request_id=request_id))
+        for sequence in request.sequences:
+            self._delivery.deliver(sequence)
+
+    # --- who reads ---------------------------------------------------------------------------------------------------
+
+    def recall(self, client: bytes, recall: Recall) -> None:
+        """What was asked for, for somebody who wants to read the answer."""
+        request = self._state.requests.get(recall.request_id)
+        if request is not None:
+            self._out.append(SayClient(client, Recalled(submit=request.submit)))
+        elif not self._ask_journal(client, recall):
+            self._answer_recall(client, recall, self._absence(recall.request_id))
+
+    def _answer_recall(self, client: bytes, recall: Recall, why: Refusal) -> None:
+        body: dict[str, object] = {"request_id": recall.request_id, "error": why.reason}
+        self._out.append(SayClient(client, Report(what="recall", ok=False, body=body)))
+
+    def attach(self, client: bytes, attach: Attach) -> None:
+        request = self._state.requests.get(attach.request_id)
+        if request is not None:
+            self._attach(request, client, attach)
+        elif not self._ask_journal(client, attach):
+            self._delivery.reject(client, attach.request_id, self._absence(attach.request_id))
+
+    def _attach(self, request: Request, client: bytes, attach: Attach) -> None:
+        if len(attach.next_index) != len(request.sequences):
+            reason = f"the request has {len(request.sequences)} continuations, not {len(attach.next_index)}"
+            self._delivery.reject(client, request.id, Refusal("unknown", reason))
+        elif attach.again and request.client not in (None, client):
+            self._delivery.reject(client, request.id, SUPERSEDED)
+        else:
+            self._adopt(request, client)
+            self._read_from(request, attach.next_index)
+
+    def _read_from(self, request: Request, next_index: tuple[int, ...]) -> None:
+        for sequence, index in zip(request.sequences, next_index, strict=True):
+            self._stand_at(sequence, index)
+            sequence.finish_sent = False
+            self._delivery.deliver(sequence)
+
+    def _adopt(self, request: Request, client: bytes) -> None:
+        """From now on this is its reader. One at a time: the one before it is told."""
+        if request.client not in (None, client):
+            self._delivery.reject(request.client, request.id, SUPERSEDED)
+        request.client, request.stuck = client, False
+        request.detached_at = None
+
+    def _stand_at(self, sequence: Sequence, next_index: int) -> None:
+        """Its reader says how much it has; it may be less than the one before it had."""
+        sequence.delivered = sequence.sent = min(sequence.num_prompt + next_index, sequence.committed)
+        sequence.unsure = False
+
+    def ack(self, client: bytes, ack: Ack) -> None:
+        if ack.request_id not in self._state.requests and self._archive.dropped.get(ack.request_id) == client:
+            self._ask_journal(client, ack)  # if there is no room for that now, the client will attach after a while
+            return
+        sequence = self._find(ack.request_id, ack.index)
+        if sequence is None:
+            return
+        if sequence.request.client not in (None, client):
+            self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has
+            return
+        if sequence.unsure:
+            self._stand_at(sequence, ack.next_index)
+        position = min(sequence.num_prompt + ack.next_index, sequence.sent)
+        sequence.delivered = max(sequence.delivered, position)
+        if sequence.request.stuck:
+            self._go_on(sequence.request)
+        self._delivery.deliver(sequence)
+        self.ends.forget_if_done(sequence.request, client)
+
+    def _go_on(self, request: Request) -> None:
+        """Its reader reads again. What was sent and dropped is sent once more: all that was not acknowledged."""
+        request.stuck = False
+        for sequence in request.sequences:
+            sequence.sent, sequence.finish_sent = sequence.delivered, False
+            self._delivery.deliver(sequence)
+
+    def detach(self, client: bytes, detach: Detach, now: float) -> None:
+        """Its reader goes on purpose."""
+        self._archive.dropped.pop(detach.request_id, None)
+        self._archive.withdraw(client, detach.request_id)
+        request = self._state.requests.get(detach.request_id)
+        if request is None:
+            self._state.count("unknown_requests")
+        elif request.client == client:
+            self.ends.leave_alone(request, now)
+
+    def unreachable(self, client: bytes, now: float) -> None:
+        """What could not be sent will be sent again after the client's Attach, if that comes within the grace."""
+        for request in self._state.requests.values():
+            if request.client == client:
+                self.ends.leave_alone(request, now)
+
+    def stuck(self, client: bytes) -> None:
+        """It is there, and does not read: nothing more is sent, its requests run on as for any slow reader. If it never
+        comes to itself, its connection breaks sooner or later."""
+        for request in self._state.requests.values():
+            if request.client == client:
+                request.stuck = True
+
+    # --- what shall end ----------------------------------------------------------------------------------------------
+
+    def stop(self, stop: Stop, now: float) -> None:
+        """The client found a stop string: the tokens before ``at_index`` are the answer."""
+        sequence = self._find(stop.request_id, stop.index)
+        if sequence is None:
+            return
+        if sequence.state is SequenceState.ENDED:
+            self._state.count("late_stops")
+            return
+        if stop.at_index > sequence.num_generated:
+            sequence.stop_at = stop.at_index  # the journal lost tokens that the client has seen: they come again
+            return
+        keep = sequence.num_prompt + stop.at_index
+        del sequence.tokens[keep:]
+        sequence.committed = min(sequence.committed, keep)
+        sequence.sent = min(sequence.sent, keep)
+        sequence.delivered = min(sequence.delivered, keep)
+        self.ends.end(sequence, "stop", now)
+
+    def cancel(self, client: bytes, cancel: Cancel, now: float) -> None:
+        """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once."""
+        if self._archive.withdraw(client, cancel.request_id):
+            self._delivery.reject(
+                client, cancel.request_id, Refusal("cancelled", "it was cancelled before it was accepted")
+            )
+        request = self._state.requests.get(cancel.request_id)
+        if request is None:
+            self._state.count("unknown_requests")
+            return
+        by_reader = request.client == client
+        self.ends.end_all(request, "cancelled", "" if by_reader else "another client cancelled it", now)
+        if not by_reader:
+            return
+        request.stuck = False
+        for sequence in request.sequences:
+            if not sequence.finish_sent:
+                self._delivery.say(request, finished(sequence))
+        self.ends.forget(request)
+
+    # --- what the journal has ----------------------------------------------------------------------------------------
+
+    def read(self, request_id: str, record: RequestRecord | None, problem: str, now: float) -> None:
+        """The journal was asked for a request that is not in memory: now what was said about it can be answered."""
+        asked = self._archive.take(request_id)
+        is_wanted = bool(asked) and request_id not in self._state.requests
+        if is_wanted and record is not None and not was_taken_back(record):
+            request = remembered(record, now)
+            request.read_at = now
+            for sequence in request.sequences:
+                sequence.unsure = True
+            self.durability.enter(request, now)
+        for client, message in asked:
+            self._answer(client, message, problem, now)
+        self.ends.make_room()
+
+    def _answer(self, client: bytes, message: About, problem: str, now: float) -> None:
+        request = self._state.requests.get(message.request_id)
+        unread = Refusal("journal", f"this request can't be looked up now: {problem}", RETRY_S)
+        refusal = unread if problem else self._absence(message.request_id)
+        match message:
+            case Submit() if request is not None:
+                self._resubmit(request, client, message)
+            case Submit() if problem:
+                self._delivery.reject(client, message.request_id, no_journal(problem))
+            case Submit():
+                self._admit(client, message, now)
+            case Recall() if request is not None:
+                self._out.append(SayClient(client, Recalled(submit=request.submit)))
+            case Recall():
+                self._answer_recall(client, message, refusal)
+            case Attach() if request is not None:
+                self._attach(request, client, message)
+            case Ack() if request is not None:
+                self._adopt(request, client)
+                self.ack(client, message)
+            case Attach() | Ack():
+                self._delivery.reject(client, message.request_id, refusal)
+
+    def _absence(self, request_id: str) -> Refusal:
+        """Why nothing can be told of this request."""
+        return self._gone.answer(request_id, self._state.journal_problem)
+
+    def _ask_journal(self, client: bytes, message: About) -> bool:
+        """False: there is none to ask."""
+        if not self._settings.has_journal:
+            return False
+        first = self._archive.ask(client, message)
+        if first is None:
+            reason = "too many requests are being looked up in the journal"
+            self._delivery.reject(client, message.request_id, Refusal("overloaded", reason, 1.0))
+        elif first:
+            self._out.append(ReadRequest(message.request_id))
+        return True
+
+    def _find(self, request_id: str, index: int) -> Sequence | None:
+        request = self._state.requests.get(request_id)
+        if request is None or index >= len(request.sequences):
+            self._state.count("unknown_requests")
+            return None
+        return request.sequences[index]

@@ -1,0 +1,146 @@
+"""What the journal means for requests: known again after a restart, safe once it has them, served on without it.
+
+While nothing can be written, what runs goes on and nobody is let in; what memory let go of meanwhile is missing in the
+journal, which asks for it before it takes an end. A journal that was begun anew is given all that memory has.
+"""
+
+from __future__ import annotations
+
+from swarm.broker.actions import Action, NewTokens, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.reports.ended import remembered, was_taken_back
+from swarm.broker.requests.delivery import Delivery
+from swarm.broker.requests.endings import Ends, RequestSettings
+from swarm.broker.requests.gone import Gone
+from swarm.broker.requests.intake import Intake, no_journal
+from swarm.broker.requests.tokens import Growth
+from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.past import Past
+
+
+class Durability:
+    """Methods append what is to be done to ``out``."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: RequestSettings,
+        out: list[Action],
+        *,
+        intake: Intake,
+        delivery: Delivery,
+        ends: Ends,
+        growth: Growth,
+        gone: Gone,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._out = out
+        self._intake = intake
+        self._delivery = delivery
+        self._ends = ends
+        self._growth = growth
+        self._gone = gone
+
+    # --- after a restart ---------------------------------------------------------------------------------------------
+
+    def restore(self, past: Past, now: float) -> None:
+        """What the journal knows is known again. Every client has to come back, and has the grace for it."""
+        self._state.next_sequence = past.next_sequence
+        blames = dict(past.blames)
+        for record in past.requests:
+            if record.ended and was_taken_back(record):
+                continue
+            request = remembered(record, now)
+            for sequence in request.sequences:
+                sequence.num_deaths = blames.get(sequence.id, 0)
+            self.enter(request, now)
+            self._ends.await_client(request, now)
+            self._ends.keep_deadline(request)
+
+    def enter(self, request: Request, now: float) -> None:
+        """Into memory, as the journal has it."""
+        self._state.requests[request.id] = request
+        for sequence in request.sequences:
+            self._state.sequences[sequence.id] = sequence
+            if sequence.state is SequenceState.WAITING:
+                self._state.waiting.add(sequence)
+        if request.ended:
+            self._ends.retain(request, now)
+
+    def model_known(self, now: float) -> None:
+        """The first worker has come: what depends on the model can be told of restored sequences. The last token may
+        have been an end that the journal did not get to hear of."""
+        assert self._state.manifest is not None
+        for sequence in [s for s in self._state.sequences.values() if s.state is SequenceState.WAITING]:
+            sequence.limit = min(sequence.limit, self._state.manifest.context)
+            reason = self._growth.end_reason(sequence) if sequence.num_generated else None
+            if reason is not None:
+                self._ends.end(sequence, reason, now)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def end_was_written(self, sequence_id: int) -> None:
+        """The journal has its end: that may be told, and memory may let go of it."""
+        self._gone.settled(sequence_id, is_written=True)
+        sequence = self._state.sequences.get(sequence_id)
+        if sequence is None or not self._settings.has_journal:
+            return
+        sequence.end_written = True
+        self._delivery.deliver(sequence)
+        self._ends.forget_if_done(sequence.request, sequence.request.client)
+        self._ends.make_room()
+
+    def end_was_not_written(self, sequence_id: int) -> None:
+        """The journal lacks tokens that were let go while it could not be written: it gets them all, and the end.
+        Unless they have left memory, too."""
+        self._gone.settled(sequence_id, is_written=False)
+        sequence = self._state.sequences.get(sequence_id)
+        if sequence is None or sequence.reason is None or sequence.end_written:
+            return
+        self._write_whole(sequence)
+
+    def _write_whole(self, sequence: Sequence) -> None:
+        """All of its tokens, and its end if it has one."""
+        submit = sequence.request.submit
+        new = NewTokens(
+            sequence=sequence.id,
+            position=sequence.num_prompt,
+            first=0,
+            ids=tuple(sequence.tokens[sequence.num_prompt :]),
+            logprobs=tuple(sequence.logprobs) if submit.params.logprobs is not None else (),
+            hops=tuple(sequence.hops) if submit.hops else (),
+        )
+        if new.ids:
+            self._out.append(WriteTokens((new,)))
+        if sequence.reason is not None:
+            self._out.append(WriteEnd(sequence.id, sequence.reason, sequence.num_generated, sequence.detail))
+
+    # --- without a journal -------------------------------------------------------------------------------------------
+
+    def journal_broke(self, reason: str, now: float) -> None:
+        """Nothing can be written: what runs goes on, and its tokens are shown though they are not in the journal.
+        Should this broker die, too, the next one computes the same ones again. Whoever was about to be accepted is
+        not."""
+        self._state.journal_problem = reason
+        self._intake.broke()
+        refusal = no_journal(reason)
+        for request in [r for r in self._state.requests.values() if not r.accepted]:
+            if request.client is not None:
+                self._delivery.reject(request.client, request.id, refusal)
+            self._ends.end_all(request, "cancelled", "", now)
+            self._ends.forget(request)
+        self._growth.committed(tuple((sequence.id, sequence.sampled) for sequence in self._state.sequences.values()))
+
+    def journal_renewed(self, next_sequence: int, now: float) -> None:
+        """It has what could be read of the old one, perhaps. All requests are written once more, as old as they are.
+        (Who was not accepted yet was refused when the old one broke.)"""
+        self._state.next_sequence = max(self._state.next_sequence, next_sequence)
+        for request in self._state.requests.values():
+            numbers = tuple(sequence.id for sequence in request.sequences)
+            self._out.append(WriteAcceptance(request.submit, numbers, request.tenant, now - request.arrived_at))
+            for sequence in request.sequences:
+                self._write_whole(sequence)
+
+    def journal_mended(self) -> None:
+        """What was held back has been written."""
+        self._state.journal_problem = ""

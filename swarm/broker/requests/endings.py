@@ -1,0 +1,212 @@
+"""How requests end, and how long they are remembered after that.
+
+Terminal states win: a sequence has one end, in the journal before it is told. Times end requests, too: a deadline that
+passed, a client that did not come back, room that no plan has. An ended request stays in memory until it was delivered,
+until it is old, or until there are too many (``archive``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.broker.actions import Action, WriteEnd
+from swarm.broker.reports.trace import Tracer
+from swarm.broker.requests.admission import too_large
+from swarm.broker.requests.answers import summary
+from swarm.broker.requests.archive import Archive, Shelf
+from swarm.broker.requests.delivery import Delivery
+from swarm.broker.requests.gone import Gone
+from swarm.broker.requests.timers import Timers
+from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
+from swarm.wire.messages import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    max_queue: int = 1024  # shared out as ``Places`` says
+    client_grace_s: float = 10.0
+    retain_s: float = 60.0
+    has_journal: bool = False  # what has ended can be read again
+    too_large_patience_s: float = 30.0  # a worker that was lost is back within seconds, and the room with it
+
+
+class Ends:
+    """Methods append what is to be done to ``out``."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: RequestSettings,
+        out: list[Action],
+        *,
+        tracer: Tracer,
+        delivery: Delivery,
+        archive: Archive,
+        gone: Gone,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._out = out
+        self._tracer = tracer
+        self._delivery = delivery
+        self._archive = archive
+        self._gone = gone
+        self._shelf = Shelf()
+        self._timers = Timers()
+        self._ticked_at = 0.0
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def end(self, sequence: Sequence, reason: FinishReason, now: float, detail: str = "") -> None:
+        """A sequence reaches its one end; its room in the stages goes back with the next step."""
+        if sequence.state is SequenceState.ENDED:
+            return
+        if sequence.state is SequenceState.RUNNING:
+            self._state.leave_stages(sequence)
+        else:
+            self._state.waiting.remove(sequence)
+        sequence.state = SequenceState.ENDED
+        sequence.reason, sequence.detail, sequence.ended_at = reason, detail, now
+        self._state.count(f"sequences_{reason}")
+        self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated, detail))
+        if reason in ("stop", "length"):
+            self._state.pace.sequence_done(sequence.num_generated, sequence.request.submit.params.max_tokens)
+        self._delivery.deliver(sequence)
+        if sequence.request.ended:
+            self.retain(sequence.request, now)
+            self._out.append(summary(sequence.request, now))
+
+    def end_all(self, request: Request, reason: FinishReason, detail: str, now: float) -> None:
+        for sequence in request.sequences:
+            self.end(sequence, reason, now, detail)
+
+    def end_everything(self, detail: str, now: float) -> None:
+        """Nothing that has not ended can be finished any more."""
+        for request in [r for r in self._state.requests.values() if not r.ended]:
+            self.end_all(request, "failed", detail, now)
+
+    def too_late(self, sequence: Sequence, now: float) -> None:
+        """Its turn has come (again), but even the quickest steps would not finish it by its deadline."""
+        self._state.count("sequences_too_late")
+        detail = "the deadline can't be kept any more, even by the quickest steps: allow more time, or ask for less"
+        self.end_all(sequence.request, "failed", detail, now)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def leave_alone(self, request: Request, now: float) -> None:
+        """Nobody reads it."""
+        request.client, request.stuck, request.detached_at = None, False, now
+        self.await_client(request, now)
+
+    def keep_deadline(self, request: Request) -> None:
+        """It ends at its deadline, if it has one."""
+        if request.deadline_at is not None:
+            self._timers.add(request.deadline_at, request.id)
+
+    def await_client(self, request: Request, now: float) -> None:
+        """Somebody has to come for it, and has the grace for that."""
+        self._timers.add(now + self._settings.client_grace_s, request.id)
+
+    def tick(self, now: float) -> None:
+        """Deadlines, clients that did not come back, what fits nowhere, and requests that nobody will ask for again."""
+        for request_id in self._timers.due(now):
+            request = self._state.requests.get(request_id)
+            if request is not None:
+                self._look_at(request, now)
+        self._timers.tidy(self._state.requests)
+        self._end_the_too_large(now)
+
+    def _look_at(self, request: Request, now: float) -> None:
+        if not request.ended and request.deadline_at is not None and now >= request.deadline_at:
+            self._state.count("sequences_too_late")
+            self.end_all(request, "failed", "the deadline passed before the request was finished", now)
+        if not request.ended and self._is_abandoned(request, now):
+            self.end_all(request, "cancelled", "the client went away and did not come back", now)
+        if request.ended and self._is_old(request, now):
+            if self._awaits_journal(request):
+                self._timers.add(now + self._settings.retain_s, request.id)
+            else:
+                self._drop(request)
+
+    def _is_abandoned(self, request: Request, now: float) -> bool:
+        if request.submit.detached or request.detached_at is None:
+            return False
+        return now - request.detached_at >= self._settings.client_grace_s
+
+    def _is_old(self, request: Request, now: float) -> bool:
+        kept_from = request.ended_at if request.read_at is None else request.read_at
+        return now - kept_from >= self._settings.retain_s
+
+    def _awaits_journal(self, request: Request) -> bool:
+        """What it still has to write is nowhere but here."""
+        is_written = all(sequence.end_written for sequence in request.sequences)
+        return self._settings.has_journal and request.accepted and not is_written
+
+    def _end_the_too_large(self, now: float) -> None:
+        """What was accepted under another plan may fit no longer. Only time in which a plan serves counts: between two
+        plans nobody knows what the next one will hold."""
+        passed_s, self._ticked_at = now - self._ticked_at, now
+        if self._state.book.phase is not PlanPhase.SERVING:
+            return
+        for sequence in list(self._state.waiting.parked.values()):
+            refusal = too_large(sequence.limit, self._state.book.kv_blocks)
+            sequence.unfit_s = sequence.unfit_s + passed_s if refusal is not None else 0.0
+            if refusal is not None and sequence.unfit_s > self._settings.too_large_patience_s:
+                self._state.count("sequences_too_large")
+                self.end(sequence, "failed", now, refusal.reason)
+
+    def forgive(self, pause_s: float) -> None:
+        """The broker itself stood still: that is nobody's lateness."""
+        self._ticked_at += pause_s
+        self._timers.forgive(pause_s)
+        for request in self._state.requests.values():
+            if request.deadline_at is not None:
+                request.deadline_at += pause_s
+            if request.detached_at is not None:
+                request.detached_at += pause_s
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def retain(self, request: Request, now: float) -> None:
+        """It has ended, and is kept for a while."""
+        kept_from = request.ended_at if request.read_at is None else request.read_at
+        self._timers.add(max(now, kept_from + self._settings.retain_s), request.id)
+        self._shelf.add(request)
+        self.make_room()
+
+    def make_room(self) -> None:
+        """The oldest ended requests go, if there are too many."""
+        if not self._shelf.is_over:
+            return
+        for request_id in self._shelf.oldest():
+            request = self._state.requests[request_id]
+            if all(self._delivery.is_safe(sequence) for sequence in request.sequences):
+                self._drop(request)
+            if not self._shelf.is_over:
+                return
+
+    def _drop(self, request: Request) -> None:
+        """Out of memory, though its reader may not have it all."""
+        self._state.count("requests_dropped")
+        if self._settings.has_journal:
+            self._archive.note_dropped(request)
+        self._gone.dropped(request, has_journal=self._settings.has_journal)
+        self.forget(request)
+
+    def forget_if_done(self, request: Request, reader: bytes | None) -> None:
+        """Whoever has it all needs it no more. Others may: they find it in the journal, once that has it; without one,
+        it waits for who submitted it."""
+        if not request.fully_delivered:
+            return
+        if request.owner not in (None, reader):
+            self._gone.read_by_another(request.id)
+        is_spare = request.end_written if self._settings.has_journal else reader == request.owner
+        if is_spare:
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        self._tracer.forgotten(request)
+        self._shelf.remove(request.id)
+        del self._state.requests[request.id]
+        for sequence in request.sequences:
+            del self._state.sequences[sequence.id]

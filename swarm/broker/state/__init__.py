@@ -1,0 +1,30 @@
+"""State: all that the broker knows, as plain values with their questions and verbs.
+
+Nothing in here sends, writes or decides what happens next. A sequence's positions and what it may become stand in
+``sequences``; who waits in ``queue``, who runs in ``running``, whose keys and values others may share in ``prefix``;
+plans and epochs in ``plans``; workers in ``workers``; what the journal tells of earlier brokers in ``past``.
+"""
+
+from __future__ import annotations
+
+from swarm.broker.state.plans import Plan, PlanBook, PlanPhase, StagePlan
+from swarm.broker.state.sequences import Rebuild, Request, Sequence, SequenceState
+from swarm.broker.state.state import DoorBook, Flight, Gauges, State
+from swarm.broker.state.workers import Worker, WorkerState
+
+__all__ = [
+    "DoorBook",
+    "Flight",
+    "Gauges",
+    "Plan",
+    "PlanBook",
+    "PlanPhase",
+    "Rebuild",
+    "Request",
+    "Sequence",
+    "SequenceState",
+    "StagePlan",
+    "State",
+    "Worker",
+    "WorkerState",
+]

@@ -1,0 +1,100 @@
+"""Plans, and which of them is in force."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from swarm.broker.planner.explain import Forecast
+from swarm.broker.planner.gauge import PlanGauge
+from swarm.broker.planner.problem import NOBODY
+from swarm.broker.state.blocks import BLOCK
+from swarm.wire.messages import LayerRange, Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    incarnation: str
+    name: str
+    layers: LayerRange
+    endpoint: str
+    weight_bytes: int
+    host: str = ""
+    device: str = "cpu"
+    memory_bytes: int = 0
+    load_bytes: int = 0  # what of it is not loaded yet
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which worker holds which layers, in the order of the pipeline. ``back``: if it was made after a loss, who takes
+    what, in words."""
+
+    epoch: int
+    stages: tuple[StagePlan, ...]
+    objective: str
+    forecast: Forecast | None = None
+    standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()  # (incarnation, what it keeps warm for others)
+    back: str = ""
+
+    @property
+    def shares_cores(self) -> bool:
+        """All stages compute on the cores of one machine: whoever computes takes from the others."""
+        return len({stage.host for stage in self.stages}) == 1 and all(s.device == "cpu" for s in self.stages)
+
+    @property
+    def commits_on_write(self) -> bool:
+        """Keys and values take memory as they are written. Elsewhere than on CPUs they take all that was reserved."""
+        return all(stage.device == "cpu" for stage in self.stages)
+
+    @property
+    def members(self) -> frozenset[str]:
+        return frozenset(stage.incarnation for stage in self.stages)
+
+    def standby_of(self, incarnation: str) -> tuple[LayerRange, ...]:
+        return next((layers for who, layers in self.standby if who == incarnation), ())
+
+    def stage_of(self, incarnation: str) -> StagePlan | None:
+        return next((s for s in self.stages if s.incarnation == incarnation), None)
+
+
+class PlanPhase(enum.Enum):
+    NONE = "waiting"  # no plan; ``PlanBook.waits_for`` says why
+    PREPARING = "preparing"  # layers are loading; if there is an old plan, it runs on
+    ACTIVATING = "activating"  # the fence is up; nothing is dispatched
+    SERVING = "serving"
+
+
+@dataclass(slots=True)
+class PlanBook:
+    """The plan in force and the one under way."""
+
+    epoch: int = 0  # the highest that was ever chosen
+    written: int = 0  # the highest that the journal holds: no higher one is announced
+    phase: PlanPhase = PlanPhase.NONE
+    current: Plan | None = None
+    coming: Plan | None = None
+    prepared: dict[str, Prepared] = field(default_factory=dict)
+    capacity: dict[str, Prepared] = field(default_factory=dict)  # of the current plan
+    awaited: set[str] = field(default_factory=set)
+    deadline: float = 0.0
+    changed_at: float = 0.0
+    waits_for: str = NOBODY
+    gauge: PlanGauge = field(default_factory=PlanGauge)  # how the current plan does
+
+    @property
+    def serving(self) -> bool:
+        """Steps may be dispatched: a plan is in force, and no fence is up."""
+        return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
+
+    def begin_above(self, epoch: int) -> None:
+        """The journal's last one. What workers say of epochs moves none: they are told whose these are."""
+        self.epoch = self.written = epoch
+
+    @property
+    def kv_blocks(self) -> int:
+        return min((p.kv_capacity for p in self.capacity.values()), default=0) // BLOCK
+
+    @property
+    def max_sequences(self) -> int:
+        return min((p.max_sequences for p in self.capacity.values()), default=0)

@@ -1,0 +1,271 @@
+"""Who waits for room in the stages, and whose turn it is.
+
+Three rules, one inside the other:
+
+* *Class.* A higher priority goes first, always.
+* *Share.* Inside a class the tenant goes first that was given least: each has an account of the tokens computed for
+  it, whatever their class, and a thousand waiting sequences weigh no more than one. Who comes back after a pause starts
+  level with the one that is served now: silence earns nothing.
+* *Deadline.* Of one tenant, the earliest deadline goes first, then who came first. Who had to give room back keeps the
+  place in this order that its arrival gave it.
+
+Adding, taking and removing cost O(log n). What is removed out of turn stays in its heap as a husk until its turn
+comes, or until there are more husks than sequences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swarm.broker.state.sequences import Request, Sequence
+
+NO_DEADLINE = float("inf")
+MAX_IDLE_ACCOUNTS = 1024
+MIN_HUSKS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What one tenant was given, in tokens; and how many of its sequences wait."""
+
+    name: str
+    served: float = 0.0
+    num_waiting: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A sequence's place. ``sequence`` None: a husk. The work is as it was when it came."""
+
+    sequence: Sequence | None
+    account: Account
+    priority: int
+    num_known: int
+    num_open: int
+
+
+_Heap = list[tuple[float, int, int, _Entry]]  # (deadline, arrival, tie, who)
+
+
+@dataclass(slots=True)
+class _Class:
+    """One priority: the tenants that wait in it, least served first, and what each has waiting."""
+
+    turns: list[tuple[float, int, Account]] = field(default_factory=list)
+    heaps: dict[str, _Heap] = field(default_factory=dict)
+    num_waiting: int = 0
+
+
+class Queue:
+    """See the module's text. ``parked`` are those that the plan in force could not hold even alone: they wait too, but
+    have no turn before there is another plan."""
+
+    def __init__(self) -> None:
+        self.parked: dict[int, Sequence] = {}
+        self._classes: dict[int, _Class] = {}
+        self._accounts: dict[str, Account] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._num_husks = 0
+        self._level = 0.0  # what the tenant had been given that was served last
+        self._ties = count()
+        self._num_known = 0
+        self._num_open = 0
+
+    def __len__(self) -> int:
+        return len(self._entries) + len(self.parked)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.id in self._entries or sequence.id in self.parked
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, by class and arrival: for whoever looks at the whole queue, which no step does."""
+        waiting = [entry.sequence for entry in self._entries.values() if entry.sequence is not None]
+        return iter(sorted([*waiting, *self.parked.values()], key=lambda s: (-s.priority, s.id)))
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        account = self._account(sequence.request.tenant)
+        if not account.num_waiting:
+            account.served = max(account.served, self._level)
+        num_known = sequence.sampled
+        entry = _Entry(sequence, account, sequence.priority, num_known, sequence.most_to_come)
+        self._entries[sequence.id] = entry
+        account.num_waiting += 1
+        self._num_known += entry.num_known
+        self._num_open += entry.num_open
+        group = self._classes.setdefault(entry.priority, _Class())
+        group.num_waiting += 1
+        heap = group.heaps.get(account.name)
+        if heap is None:
+            heap = group.heaps[account.name] = []
+            heappush(group.turns, (account.served, next(self._ties), account))
+        deadline = sequence.request.deadline_at
+        heappush(heap, (NO_DEADLINE if deadline is None else deadline, sequence.id, next(self._ties), entry))
+
+    def remove(self, sequence: Sequence) -> None:
+        """It waits no longer; an unknown one is no error."""
+        if self.parked.pop(sequence.id, None) is not None:
+            return
+        entry = self._entries.get(sequence.id)
+        if entry is not None:
+            self._leave(entry, sequence)
+            entry.sequence = None
+            self._num_husks += 1
+            if self._num_husks > max(MIN_HUSKS, len(self._entries)):
+                self._sweep()
+
+    def pop(self) -> Sequence | None:
+        """Whose turn it is; it waits no longer."""
+        for priority in sorted(self._classes, reverse=True):
+            group = self._classes[priority]
+            sequence = self._pop_from(group)
+            if not group.heaps:
+                del self._classes[priority]
+            if sequence is not None:
+                return sequence
+        return None
+
+    def park(self, sequence: Sequence) -> None:
+        self.parked[sequence.id] = sequence
+
+    def unpark(self) -> None:
+        """There is another plan: it may hold them."""
+        parked, self.parked = self.parked, {}
+        for sequence in parked.values():
+            self.add(sequence)
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def highest(self) -> int | None:
+        """The highest class in which somebody has a turn."""
+        return max((priority for priority, group in self._classes.items() if group.num_waiting), default=None)
+
+    def work(self, fill: float) -> float:
+        """Tokens to compute for all that have a turn, if answers come to this part of the length they were allowed."""
+        return self._num_known + fill * self._num_open
+
+    def by_class(self) -> dict[int, int]:
+        return {priority: group.num_waiting for priority, group in self._classes.items() if group.num_waiting}
+
+    def num_of(self, tenant: str) -> int:
+        """How many of this tenant's sequences wait, the parked ones included."""
+        account = self._accounts.get(tenant)
+        num_parked = sum(sequence.request.tenant == tenant for sequence in self.parked.values())
+        return num_parked + (0 if account is None else account.num_waiting)
+
+    def patience_left(self, num_places: int, patience_s: float) -> float:
+        """In how many seconds so many of the parked ones will have been given up, if no other plan comes; or all."""
+        left = sorted(max(0.0, patience_s - sequence.unfit_s) for sequence in self.parked.values())
+        return left[min(num_places, len(left)) - 1] if left and num_places > 0 else 0.0
+
+    def by_tenant(self) -> list[tuple[str, int, float]]:
+        """(tenant, how many wait, tokens given), the longest queue first."""
+        found = [(a.name, a.num_waiting, a.served) for a in self._accounts.values()]
+        return sorted(found, key=lambda item: (-item[1], -item[2], item[0]))
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """So much was computed for it."""
+        self._account(tenant).served += tokens
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _account(self, name: str) -> Account:
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= MAX_IDLE_ACCOUNTS:
+                self._forget_the_idle()
+            account = self._accounts[name] = Account(name, self._level)
+        return account
+
+    def _forget_the_idle(self) -> None:
+        """Whoever has nothing waiting; an account that is ahead would be the better for it, so half are enough."""
+        named = {name for group in self._classes.values() for name in group.heaps}
+        idle = sorted((a for a in self._accounts.values() if a.name not in named), key=lambda a: a.served)
+        for account in idle[: max(1, len(idle) // 2)]:
+            del self._accounts[account.name]
+
+    def _pop_from(self, group: _Class) -> Sequence | None:
+        while group.turns:
+            served, _, account = group.turns[0]
+            heap = group.heaps[account.name]
+            while heap and heap[0][3].sequence is None:
+                heappop(heap)
+                self._num_husks -= 1
+            if not heap:
+                heappop(group.turns)
+                del group.heaps[account.name]
+                continue
+            if served < account.served:
+                heapreplace(group.turns, (account.served, next(self._ties), account))
+                continue
+            entry = heappop(heap)[3]
+            sequence = entry.sequence
+            assert sequence is not None
+            self._leave(entry, sequence)
+            if not heap:
+                heappop(group.turns)
+                del group.heaps[account.name]
+            self._level = max(self._level, account.served)
+            return sequence
+        return None
+
+    def _leave(self, entry: _Entry, sequence: Sequence) -> None:
+        del self._entries[sequence.id]
+        entry.account.num_waiting -= 1
+        self._classes[entry.priority].num_waiting -= 1
+        self._num_known -= entry.num_known
+        self._num_open -= entry.num_open
+
+    def _sweep(self) -> None:
+        """Drop the husks: as often as there are as many of them as sequences, so each costs no more than its share."""
+        self._num_husks = 0
+        for priority, group in list(self._classes.items()):
+            for name, heap in list(group.heaps.items()):
+                heap[:] = [item for item in heap if item[3].sequence is not None]
+                heapify(heap)
+                if not heap:
+                    del group.heaps[name]
+            group.turns = [turn for turn in group.turns if turn[2].name in group.heaps]
+            heapify(group.turns)
+            if not group.heaps:
+                del self._classes[priority]
+
+
+class Unwritten:
+    """Sequences of requests that the journal does not have yet. They wait at the door, and take places: also those that
+    were cancelled meanwhile, until it answers."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[tuple[int, ...], str] = {}
+        self._nums: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._nums.total()
+
+    def add(self, request: Request) -> None:
+        self._tenants[tuple(s.id for s in request.sequences)] = request.tenant
+        self._nums[request.tenant] += len(request.sequences)
+
+    def clear(self) -> None:
+        self._tenants.clear()
+        self._nums.clear()
+
+    def remove(self, sequences: tuple[int, ...]) -> None:
+        """The journal has these of one request; unknown ones are no error."""
+        tenant = self._tenants.pop(sequences, None)
+        if tenant is None:
+            return
+        self._nums[tenant] -= len(sequences)
+        if not self._nums[tenant]:
+            del self._nums[tenant]
+
+    def num_of(self, tenant: str) -> int:
+        return self._nums[tenant]

@@ -1,0 +1,130 @@
+"""The broker's state: requests and their sequences, workers, the plan. Plain values with their questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm.broker.state.blocks import BLOCK
+from swarm.broker.state.pace import Pace
+from swarm.broker.state.plans import PlanBook
+from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.state.queue import Queue
+from swarm.broker.state.recoveries import Recoveries
+from swarm.broker.state.running import Running
+from swarm.broker.state.sequences import Request, Sequence
+from swarm.broker.state.workers import Worker
+from swarm.wire.messages import NOBODYS, Lineage, Manifest, SequencePosition
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step in the pipe."""
+
+    sequences: tuple[tuple[Sequence, int], ...]  # with the position each row ends at
+    sent_at: float
+    num_tokens: int = 0
+    stays: dict[int, int] = field(default_factory=dict)  # sequence -> its ``stay`` when the step was sent
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What the scheduler decided last, for whoever looks."""
+
+    mode: str = ""  # in force: "batch" or "overlapped"
+    depth: int = 0  # steps that may be in flight
+    budget: int = 0  # tokens that a step may have beside running answers' next ones
+    prefill: int = 0  # of those, tokens of prompts
+    throttle: str = "none"  # what holds prompts back: "none", "pending" (shared out over the pipe), "kv" or "time"
+
+
+@dataclass(slots=True)
+class DoorBook:
+    """What is told of doors that keep newcomers waiting. ``problem`` is there while one is closed."""
+
+    problem: str = ""
+    reason: str = ""  # the last problem's
+    times: int = 0
+    closed_s: float = 0.0  # in all, without the time that runs now
+    opened_at: float = 0.0
+
+    def notes(self, now: float) -> list[str]:
+        """For as long as this broker lives; while a door is closed, ``problem`` says more."""
+        if self.problem or not self.times:
+            return []
+        often = "once" if self.times == 1 else f"{self.times} times"
+        ago_s = now - self.opened_at
+        return [
+            f"newcomers were kept waiting {often}, {self.closed_s:.1f} s in all, until {ago_s:.0f} s ago: {self.reason}"
+        ]
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that the broker knows. Only ``core`` and its parts touch it."""
+
+    lineage: Lineage = NOBODYS  # of this broker's life
+    manifest: Manifest | None = None
+    assets: dict[str, bytes] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    waiting: Queue = field(default_factory=Queue)
+    running: Running = field(default_factory=Running)
+    hopeless: list[Sequence] = field(default_factory=list)  # whose deadline can't be kept any more: to be ended
+    pace: Pace = field(default_factory=Pace)
+    gauges: Gauges = field(default_factory=Gauges)
+    to_release: list[int] = field(default_factory=list)
+    to_retire: list[SequencePosition] = field(default_factory=list)
+    journal_notes: tuple[str, ...] = ()  # what was wrong with the journal
+    journal_problem: str = ""  # why nothing can be written at the moment
+    journal_figures: dict[str, float] = field(default_factory=dict)
+    process_figures: dict[str, float] = field(default_factory=dict)
+    doors: DoorBook = field(default_factory=DoorBook)
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    prefix: PrefixCache = field(default_factory=lambda: PrefixCache(enabled=False))
+    workers: dict[str, Worker] = field(default_factory=dict)
+    book: PlanBook = field(default_factory=PlanBook)
+    flights: dict[int, Flight] = field(default_factory=dict)
+    next_step: int = 1
+    next_sequence: int = 1
+    counters: dict[str, float] = field(default_factory=dict)
+    started_at: float = 0.0
+    now: float = 0.0  # of the event that is being handled
+
+    def leave_stages(self, sequence: Sequence) -> None:
+        """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""
+        self.running.remove(sequence)
+        sequence.rebuilds.clear()
+        self.unfork(sequence)
+        retired = self.prefix.retire(sequence.id)
+        if retired is None:
+            self.to_release.append(sequence.id)
+        else:
+            self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))
+
+    def give_way(self, sequence: Sequence) -> None:
+        """A running sequence gives all its room back with the next step, and waits to be computed again."""
+        self.running.remove(sequence)
+        self.unfork(sequence)
+        self.prefix.index.forget(sequence.id)
+        self.to_release.append(sequence.id)
+        sequence.wait_again()
+        sequence.num_preempted += 1
+        self.waiting.add(sequence)
+        self.count("preemptions")
+
+    def unfork(self, sequence: Sequence) -> None:
+        """It will not begin as a copy after all, or has done so."""
+        if sequence.fork_of is not None:
+            self.prefix.unpin(sequence.fork_of)
+            sequence.fork_of = None
+
+    def empty_stages(self) -> None:
+        """A new epoch: nothing is in the pipe, and the stages keep only what they are told to."""
+        self.flights.clear()
+        self.to_release.clear()
+        self.to_retire.clear()
+        self.prefix.clear()
+        self.waiting.unpark()
+
+    def count(self, name: str, amount: float = 1) -> None:
+        self.counters[name] = self.counters.get(name, 0) + amount

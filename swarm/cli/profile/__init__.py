@@ -1,0 +1,1 @@
+"""``swarm profile``: how fast a swarm is, and where the time goes."""

@@ -1,0 +1,238 @@
+"""``swarm up``: a whole swarm on this machine, in one command."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import site
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.options import (
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    MemoryOption,
+    ModeOption,
+    PortOption,
+    StateDirOption,
+    ThreadsOption,
+    load_settings,
+)
+from swarm.cli.output import EXIT_INTERRUPTED, JsonProgress, Progress, complain
+from swarm.cli.up.supervisor import BROKER, MAX_WORKERS
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+NUM_WORKERS = 2  # the fewest between which anything travels
+NUM_PORTS = 2  # doors for clients and for workers' control; the broker finds ports for the rest by itself
+MEMORY_SHARE = 0.8  # of what is free; the rest is for the broker, the clients and the system
+
+
+def up(
+    context: typer.Context,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="The model: DIR, or owner/name[@revision] on the hub, of which each worker fetches the files that its "
+            "layers are in. [default: the embedded demo model]",
+        ),
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=0,
+            max=MAX_WORKERS,
+            help="Workers to start; two are the fewest between which anything travels. 0: only the broker; workers "
+            "join later (swarm worker, swarmctl join).",
+        ),
+    ] = NUM_WORKERS,
+    port: PortOption = None,
+    dtype: DtypeOption = None,
+    mode: ModeOption = None,
+    state_dir: StateDirOption = None,
+    memory_limit: MemoryOption = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = None,
+    config: ConfigOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the log lines of the broker and the workers.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a broker and workers on this machine, and keep them running.
+
+    What dies is started again. Ctrl-C (or SIGTERM) stops all within 5 seconds and ends with exit code 0; a second
+    Ctrl-C kills at once and ends with 130. Without --state-dir, state and logs live in a private temporary directory
+    that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
+    url, model, epoch and stages; once per plan) or note.
+    """
+    from swarm.cli.models import resolve_model
+    from swarm.cli.up.statedir import state_directory
+    from swarm.sink import guard_stdout
+
+    guard_stdout()  # a swarm must not end because nobody can be told how it is
+
+    # Until the runner listens, SIGTERM shall tidy up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    overrides = {
+        "model": model,
+        "broker.port": port,
+        "broker.mode": mode.value if mode else None,
+        "worker.dtype": dtype.value if dtype else None,
+        "worker.memory_limit": memory_limit,
+        "worker.threads": threads,
+        "worker.device": device,
+        "state_dir": str(state_dir) if state_dir else None,
+    }
+    settings = load_settings(context, config, overrides)
+    path = resolve_model(settings.model)
+    check_ports(settings.broker.host, settings.broker.port)
+    let_children_find_swarm()
+    with state_directory(settings.state_dir) as directory:
+        share = share_of_memory(settings, workers)
+        commands = Commands(settings, config, path, directory, workers, share, verbose)
+        code = asyncio.run(_run(commands, directory, workers, verbose, as_json))
+    raise typer.Exit(code)
+
+
+async def _run(commands: Commands, directory: Path, num_workers: int, verbose: bool, as_json: bool) -> int:
+    from swarm.cli.up.host import BrokerLink
+    from swarm.cli.up.runner import Runner
+
+    progress = JsonProgress(sys.stdout) if as_json else Progress(sys.stdout)
+    count = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    progress.report(
+        [f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}"],
+        {"event": "starting", "url": commands.url, "num_workers": num_workers, "logs": str(directory / "logs")},
+    )
+    runner = Runner(commands, directory / "logs", progress, BrokerLink(commands.url, progress), verbose=verbose)
+    error = await runner.run(num_workers)
+    progress.done()
+    if error is not None:
+        return complain("swarm", error)
+    return EXIT_INTERRUPTED if runner.was_impatient else 0
+
+
+def check_ports(host: str, first: int) -> None:
+    """Raise ConfigError, naming the port, if one of ours is in use. The broker looks again; this is for a clear word
+    before anything is started."""
+    for port in range(first, first + NUM_PORTS):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as the broker does: old connections don't count
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ConfigError(_port_trouble(host, port, first, error)) from None
+
+
+def _port_trouble(host: str, port: int, first: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        span = " and ".join(str(first + offset) for offset in range(NUM_PORTS))
+        return f"port {port} is in use (a swarm needs {span}): stop what listens there, or choose others with --port"
+    return f"can't listen on port {port} of {host} ({error.strerror}); choose others with --port"
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The command line of each child: flags say what is peculiar to it, file and environment reach it as they are."""
+
+    settings: Settings
+    config: Path | None
+    model: str
+    directory: Path
+    num_workers: int
+    memory_share: int | None
+    verbose: bool
+
+    @property
+    def url(self) -> str:
+        host = self.settings.broker.host
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.settings.broker.port}"
+
+    def __call__(self, name: str, memory_limit: int | None) -> list[str]:
+        """The command that runs child ``name``."""
+        flags = self._broker_flags() if name == BROKER else self._worker_flags(name, memory_limit)
+        if self.config is not None:
+            flags += ["--config", str(self.config.expanduser().absolute())]
+        return [sys.executable, "-P", "-m", "swarm", *self._log_flags(), *flags]
+
+    def _log_flags(self) -> list[str]:
+        log = self.settings.log
+        form = "console" if self.verbose and log.format == "auto" else log.format
+        return ["--log-level", log.level, "--log-format", form]
+
+    def _broker_flags(self) -> list[str]:
+        broker = self.settings.broker
+        # The first plan is for all of the workers that were asked for; unless somebody said otherwise.
+        min_workers = broker.min_workers if broker.min_workers > 1 else max(1, self.num_workers)
+        return [
+            BROKER,
+            *("--port", str(broker.port)),
+            *("--mode", broker.mode),
+            *("--min-workers", str(min_workers)),
+            *("--state-dir", str(self.directory)),
+        ]
+
+    def _worker_flags(self, name: str, memory_limit: int | None) -> list[str]:
+        worker = self.settings.worker
+        limit = memory_limit or worker.memory_limit or self.memory_share
+        return [
+            "worker",
+            *("--url", self.url),
+            *("--model", self.model),
+            *("--name", name),
+            *("--device", worker.device),
+            *("--dtype", worker.dtype),
+            *("--threads", str(worker.threads or self._share_of_cores())),
+            *(("--memory-limit", str(int(limit))) if limit else ()),
+        ]
+
+    def _share_of_cores(self) -> int:
+        return max(1, num_cores() // max(1, self.num_workers))
+
+
+def num_cores() -> int:
+    """Cores that this process may use; containers and ``taskset`` give fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def share_of_memory(settings: Settings, num_workers: int) -> int | None:
+    """Bytes for each worker's whole process: none of them can know how many others count on the same memory.
+
+    None where it is not ours to share out: the device has memory of its own.
+    """
+    if settings.worker.device != "cpu":
+        return None
+    import psutil
+
+    return int(psutil.virtual_memory().available * MEMORY_SHARE / max(1, num_workers))
+
+
+def let_children_find_swarm() -> None:
+    """Children are started with -P, so that no file in the working directory is taken for a module. A swarm that runs
+    from its sources instead of being installed must then be pointed to."""
+    root = Path(__file__).resolve().parents[3]
+    if str(root) not in site.getsitepackages():
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)

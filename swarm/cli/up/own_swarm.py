@@ -1,0 +1,104 @@
+"""A swarm for the time of one command: ``swarm up``'s machinery around something that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarm.cli.models import resolve_model
+from swarm.cli.options import Dtype, Mode, load_settings
+from swarm.cli.output import Progress
+from swarm.cli.up.command import Commands, check_ports, let_children_find_swarm, share_of_memory
+from swarm.cli.up.host import BrokerLink
+from swarm.cli.up.runner import Runner
+from swarm.cli.up.statedir import state_directory
+from swarm.cli.up.supervisor import StopAsked
+from swarm.errors import ConfigError, SwarmError
+
+if TYPE_CHECKING:
+    import typer
+
+    from swarm.config import Settings
+
+_T = TypeVar("_T")
+_PORTS = range(10_000, 19_000, 2)  # below those that systems lend to clients
+_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the swarm shall be; None where file, environment and defaults decide."""
+
+    context: typer.Context
+    model: str | None
+    num_workers: int
+    device: str | None = None
+    dtype: Dtype | None = None
+    mode: Mode | None = None
+    threads: int | None = None
+    config: Path | None = None
+
+    def settings(self, port: int) -> Settings:
+        overrides = {
+            "model": self.model,
+            "broker.port": port,
+            "broker.mode": self.mode.value if self.mode else None,
+            "worker.dtype": self.dtype.value if self.dtype else None,
+            "worker.device": self.device,
+            "worker.threads": self.threads,
+        }
+        return load_settings(self.context, self.config, overrides)
+
+
+def with_own_swarm(wanted: Wanted, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
+    """Start a swarm at ports of its own, ``use`` it (it may not serve yet), and stop it, whatever happens.
+
+    Raises KeyboardInterrupt if a signal asked for the end, SwarmError if the swarm can't run.
+    """
+    settings = wanted.settings(_free_port(wanted.settings(_PORTS[0]).broker.host))
+    path = resolve_model(settings.model)
+    let_children_find_swarm()
+    with state_directory(None) as directory:
+        share = share_of_memory(settings, wanted.num_workers)
+        commands = Commands(settings, wanted.config, path, directory, wanted.num_workers, share, verbose=False)
+        progress.update(f"starting a swarm of {wanted.num_workers} at {commands.url}")
+        return asyncio.run(_run(commands, directory / "logs", progress, use))
+
+
+async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
+    quiet = Progress(io.StringIO())  # what the swarm waits for is said by whoever uses it
+    runner = Runner(commands, logs, progress, BrokerLink(commands.url, quiet))
+    running = asyncio.create_task(runner.run(commands.num_workers))
+    using = asyncio.create_task(use(commands.url))
+    try:
+        await asyncio.wait({running, using}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            return await using
+        if error := await running:
+            raise SwarmError(error)
+        raise KeyboardInterrupt
+    finally:
+        using.cancel()
+        if not running.done():
+            runner.feed(StopAsked())
+        await _ended(running, using)
+
+
+async def _ended(*tasks: Awaitable[object]) -> None:
+    """However they end: what is worth raising is raised already."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _free_port(host: str) -> int:
+    for port in random.sample(_PORTS, _TRIES):
+        try:
+            check_ports(host, port)
+        except ConfigError:
+            continue
+        return port
+    raise ConfigError(f"{_TRIES} ports of {host} were tried and none is free: profile a running swarm with --url")

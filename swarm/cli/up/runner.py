@@ -1,0 +1,220 @@
+"""The shell around the supervisor's decisions: processes, signals, timers and log files of ``swarm up``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from swarm.cli.output import Progress
+from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
+from swarm.cli.up.supervisor import (
+    GRACE_S,
+    Action,
+    Answer,
+    Begun,
+    End,
+    Event,
+    Exited,
+    Kill,
+    NotStarted,
+    SayGivenUp,
+    SayLeft,
+    SayRestart,
+    Start,
+    StopAsked,
+    Supervisor,
+    Terminate,
+    Tick,
+)
+
+CommandOf = Callable[[str, int | None], Sequence[str]]  # (child's name, memory limit) → command line
+Feed = Callable[[Event], None]
+
+LOG_POLL_S = 0.2  # how far --verbose lags behind
+LOG_CHECK_S = 2.0  # how often a log's length is looked at
+CRASH_LINES = 8
+CRASH_COLUMNS = 160  # enough to know the error; the whole is in the log
+
+
+class Host(Protocol):
+    """Whoever speaks to the broker for us: it reports what the broker asks for and what the swarm waits for."""
+
+    async def run(self, feed: Feed) -> None:
+        """Until cancelled."""
+
+    def answer(self, answer: Answer) -> None:
+        """Send it, without waiting."""
+
+
+class Runner:
+    """Runs children until it is told to stop, by a signal or by a child that can't ever work."""
+
+    def __init__(
+        self, command_of: CommandOf, logs: Path, progress: Progress, host: Host, *, verbose: bool = False
+    ) -> None:
+        self._command_of = command_of
+        self._logs_dir = logs
+        self._progress = progress
+        self._host = host
+        self._verbose = verbose
+        self._policy = Supervisor()
+        self._lifeline = Lifeline()
+        self._processes: dict[str, Process] = {}
+        self._logs: dict[str, LogFile] = {}
+        self._changed = asyncio.Event()
+        self._ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._num_interrupts = 0
+
+    @property
+    def was_impatient(self) -> bool:
+        """Whether a second signal asked for an end at once."""
+        return self._num_interrupts > 1
+
+    async def run(self, num_workers: int) -> str | None:
+        """Run until the end; return why it came, None if somebody asked for it. No child is left, whatever happens."""
+        try:
+            self._listen()
+            self.feed(Begun(num_workers))
+            async with asyncio.TaskGroup() as group:
+                loops = [
+                    group.create_task(self._keep_time()),
+                    group.create_task(self._keep_logs()),
+                    group.create_task(self._host.run(self.feed)),
+                ]
+                error = await self._ended
+                for task in loops:
+                    task.cancel()
+        finally:
+            self._kill_rest()
+            self._lifeline.close()
+        return error
+
+    def feed(self, event: Event) -> None:
+        """Let the policy decide, and do what it says. Called in the loop's thread only."""
+        for action in self._policy.handle(event, time.monotonic()):
+            self._do(action)
+        self._changed.set()
+
+    # doing
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(name, memory_limit):
+                self._start(name, memory_limit)
+            case Terminate(name):
+                self._signal(name, Process.terminate)
+            case Kill(name):
+                self._signal(name, Process.kill)
+            case Answer():
+                self._host.answer(action)
+            case SayRestart(name, reason, delay_s):
+                self._say_crash(name, reason, delay_s)
+            case SayGivenUp(name, reason):
+                self._progress.say(f"{name} gives up: {reason}")
+            case SayLeft(name):
+                self._progress.say(f"{name} left")
+            case End(error):
+                self._ended.set_result(error)
+
+    def _start(self, name: str, memory_limit: int | None) -> None:
+        log = self._logs.setdefault(name, LogFile(self._logs_dir / f"{name}.log"))
+        command = self._command_of(name, memory_limit)
+        try:
+            self._processes[name] = Process(command, log, self._lifeline)
+        except OSError as error:
+            # Not at once: the policy is still in the middle of its answer.
+            asyncio.get_running_loop().call_soon(self.feed, NotStarted(name, str(error)))
+
+    def _signal(self, name: str, act: Callable[[Process], None]) -> None:
+        process = self._processes.get(name)  # None: it could not be started, which the policy will hear in a moment
+        if process is not None:
+            act(process)
+
+    def _say_crash(self, name: str, reason: str, delay_s: float) -> None:
+        self._progress.say(f"{name} {reason}; starting it again in {delay_s:g} s")
+        log = self._logs[name]
+        if not self._verbose:
+            for line in log.tail(CRASH_LINES):
+                self._progress.say(f"  {name} | {_cut(line)}")
+        self._progress.say(f"  (its log: {log.path})")
+
+    # watching
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        loop.add_signal_handler(signal.SIGTERM, self._interrupted)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+            loop.add_signal_handler(signal.SIGHUP, self._interrupted)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.set_exception_handler(self._failed)
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """An error in a callback is an error of the whole: better no supervisor than one that forgot an event."""
+        error = context.get("exception")
+        if not self._ended.done():
+            self._ended.set_exception(error if isinstance(error, Exception) else RuntimeError(str(context["message"])))
+
+    def _interrupted(self) -> None:
+        self._num_interrupts += 1
+        if self._num_interrupts == 1:
+            self._progress.say(f"stopping (at most {GRACE_S:g} s; once more to stop at once)")
+        self.feed(StopAsked())
+
+    def _reap(self) -> None:
+        """Look at every child: signals that come together are delivered once."""
+        for name, process in list(self._processes.items()):
+            code = process.poll()
+            if code is not None:
+                del self._processes[name]
+                self.feed(Exited(name, code, self._logs[name].last_error()))
+        if os.getpid() == 1:  # in a container: whoever loses its parent becomes our child
+            reap_orphans({process.pid for process in self._processes.values()})
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._changed.clear()
+            due = self._policy.wake_at()
+            delay_s = None if due is None else max(0.0, due - time.monotonic())
+            try:
+                # Not wait_for: in Python 3.11 it forgets a cancellation that comes together with the result.
+                async with asyncio.timeout(delay_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                self.feed(Tick())
+
+    async def _keep_logs(self) -> None:
+        checked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(LOG_POLL_S if self._verbose else LOG_CHECK_S)
+            if self._verbose:
+                self._show_logs()
+            if time.monotonic() - checked_at >= LOG_CHECK_S:
+                checked_at = time.monotonic()
+                for log in self._logs.values():
+                    log.keep_small()
+
+    def _show_logs(self) -> None:
+        for name, log in self._logs.items():
+            for line in log.new_lines():
+                self._progress.say(f"{name} | {line}")
+
+    # the end
+
+    def _kill_rest(self) -> None:
+        """After an orderly end there is nobody; after an error in the supervisor itself there is everybody."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait(GRACE_S)
+        if self._verbose:
+            self._show_logs()
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= CRASH_COLUMNS else line[: CRASH_COLUMNS - 1] + "…"

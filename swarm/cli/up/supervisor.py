@@ -1,0 +1,363 @@
+"""Whom to start, when, and when to give up: what ``swarm up`` decides, as events in and actions out.
+
+Rules:
+
+* The broker and every worker are *children*. A child that dies is started again after a delay that doubles from
+  ``FIRST_DELAY_S`` to ``MAX_DELAY_S``; a life of ``HEALTHY_S`` makes it as good as new.
+* A worker that ends with 0 was let go by the broker, because somebody asked the broker for that (``swarmctl stop``): it
+  stays away. One that a signal ended is started again, however orderly it went. The broker has no such right to stay
+  away, the swarm can't be without it.
+* A child that ends with ``EX_CONFIG`` can't ever work (a wrong setting, a model that is refused). A worker is given up;
+  a broker ends the whole. So does the last worker of a swarm that never served: nobody is left to wait for.
+* Whoever asks for more workers is answered when they have joined, or can't ever work.
+* Stopping: everybody is asked at once, whoever is still there after ``GRACE_S`` is killed, and ``REAP_S`` later the
+  supervisor ends even if the kernel can't. A second request to stop kills at once. Nothing is started any more.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from swarm.cli.up.joins import Joins, Outcome
+
+FIRST_DELAY_S = 0.25
+MAX_DELAY_S = 10.0
+HEALTHY_S = 30.0
+GRACE_S = 5.0
+REAP_S = 2.0
+
+EX_CONFIG = 78  # sysexits.h: "something was found in an unconfigured or misconfigured state"
+SIGNAL_BASE = 128  # as shells count: a process that ended in order because of signal n ends with 128 + n
+MAX_WORKERS = 64  # on one machine; far above sense, far below what makes a machine unusable
+
+BROKER = "broker"
+
+
+# --- events: what can happen -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """``swarm up`` begins, with that many workers."""
+
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A child ended. ``code`` as in ``subprocess``: negative is a signal. ``last_line``: the end of its log."""
+
+    name: str
+    code: int
+    last_line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """The machine could not start a process."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The broker asks for more workers."""
+
+    ticket: int
+    count: int
+    memory_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The broker knows these workers."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The swarm serves requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Ctrl-C or SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; see :meth:`Supervisor.wake_at`."""
+
+
+Event = Begun | Exited | NotStarted | Asked | Joined | Served | StopAsked | Tick
+
+
+# --- actions: what can be asked for ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process. ``memory_limit`` in bytes, for workers; None means the common one."""
+
+    name: str
+    memory_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell the broker which workers an ``Asked`` brought, and what went wrong with the others."""
+
+    ticket: int
+    started: tuple[str, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SayRestart:
+    """Tell the user that a child died and when it comes back."""
+
+    name: str
+    reason: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SayGivenUp:
+    """Tell the user that a worker can't work and stays away."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SayLeft:
+    """Tell the user that a worker left in good order."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """All is over. ``error`` is None after a stop that was asked for."""
+
+    error: str | None
+
+
+Action = Start | Terminate | Kill | Answer | SayRestart | SayGivenUp | SayLeft | End
+
+
+# --- the policy ------------------------------------------------------------------------------------------------------
+
+
+class _Phase(Enum):
+    RUNNING = "running"
+    WAITING = "waiting"  # for its next start
+    AWAY = "away"  # it left or was given up
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    memory_limit: int | None
+    phase: _Phase
+    since: float
+    num_failures: int = 0
+    retry_at: float = 0.0
+
+
+class Supervisor:
+    """``handle(event, now)`` answers with what to do; ``wake_at()`` says when to come back with a ``Tick``."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, _Child] = {}
+        self._num_named = 0
+        self._joins = Joins()
+        self._served = False
+        self._stop_at: float | None = None
+        self._killing = False
+        self._ended = False
+        self._error: str | None = None
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop_at is not None
+
+    def running(self) -> tuple[str, ...]:
+        """The children that live, in the order of their first start."""
+        return tuple(child.name for child in self._children.values() if child.phase is _Phase.RUNNING)
+
+    def workers(self) -> tuple[str, ...]:
+        """The workers that live or will live again."""
+        return tuple(c.name for c in self._children.values() if c.name != BROKER and c.phase is not _Phase.AWAY)
+
+    def wake_at(self) -> float | None:
+        """When the next ``Tick`` is due; None if only an event can change anything."""
+        if self._ended:
+            return None
+        if self._stop_at is not None:
+            return self._stop_at + (REAP_S if self._killing else GRACE_S)
+        due = [child.retry_at for child in self._children.values() if child.phase is _Phase.WAITING]
+        join_due = self._joins.due()
+        return min(due if join_due is None else [*due, join_due], default=None)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        if self._ended:
+            return []
+        return list(self._answer(event, now))
+
+    def _answer(self, event: Event, now: float) -> Iterator[Action]:
+        match event:
+            case Begun(num_workers):
+                yield self._start_new(BROKER, None, now)
+                for _ in range(num_workers):
+                    yield self._start_new(self._next_name(), None, now)
+            case Exited(name, code, last_line):
+                yield from self._lost(self._children[name], code, last_line, now)
+            case NotStarted(name, reason):
+                yield from self._retry_or_end(self._children[name], f"could not start: {reason}", now)
+            case Asked():
+                yield from self._more(event, now)
+            case Joined(names):
+                yield from self._answers(self._joins.joined(names))
+            case Served():
+                self._served = True
+            case StopAsked():
+                yield from self._kill_all(now) if self.stopping else self._stop(None, now)
+            case Tick():
+                yield from self._tick(now)
+
+    # starting
+
+    def _next_name(self) -> str:
+        name = f"w{self._num_named}"
+        self._num_named += 1
+        return name
+
+    def _start_new(self, name: str, memory_limit: int | None, now: float) -> Start:
+        self._children[name] = _Child(name, memory_limit, _Phase.RUNNING, now)
+        return Start(name, memory_limit)
+
+    def _more(self, asked: Asked, now: float) -> Iterator[Action]:
+        if self.stopping:
+            yield Answer(asked.ticket, (), "this swarm up is stopping")
+        elif len(self.workers()) + asked.count > MAX_WORKERS:
+            yield Answer(asked.ticket, (), f"{len(self.workers())} workers run here already; the most is {MAX_WORKERS}")
+        else:
+            names = tuple(self._next_name() for _ in range(asked.count))
+            self._joins.asked(asked.ticket, names, now)
+            for name in names:
+                yield self._start_new(name, asked.memory_limit, now)
+
+    def _answers(self, outcomes: Iterator[Outcome]) -> Iterator[Answer]:
+        for ticket, joined, error in outcomes:
+            yield Answer(ticket, joined, error)
+
+    # losing
+
+    def _lost(self, child: _Child, code: int, last_line: str, now: float) -> Iterator[Action]:
+        if self.stopping:
+            child.phase = _Phase.AWAY
+            yield from self._end_if_empty()
+        elif code == EX_CONFIG:
+            yield from self._give_up(child, last_line or "it gave no reason", now)
+        elif code == 0 and child.name != BROKER:
+            child.phase = _Phase.AWAY
+            yield SayLeft(child.name)
+            yield from self._answers(self._joins.gone(child.name, "left"))
+        else:
+            yield from self._retry_or_end(child, describe_exit(code), now)
+
+    def _give_up(self, child: _Child, reason: str, now: float) -> Iterator[Action]:
+        child.phase = _Phase.AWAY
+        if child.name == BROKER:
+            yield from self._stop(reason, now)
+            return
+        yield SayGivenUp(child.name, reason)
+        yield from self._answers(self._joins.gone(child.name, f"gives up: {reason}"))
+        if not self._served and not self.workers():
+            yield from self._stop(reason, now)
+
+    def _retry_or_end(self, child: _Child, reason: str, now: float) -> Iterator[Action]:
+        if self.stopping:
+            child.phase = _Phase.AWAY
+            yield from self._end_if_empty()
+            return
+        if now - child.since >= HEALTHY_S:
+            child.num_failures = 0
+        delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(child.num_failures, 16))
+        child.num_failures += 1
+        child.phase, child.retry_at = _Phase.WAITING, now + delay_s
+        yield SayRestart(child.name, reason, delay_s)
+
+    # time
+
+    def _tick(self, now: float) -> Iterator[Action]:
+        due = self.wake_at()
+        if due is None or now < due:
+            return
+        if self._killing:
+            yield from self._end(f"could not end {', '.join(self.running())}: the kernel holds on to them")
+        elif self.stopping:
+            yield from self._kill_all(now)
+        else:
+            yield from self._answers(self._joins.tick(now))
+            for child in self._children.values():
+                if child.phase is _Phase.WAITING and child.retry_at <= now:
+                    child.phase, child.since = _Phase.RUNNING, now
+                    yield Start(child.name, child.memory_limit)
+
+    # stopping
+
+    def _stop(self, error: str | None, now: float) -> Iterator[Action]:
+        self._stop_at, self._error = now, error
+        yield from self._answers(self._joins.stop())
+        for child in self._children.values():
+            if child.phase is _Phase.WAITING:
+                child.phase = _Phase.AWAY
+        for name in reversed(self.running()):  # the workers first: they may still have a word for the broker
+            yield Terminate(name)
+        yield from self._end_if_empty()
+
+    def _kill_all(self, now: float) -> Iterator[Action]:
+        if self._killing:
+            return
+        self._killing, self._stop_at = True, now
+        for name in reversed(self.running()):
+            yield Kill(name)
+
+    def _end_if_empty(self) -> Iterator[Action]:
+        if not self.running():
+            yield from self._end(self._error)
+
+    def _end(self, error: str | None) -> Iterator[Action]:
+        self._ended = True
+        yield End(error)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code > SIGNAL_BASE:
+        return f"ended after {_signal_name(code - SIGNAL_BASE)}"
+    return f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""Text for token ids and back, piece by piece, by the model's own tokenizer and chat template. No transformers."""

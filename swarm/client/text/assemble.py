@@ -1,0 +1,128 @@
+"""From the tokens of one continuation to the pieces that a caller sees. Pure.
+
+A piece is given when two things are certain: that its token counts (no stop string may have begun in it), and whether
+it is the last one. So a token that may end the continuation (an end-of-sequence or stop token, or the last that
+``max_tokens`` allows) waits for the next message, which the broker sends right behind it; all others go out at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from swarm.client.results import Logprobs, Piece
+from swarm.client.text.detokenize import Detokenizer, StopMatcher
+from swarm.params import SamplingParams
+from swarm.wire.messages import Hop
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A piece whose text is not certain yet: it reaches up to ``end`` in the text of the continuation."""
+
+    piece: Piece
+    end: int
+
+
+@dataclass(slots=True)
+class Assembler:
+    """Makes the pieces of continuation ``choice``. Without a detokenizer there is no text.
+
+    ``stop_at`` becomes the number of tokens that count when a stop string is found; then the broker must be told.
+    """
+
+    params: SamplingParams
+    choice: int
+    end_tokens: frozenset[int]
+    detokenizer: Detokenizer | None
+    stop_at: int | None = None
+    num_tokens: int = 0  # tokens taken
+    num_given: int = 0  # pieces given
+    _matcher: StopMatcher = field(init=False)
+    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _maybe_last: Piece | None = None
+    _num_chars: int = 0  # of all tokens taken
+    _given_chars: int = 0  # of all pieces given
+    _text: str = ""  # certain text that belongs to no given piece yet
+
+    def __post_init__(self) -> None:
+        self._matcher = StopMatcher(self.params.stop)
+
+    def push(self, token: int, logprobs: Logprobs = (), hops: tuple[Hop, ...] = ()) -> list[Piece]:
+        """Take the next token. After a stop string, tokens are ignored."""
+        if self._maybe_last is not None:
+            piece, self._maybe_last = self._maybe_last, None
+            self._enter(piece)
+        if self.stop_at is not None:
+            return []
+        piece = Piece(token, "", self.num_tokens, self.choice, None, logprobs, hops)
+        self.num_tokens += 1
+        if token in self.end_tokens or self.num_tokens >= self.params.max_tokens:
+            self._maybe_last = piece
+        else:
+            self._enter(piece)
+        return self._give_certain()
+
+    def finish(self, reason: str) -> list[Piece]:
+        """No more tokens will come: the remaining pieces, the last of them with the reason."""
+        if self.stop_at is None:
+            self._enter_last(reason)
+        if self.stop_at is None and self.detokenizer is not None:
+            self._see(self.detokenizer.finish())
+        if self.stop_at is None:
+            self._text += self._matcher.finish()
+        else:
+            reason = "stop"
+        return self._give_rest(reason)
+
+    def _enter_last(self, reason: str) -> None:
+        piece, self._maybe_last = self._maybe_last, None
+        if piece is not None and reason == "stop" and piece.token in self.end_tokens:
+            self._waiting.append(_Waiting(piece, self._num_chars))  # a token that ends the text has no part in it
+        elif piece is not None:
+            self._enter(piece)
+
+    def _enter(self, piece: Piece) -> None:
+        text = self.detokenizer.push(piece.token) if self.detokenizer is not None and piece.token is not None else ""
+        self._num_chars += len(text)
+        self._waiting.append(_Waiting(piece, self._num_chars))
+        if piece.index < self.params.min_tokens:
+            self._text += self._matcher.skip(text)  # too early to stop
+        else:
+            self._see(text)
+
+    def _see(self, text: str) -> None:
+        self._text += self._matcher.push(text)
+        if self._matcher.found_at is not None:
+            self._cut(self._matcher.found_at)
+
+    def _cut(self, at: int) -> None:
+        """The text ends at ``at``: tokens that begin before it count."""
+        kept: deque[_Waiting] = deque()
+        start = self._given_chars
+        for waiting in self._waiting:
+            if start < at:
+                kept.append(_Waiting(waiting.piece, min(waiting.end, at)))
+            start = waiting.end
+        self._waiting = kept
+        self.stop_at = self.num_given + len(kept)
+
+    def _give_certain(self) -> list[Piece]:
+        num_kept = 0 if self.stop_at is None else 1  # after a stop string, the last one waits for the end
+        pieces: list[Piece] = []
+        while len(self._waiting) > num_kept and self._waiting[0].end <= self._matcher.num_released:
+            pieces.append(self._give(self._waiting.popleft()))
+        return pieces
+
+    def _give_rest(self, reason: str) -> list[Piece]:
+        pieces = [self._give(self._waiting.popleft()) for _ in range(len(self._waiting))]
+        last = pieces.pop() if pieces else Piece(None, "", self.num_given, self.choice)
+        text, self._text = last.text + self._text, ""
+        return [*pieces, replace(last, text=text, finish_reason=reason)]
+
+    def _give(self, waiting: _Waiting) -> Piece:
+        length = waiting.end - self._given_chars
+        text, self._text = self._text[:length], self._text[length:]
+        self._given_chars = waiting.end
+        self.num_given += 1
+        return replace(waiting.piece, text=text)

@@ -1,0 +1,1 @@
+"""Models by name: found at a hub, fetched file by file."""

@@ -1,0 +1,304 @@
+"""The broker's process: its core with its timer, its journal and its links. It dies and is started again; the disk
+stays. What a shell does with sockets, it does with the simulated network; there is no decision here."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from swarm.broker import actions as broker_act
+from swarm.broker import events as broker_event
+from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.drafts.questions import answered
+from swarm.sim.checks import guard
+from swarm.sim.journal import Disk, Fact, Journal
+from swarm.sim.network import Link
+from swarm.wire.messages import Rejected, Step
+
+if TYPE_CHECKING:
+    from swarm.sim.actors.cluster import Cluster
+
+TICK_S = 0.05
+DESCRIPTORS = 1024  # that its process may have
+NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
+SOLVE_S = 0.3
+RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
+
+
+@dataclass(slots=True)
+class BrokerTrap:
+    """The broker dies as soon as it comes ``when`` ("before" or "after") the ``left``-th event, action or message of
+    this kind, or moment of its journal."""
+
+    when: str
+    kind: str
+    left: int
+    power: bool  # its machine goes with it
+
+
+def kind_of(what: broker_event.Event | broker_act.Action) -> str:
+    """The message's kind, if it is one."""
+    match what:
+        case broker_event.ClientSaid(_, message) | broker_event.WorkerSaid(_, message):
+            return type(message).__name__
+        case broker_act.SayClient(_, message, _) | broker_act.OrderWorker(_, message):
+            return type(message).__name__
+        case _:
+            return type(what).__name__
+
+
+class BrokerNode:
+    """See the module's text. ``frozen``: stopped like by SIGSTOP. ``life``: the how manyth process it is."""
+
+    core: BrokerCore
+
+    def __init__(self, cluster: Cluster, settings: BrokerSettings) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._settings = settings
+        self.disk, self._other_disk = Disk(self._world), Disk(self._world, 1)
+        self.traps: list[BrokerTrap] = []
+        self.shut_doors: set[str] = set()
+        self.short_until = 0.0  # no descriptors are free before
+        self.alive = self.frozen = False
+        self.life = 0
+        self._went_on_at = -1.0  # when it last stood still until, or was away
+        self._writes_again = False
+        self._at_door: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
+        self.started_at = 0.0
+        self._held_back: list[broker_event.Event] = []
+        self._pipe: Link | None = None
+        self._pipe_to = ""
+        self._start()
+
+    @property
+    def has_journal(self) -> bool:
+        return self._settings.requests.has_journal
+
+    @property
+    def is_away(self) -> bool:
+        """Nobody can expect it to see anything."""
+        return self.frozen or not self.alive
+
+    def lets_in(self, door: str) -> bool:
+        """Whether it is there, and somebody new can come in at this door."""
+        return self.alive and door not in self.shut_doors
+
+    def shut_door(self, door: str, for_s: float) -> None:
+        """Accepting failed: no descriptors are left, for so long."""
+        self.short_until = max(self.short_until, self._world.now + for_s)
+        if self.lets_in(door):
+            self.shut_doors.add(door)
+            self.feed(broker_event.DoorClosed(door, errno.EMFILE, DESCRIPTORS))
+
+    def open_door(self, door: str) -> None:
+        self.shut_doors.discard(door)
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        past = self.disk.open(self._settings.requests.retain_s) if self.life else None
+        settings = replace(self._settings, lineage=self.disk.begin())
+        self.life += 1
+        self.alive = True
+        news = self._cluster.network.link("broker", "disk", "client", NEWS_S)
+        self.journal = Journal(self.disk, news, self._take, self.springs)
+        self.core = BrokerCore(settings, self._world.now, past)
+        self._at_door = set()
+        self.started_at = self._world.now
+        life = self.life
+        self._world.at(0.0, lambda: self._tick(life))
+
+    def crash(self, *, power: bool = False) -> None:
+        """As by SIGKILL, or by a power cut; its supervisor starts it again. Who has no journal is left alone: all would
+        be forgotten, and nobody promised anything else."""
+        if not self.alive or not self.has_journal:
+            return
+        self.alive = self.frozen = False
+        self._held_back.clear()
+        self.shut_doors.clear()
+        self.journal.kill()
+        self._close_pipe()
+        lost = self.disk.lose_power() if power else 0
+        self._world.tell("world", f"** the broker dies{f', {lost} transactions with it' if power else ''}")
+        self._cluster.broker_gone(power=power)
+        self._world.at(self._world.draw(RESTART_S), self._come_back)
+
+    def put_back(self, share: float) -> None:
+        """It dies, and a backup of its journal takes the journal's place."""
+        if self.alive and self.has_journal:
+            self.crash()
+            self.disk.put_back(share)
+            self._cluster.journal_changed()
+
+    def swap_journals(self) -> bool:
+        """It dies, and is started again with another state directory: the one of the time before last, or a new one."""
+        if not self.alive or not self.has_journal:
+            return False
+        self.crash()
+        self.disk, self._other_disk = self._other_disk, self.disk
+        self.disk.is_full = False
+        self._cluster.journal_changed()
+        return True
+
+    def _come_back(self) -> None:
+        self._world.tell("world", "** the broker starts again")
+        self._went_on_at = self._world.now
+        self._start()
+        self._cluster.broker_back()
+
+    def springs(self, when: str, kind: str) -> bool:
+        """Whether it dies here."""
+        for trap in self.traps:
+            if trap.when == when and trap.kind == kind and self.alive:
+                trap.left -= 1
+                if trap.left <= 0:
+                    self.traps.remove(trap)
+                    self._world.tell("world", f"** {when} {kind}:")
+                    self._cluster.struck[f"broker_crash {when} {kind}"] += 1
+                    self.crash(power=trap.power)
+                    return True
+        return False
+
+    def freeze(self) -> None:
+        self.frozen = self.alive
+
+    def thaw(self) -> None:
+        """What came meanwhile is there at once, in any order of connections and timer."""
+        if not self.frozen:
+            return
+        self.frozen = False
+        self._went_on_at = self._world.now
+        held, self._held_back = self._held_back, []
+        if self._world.random.random() < 0.5:
+            held.insert(0, broker_event.Tick())
+        for event in held:
+            self.feed(event)
+
+    def stood_still_since(self, moment: float) -> bool:
+        return self._went_on_at >= moment
+
+    # --- events and actions ------------------------------------------------------------------------------------------
+
+    def feed(self, event: broker_event.Event) -> None:
+        """Nobody hears what is said to a dead one."""
+        if not self.alive:
+            return
+        if self.frozen:
+            if not isinstance(event, broker_event.Tick):
+                self._held_back.append(event)
+            return
+        kind = kind_of(event) if self.traps else ""
+        if kind and self.springs("before", kind):
+            return
+        self._world.tell("broker", event)
+        if isinstance(event, broker_event.AcceptanceWritten):
+            self._at_door.discard(event.sequences)
+        elif isinstance(event, broker_event.JournalBroke):
+            self._at_door.clear()
+        self._writes_again = isinstance(event, broker_event.JournalRenewed | broker_event.EndNotWritten)
+        if isinstance(event, broker_event.StepFinished):
+            self._cluster.audit.step_came(event.done, self.core.state)
+        guarded = guard.before(event, self.core.state)
+        actions = self.core.handle(event, self._world.now)
+        for action in actions:
+            if not self._perform_or_die(action):
+                return
+        if actions or not isinstance(event, broker_event.Tick | broker_event.BeatHeard):
+            self._cluster.after_broker(guarded)
+        if kind:
+            self.springs("after", kind)
+
+    def _take(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            if isinstance(fact, broker_event.JournalRewritten) and self.alive:
+                self._cluster.promises.rewritten(self.core.state)
+            self.feed(fact)
+
+    def _tick(self, life: int) -> None:
+        if self.alive and life == self.life:
+            self.journal.look()
+            self.feed(broker_event.Tick())
+            self._world.at(TICK_S * self._cluster.stride, lambda: self._tick(life))
+
+    def _perform_or_die(self, action: broker_act.Action) -> bool:
+        kind = kind_of(action) if self.traps else ""
+        if kind and self.springs("before", kind):
+            return False
+        self._perform(action)
+        return not (kind and self.springs("after", kind))
+
+    def _perform(self, action: broker_act.Action) -> None:
+        if not isinstance(action, broker_act.Note):
+            self._world.tell("broker ->", action)
+        self._audit(action)
+        match action:
+            case broker_act.SayClient(client, message, _):
+                self._cluster.to_client(client, message)
+            case broker_act.OrderWorker(peer, message):
+                self._cluster.to_worker(peer, message)
+            case broker_act.Dispatch(step):
+                self._dispatch(step)
+            case broker_act.OpenPipe(_, endpoint):
+                self._close_pipe()
+                self._pipe, self._pipe_to = self._cluster.data_link("broker", endpoint), endpoint
+            case broker_act.ClosePipe():
+                self._close_pipe()
+            case broker_act.Note():
+                self._world.tell("broker ##", action)
+            case broker_act.ReadRequest() | broker_act.ReadList():
+                self.journal.read(action, self.feed)
+            case broker_act.CountDescriptors():
+                used = DESCRIPTORS if self._world.now < self.short_until else 0
+                self._after(0.0, broker_event.DescriptorsCounted(used, DESCRIPTORS))
+            case broker_act.OpenDoor(door):
+                self.open_door(door)
+            case broker_act.Solve(number, question):
+                self._after(SOLVE_S, broker_event.Solved(number, answered(question)))
+            case _:
+                self.journal.write(action)
+
+    def _after(self, delay: float, event: broker_event.Event) -> None:
+        """Who finds it out takes his time, and his broker may be another one by then."""
+        life = self.life
+        self._world.at(delay, lambda: self.feed(event) if self.life == life else None)
+
+    def _audit(self, action: broker_act.Action) -> None:
+        """Requests that the broker says are too large must be so, at this moment."""
+        audit, state = self._cluster.audit, self.core.state
+        self._cluster.promises.performs(action)
+        if isinstance(action, broker_act.WriteEnd) and not self._writes_again:
+            audit.ends(action.sequence)
+        match action:
+            case broker_act.SayClient(_, Rejected(code="too_large", request_id=request_id)):
+                audit.refused_for_size(request_id, state)
+            case broker_act.SayClient(_, Rejected(code="overloaded", request_id=request_id)):
+                at_door = sum(map(len, self._at_door))
+                audit.sent_away(request_id, state, self._settings.requests.max_queue, at_door)
+            case broker_act.WriteAcceptance(_, sequences) if not self._writes_again:
+                self._at_door.add(sequences)
+            case broker_act.WriteEnd(sequence, "failed") if "the stages hold" in state.sequences[sequence].detail:
+                audit.refused_for_size(state.sequences[sequence].request.id, state)
+            case broker_act.WriteEnd(sequence, "failed") if "the deadline" in state.sequences[sequence].detail:
+                audit.too_late(state.sequences[sequence].request, state, self._world.now)
+            case broker_act.WriteEnd(sequence, "failed") if "quarantined" in state.sequences[sequence].detail:
+                audit.quarantined(state.sequences[sequence].request)
+            case _:
+                pass
+
+    def _dispatch(self, step: Step) -> None:
+        endpoint = self._pipe_to
+        if self._pipe is not None:
+            self._pipe.carry(lambda: self._cluster.to_stage(endpoint, step, None))
+
+    def drop_pipe(self, for_s: float) -> None:
+        """The connection to the first stage breaks and comes back."""
+        if self._pipe is not None:
+            self._pipe.drop(for_s, keeps=True)
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            self._pipe.cut()
+            self._pipe = None

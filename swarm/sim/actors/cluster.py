@@ -1,0 +1,375 @@
+"""Who is there, and how they reach each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm.broker import events as broker_event
+from swarm.broker.state import PlanPhase
+from swarm.sim.actors.broker import BrokerNode
+from swarm.sim.actors.client import ClientNode
+from swarm.sim.actors.worker import LEAVE_S, WorkerNode
+from swarm.sim.checks import guard
+from swarm.sim.checks.audit import Audit, Violation
+from swarm.sim.checks.promises import Promises
+from swarm.sim.checks.watch import Watch
+from swarm.sim.garble import garbled
+from swarm.sim.network import Link, Network
+from swarm.sim.schedules.schedule import Schedule, WorkerSpec
+from swarm.sim.world import World
+from swarm.stage import events as stage_event
+from swarm.testing import fake_manifest
+from swarm.wire.messages import (
+    Activate,
+    Beat,
+    ClientMessage,
+    Order,
+    ServerMessage,
+    Step,
+    StepDone,
+    StopWorker,
+    WorkerMessage,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from swarm.sim.actors.reader import Reader
+
+RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
+RECONNECT_S = (0.1, 0.5)
+CALM_STRIDE = 3
+
+
+@dataclass(slots=True)
+class Trap:
+    """A worker dies as soon as it comes ``when`` ("before" or "after") it handles or sends a message of this kind."""
+
+    when: str
+    kind: str
+
+
+class Cluster:
+    """One broker, workers that come and go, clients."""
+
+    def __init__(self, world: World, schedule: Schedule) -> None:
+        self.world = world
+        self.network = Network(world, schedule.weather)
+        self.manifest = fake_manifest(schedule.num_layers)
+        self.machines = schedule.machines
+        self.log_bytes = schedule.log_bytes
+        self.recalls = schedule.recalls
+        self.specs = {spec.name: spec for spec in schedule.workers}
+        self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
+        self.clients: dict[bytes, ClientNode] = {}
+        self.readers: list[Reader] = []
+        self.traps: list[Trap] = []
+        self.struck: Counter[str] = Counter()  # by kind of fault
+        self.num_garbled = self.num_refused = 0
+        self.let_go: set[str] = set()  # who may end: incarnations, or all processes of a name
+        self.is_healed = False
+        self._num_coming = 0  # processes that are about to start
+        self._links: dict[bytes, Link] = {}
+        self._old_links: list[Link] = []  # of a broker that died
+        self.totals: Counter[str] = Counter()  # what brokers counted that died
+        self._num_started = 0
+        self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
+        self.watch = Watch(self)
+        self._ready = False
+        self.broker = BrokerNode(self, schedule.settings)
+        self.promises = Promises(self)
+        self._ready = True
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def start_worker(self, spec: WorkerSpec) -> None:
+        self._num_started += 1
+        node = WorkerNode(self, spec, self._num_started)
+        self.workers[node.incarnation] = node
+
+    def join(self, spec: WorkerSpec) -> None:
+        """Somebody starts a worker that was not there before."""
+        self.specs[spec.name] = spec
+        self.start_worker(spec)
+
+    def crash(self, incarnation: str, *, restart: WorkerSpec | None = None) -> None:
+        """Kill a worker; its supervisor starts it again, as it was or as ``restart`` says."""
+        node = self.workers.pop(incarnation)
+        self.world.tell("world", f"** {node.incarnation} is killed")
+        self.audit.num_blows += 1
+        self.watch.killed(node)
+        node.kill()
+        self._restart_after(self.world.draw(RESTART_S), restart or self.specs[node.name])
+
+    def double(self, incarnation: str) -> None:
+        """Somebody starts a second process under the name of a living one."""
+        node = self.workers[incarnation]
+        self.watch.disturbed(node.name)
+        self.promises.doubled(node.name)
+        self.let_go.add(node.name)  # either of them may have to end: the last one that says Hello stays
+        self.start_worker(self.specs[node.name])
+
+    def terminate(self, incarnation: str) -> None:
+        """Stop a worker as an operator would; its supervisor starts it again."""
+        node = self.workers[incarnation]
+        self.let_go.add(incarnation)
+        self.watch.disturbed(node.name, LEAVE_S)  # if nobody hears that it wants to go, it goes all the same
+        node.terminate()
+        self._restart_after(LEAVE_S + self.world.draw(RESTART_S), self.specs[node.name])
+
+    def ask_to_leave(self, client: ClientNode, incarnation: str) -> None:
+        name = self.workers[incarnation].name
+        self.let_go.update(node.incarnation for node in self.workers.values() if node.name == name)
+        self.to_broker_from_client(client, StopWorker(worker=name), self.broker.life)
+
+    def drop_control(self, node: WorkerNode) -> None:
+        """The connection between a living worker and the broker breaks. The broker may see it, or only that there is a
+        new one."""
+        self.watch.disturbed(node.name)
+        back_after = self.world.draw(RECONNECT_S)
+        link = self._links.get(node.peer)
+        if link is not None:
+            link.drop(back_after, keeps=False)
+        node.drop_control(back_after)
+        if self.world.random.random() < 0.8:
+            seen_after = self.world.draw((0.0, back_after))
+            self.world.at(seen_after, self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
+
+    def _restart_after(self, delay: float, spec: WorkerSpec) -> None:
+        self._num_coming += 1
+
+        def restart() -> None:
+            self._num_coming -= 1
+            if all(other.name != spec.name for other in self.workers.values()):
+                self.start_worker(self.specs[spec.name] if self.is_healed else spec)
+
+        self.world.at(delay, restart)
+
+    def worker_gone(self, node: WorkerNode) -> None:
+        self._cut(node.peer)
+        self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
+
+    def worker_exits(self, node: WorkerNode) -> None:
+        """In good order, as the core asked."""
+        if not {node.incarnation, node.name} & self.let_go:
+            raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
+        self.workers.pop(node.incarnation, None)
+        node.kill()
+
+    def client_gone(self, node: ClientNode) -> None:
+        self._cut(node.peer)
+        self._soon(self._for_this_broker(broker_event.ClientUnreachable(node.peer)))
+
+    def broker_gone(self, *, power: bool) -> None:
+        """Its connections break. What it sent may still arrive for a while, what was said to it does not."""
+        self.totals.update(self.broker.core.state.counters)
+        for link in self._links.values():
+            link.cut()
+        self._old_links = [*self._old_links, *self._links.values()]
+        self._links.clear()
+        for node in list(self.workers.values()):
+            node.lose_broker()
+        for client in self.clients.values():
+            client.lose_broker()
+
+    def journal_changed(self) -> None:
+        """The broker that comes next knows another past."""
+        self.promises.journal_changed()
+        self.audit.journal_changed(self.broker.disk)
+
+    def broker_back(self) -> None:
+        """Nothing comes of its former self any more; whoever lives knocks."""
+        for link in self._old_links:
+            link.break_off()
+        self._old_links.clear()
+        self.promises.restarted(self.broker.core.state)
+        self.audit.restarted(self.broker.core.state, self.broker.disk)
+        self.watch.restarted()
+        for node in self.workers.values():
+            node.find_broker()
+
+    def client_back(self, node: ClientNode) -> None:
+        self.clients[node.peer] = node
+
+    def springs(self, node: WorkerNode, when: str, kind: str) -> bool:
+        """Whether the worker dies here."""
+        for trap in self.traps:
+            if trap.when == when and trap.kind == kind and node.alive and node.incarnation in self.workers:
+                self.traps.remove(trap)
+                self.world.tell("world", f"** {when} {kind}:")
+                self.struck[f"crash {when} {kind}"] += 1
+                self.crash(node.incarnation)
+                return True
+        return False
+
+    def heal(self) -> None:
+        """Nothing is wrong any more: ways are free, everybody runs, and who was started with less is started anew."""
+        self.is_healed = True
+        self.world.tell("world", "** all is healed")
+        self.network.heal()
+        self.traps.clear()
+        self.broker.traps.clear()
+        self.broker.disk.heal()
+        self.broker.short_until = 0.0
+        self.broker.thaw()
+        for node in list(self.workers.values()):
+            node.crawls_s, node.garbles, node.poisons, node.fails = 0.0, 0, 0, 0
+            node.loses_orders = node.loses_answers = 0
+            node.wake(at_once=True)
+            node.thaw(at_once=True)
+            if node.memory_bytes < self.specs[node.name].memory_bytes and node.alive:
+                self.crash(node.incarnation)
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def data_link(self, source: str, endpoint: str) -> Link:
+        node = self._worker(endpoint.encode())
+        return self.network.link(source, "broker" if node is None else node.name, "data", self.world.pace.data)
+
+    def to_client(self, client: bytes, message: ServerMessage) -> None:
+        node = self.clients.get(client)
+        if node is not None and not node.has_room:
+            self.world.at(0.0, self._for_this_broker(broker_event.ClientStuck(client)))
+        elif node is not None:
+            self._link(client, node.name, "client").carry(lambda: node.hear(message))
+
+    def to_worker(self, peer: bytes, order: Order) -> None:
+        node = self._worker(peer)
+        if node is not None:
+            self._link(peer, node.name, "control").carry(lambda: node.take_order(order))
+
+    def to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None) -> None:
+        node = self._worker(endpoint.encode())
+        if node is not None:
+            node.post(stage_event.StepArrived(step, hidden, 0))
+
+    def to_stage_garbled(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None:
+        """As ``to_stage``, over the real codec, with a flipped bit on the way: who receives it must refuse it."""
+        node = self._worker(endpoint.encode())
+        if node is None:
+            return
+        self.num_garbled += 1
+        arrived = garbled(step, hidden, self.world.random)
+        if isinstance(arrived, str):
+            self.num_refused += 1
+            node.post(stage_event.StepRefused(arrived))
+            return
+        raise Violation(f"I7: step {arrived.step} came with a flipped bit and was taken")
+
+    def to_broker(self, node: WorkerNode, message: WorkerMessage, life: int) -> None:
+        """``life``: to which of the broker's processes it was said."""
+        if life == self.broker.life:
+            self.broker.feed(broker_event.WorkerSaid(node.peer, message))
+
+    def to_broker_beat(self, beat: Beat) -> None:
+        self.broker.feed(broker_event.BeatHeard(beat))
+
+    def to_broker_done(self, done: StepDone) -> None:
+        self.broker.feed(broker_event.StepFinished(done))
+
+    def to_broker_from_client(self, node: ClientNode, message: ClientMessage, life: int) -> None:
+        if life == self.broker.life:
+            self.broker.feed(broker_event.ClientSaid(node.peer, message))
+
+    # --- the audit ---------------------------------------------------------------------------------------------------
+
+    def after_broker(self, guarded: guard.Before | None) -> None:
+        """Called after every event on which the broker's core has acted."""
+        if self._ready:
+            if self.audit.check_broker(self.broker.core.state):
+                self.audit.check_bounds(self.broker.core.state, list(self.workers.values()))
+            self.promises.look(self.broker.core.state)
+            guard.after(guarded, self.broker.core.state, self.workers)
+            self.watch.look(self.broker.core.state)
+
+    def after_stage(self, node: WorkerNode, held: tuple[Activate, guard.Lengths] | None) -> None:
+        """Called after every event on which this stage's core has acted."""
+        self.audit.check_stage(node, self.broker.core.state)
+        guard.held_after(held, node)
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What all brokers together counted."""
+        total = Counter(self.totals)
+        if self.broker.alive:
+            total.update(self.broker.core.state.counters)
+        return total
+
+    @property
+    def stride(self) -> int:
+        """By how much longer all timers take once nothing goes wrong any more: much of a schedule is waiting for slow
+        readers then, and nobody is to be caught late. Beats keep well below their timeout."""
+        return CALM_STRIDE if self.is_healed else 1
+
+    @property
+    def progress(self) -> float:
+        """Grows with every token that is computed or taken, and every end."""
+        counters = self.counters
+        ends = sum(counters.get(f"sequences_{how}", 0) for how in ("stop", "length", "cancelled", "failed"))
+        return counters.get("tokens", 0) + ends + self.audit.num_taken
+
+    @property
+    def has_recovered(self) -> bool:
+        """A plan serves, and whoever lives is a member."""
+        state = self.broker.core.state
+        known = [state.workers.get(incarnation) for incarnation in self.workers]
+        return (
+            self.broker.alive
+            and not self._num_coming
+            and state.book.current is not None
+            and all(w is not None and not w.is_gone for w in known)
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """No plan is about to be changed, and all have taken up the one in force."""
+        book = self.broker.core.state.book
+        plan = book.current if self.broker.alive and book.phase is PlanPhase.SERVING else None
+        return plan is not None and all(
+            guard.is_in_force(plan.epoch, node, self.broker.core.state)
+            for node in self.workers.values()
+            if node.incarnation in plan.members
+        )
+
+    def check_members(self) -> None:
+        """A while after all was healed."""
+        self.audit.check_members(self.broker.core.state, self.workers.values())
+
+    def check_end(self) -> None:
+        """All is quiet."""
+        state, workers = self.broker.core.state, list(self.workers.values())
+        self.audit.check_end(state, workers)
+        for reader in self.readers:
+            reader.check_end()
+        self.audit.check_members(state, workers)
+        if self.num_refused != self.num_garbled:
+            raise Violation(f"I7: of {self.num_garbled} garbled tensors {self.num_refused} were refused")
+
+    def _worker(self, peer: bytes) -> WorkerNode | None:
+        return self.workers.get(peer.decode())
+
+    def _link(self, peer: bytes, name: str, kind: str) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            made = self.network.link(
+                "broker", name, "client" if kind == "client" else "control", self.world.pace.control
+            )
+            link = self._links[peer] = made
+        return link
+
+    def _cut(self, peer: bytes) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.cut()
+
+    def _for_this_broker(self, event: broker_event.Event) -> Callable[[], None]:
+        """News of a connection to the broker that lives now: a later one never hears of it."""
+        life = self.broker.life
+        return lambda: self.broker.feed(event) if self.broker.life == life else None
+
+    def _soon(self, what: Callable[[], None]) -> None:
+        self.world.at(self.world.draw(self.world.pace.control), what)

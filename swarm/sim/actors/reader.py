@@ -1,0 +1,112 @@
+"""A client that reads what another one has submitted: from the first token on, at a pace of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from swarm.client import events as client_event
+from swarm.errors import ClientError, ReadElsewhere, RequestFailed
+from swarm.sim.actors.client import ClientNode
+from swarm.sim.checks.audit import Violation
+from swarm.wire.messages import Finished, Recall, Recalled, Report, Submit
+
+if TYPE_CHECKING:
+    from swarm.sim.actors.cluster import Cluster
+
+RECALL, RECALL_S = 1, 10.0  # its one question, and how long it waits for an answer
+AGAIN_S = 0.3  # before it tries again to read what nobody was promised yet
+
+
+class Reader(ClientNode):
+    """It attaches to one request. What it gets is held to the same as what the submitter gets."""
+
+    def __init__(self, cluster: Cluster, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
+        self._submit = submit
+        self._received: Counter[int] = Counter()
+        self._ends: dict[int, Finished] = {}
+        self._recalls = cluster.recalls
+        self.error: ClientError | None = None
+        cluster.readers.append(self)
+        super().__init__(cluster, name, consume_s)
+
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or len(self._ends) == self._submit.params.n
+
+    @property
+    def read_all(self) -> bool:
+        return self.error is None and self.is_done
+
+    def begin(self) -> None:
+        """Attach, once the request is promised to who submitted it: else it may be unknown."""
+        audit = self._cluster.audit
+        if self._submit.request_id in audit.promised:
+            audit.read_elsewhere.add(self._submit.request_id)
+            if self._recalls:
+                self.feed(client_event.Ask(RECALL, Recall(request_id=self._submit.request_id), RECALL_S))
+            else:
+                self.feed(client_event.Start(self._submit, attached=True))
+        elif self._submit.request_id not in audit.left and not audit.has_ended(self._submit.request_id):
+            self._world.at(AGAIN_S, self.begin)
+        else:
+            self.error = ClientError("it was never accepted")
+
+    def _perform(self, action: client_event.Action) -> None:
+        super()._perform(action)
+        match action:
+            case client_event.Answered(_, Recalled(submit)):
+                self._recalled(submit)
+            case client_event.Answered(_, Report(body=body)):
+                self._not_recalled(str(body.get("error", "")))
+            case client_event.Unanswered():
+                self._world.at(AGAIN_S, self.begin)
+            case _:
+                pass
+
+    def _recalled(self, submit: Submit) -> None:
+        if submit != self._submit:
+            raise Violation(f"I2: {self.name} is told that {submit} was asked for, and that was {self._submit}")
+        self.feed(client_event.Start(submit, attached=True))
+
+    def _not_recalled(self, problem: str) -> None:
+        """Who was promised an answer can ask for it; unless the journal can't be read just now."""
+        if "looked up" in problem or "read again" in problem:
+            self._world.at(AGAIN_S, self.begin)
+            return
+        self.error = RequestFailed(problem)
+
+    def check_end(self) -> None:
+        """All is quiet: it has read everything, unless it had to make room for another, or the request may fail; or it
+        came for what had been read, and was in a journal only that was lost."""
+        audit, request_id = self._cluster.audit, self._submit.request_id
+        if not self.is_done:
+            raise Violation(f"I1: {self.name} reads {request_id} and never comes to an end")
+        may_fail = request_id in audit.may_fail | audit.left or isinstance(self.error, ReadElsewhere)
+        may_fail |= self._cluster.broker.disk.was_lost and audit.has_ended(request_id)
+        if self.error is not None and not may_fail and request_id in audit.promised:
+            raise Violation(f"I1: {self.name} could not read {request_id}: {self.error}")
+
+    def _delivered(self, action: client_event.Deliver) -> None:
+        case, start = self._cluster.audit.expected[action.request_id, action.index], action.start
+        where = f"{self.name}: {action.request_id}[{action.index}]"
+        if action.index in self._ends or start != self._received[action.index]:
+            raise Violation(f"I3: {where} got {start} after {self._received[action.index]}, {self._ends}")
+        self._received[action.index] += len(action.ids)
+        if problem := case.astray(action):
+            raise Violation(f"I2: {where}: {problem}")
+
+    def _ended(self, request_id: str, index: int, finished: Finished) -> None:
+        where = f"{self.name}: {request_id}[{index}]"
+        if index in self._ends:
+            raise Violation(f"I1: {where} ended twice")
+        self._ends[index] = finished
+        if finished.reason in ("stop", "length") and (
+            problem := self._cluster.audit.expected[request_id, index].wrong_end(finished)
+        ):
+            raise Violation(f"I2: {where}: {problem}")
+        if self._received[index] < finished.num_tokens:
+            raise Violation(f"I3: {where} ended with {finished.num_tokens} of which {self._received[index]} came")
+
+    def _failed(self, request_id: str, error: ClientError) -> None:
+        self.error = error

@@ -1,0 +1,434 @@
+"""A stage's core, its executor and its threads' worth of time, wired to the simulated network. What a shell does with
+sockets, a node does with links; there is no decision here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.errors import ModelError
+from swarm.sim.checks import guard
+from swarm.sim.network import Link
+from swarm.sim.schedules.schedule import WorkerSpec
+from swarm.stage import actions as stage_act
+from swarm.stage import events as stage_event
+from swarm.stage.core import StageCore, StageSettings
+from swarm.stage.executor import Fenced, Forwarded
+from swarm.testing import FakeExecutor
+from swarm.wire.messages import (
+    NOBODYS,
+    PROTOCOL_VERSION,
+    Activate,
+    Activated,
+    Beat,
+    Fence,
+    Hello,
+    LayerCost,
+    LayerRange,
+    Leaving,
+    Order,
+    Prepare,
+    Prepared,
+    Step,
+    Welcome,
+    WorkerMessage,
+)
+from swarm.wire.schema import schema
+
+if TYPE_CHECKING:
+    from swarm.sim.actors.cluster import Cluster
+
+STAGE_TICK_S = 0.1  # of a worker's shell
+BEAT_S = 0.1
+LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
+KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
+PROGRESS_S = 0.2  # how often a long computation shows that it gets on
+
+
+class WorkerNode:
+    """See the module's text.
+
+    ``frozen``: stopped like by SIGSTOP. ``hung``: the compute thread stands still, the others don't. ``crawls_s``: what
+    each computation takes more, showing progress. ``loses_orders``, ``loses_answers``: how many of those that everybody
+    waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped bit; ``poisons``:
+    how many computations are still to give what is no number; ``fails``: how many are to fail."""
+
+    def __init__(self, cluster: Cluster, spec: WorkerSpec, number: int) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self.name = name = spec.name
+        self.incarnation = f"{name}.{number}"
+        self.peer = self.incarnation.encode()
+        self.memory_bytes = spec.memory_bytes
+        self.executor = FakeExecutor(cluster.manifest, spec.capacity)
+        self.core = StageCore(
+            StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
+        )
+        self._machines = cluster.machines
+        self._slowness = self._machines.slowness.get(name, 1.0)
+        self.alive = True
+        self.frozen = self.hung = self._leaves = False
+        self._frozen_until = self._hung_until = 0.0
+        self.crawls_s = 0.0
+        self.garbles = 0
+        self.poisons = 0
+        self.loses_orders = self.loses_answers = 0
+        self.fails = 0
+        self._busy = False
+        self._lineage = NOBODYS
+        self._fence = 0  # what the control thread has seen; a computation looks at it
+        self._stop_standby = False
+        self._inbox: deque[stage_event.Event] = deque()
+        self._held_back: list[Callable[[], None]] = []
+        self._held_end: Callable[[], None] | None = None
+        self._control = cluster.network.link(name, "broker", "control", self._world.pace.control)
+        self._beats: Link | None = None
+        self._edge: Link | None = None
+        self._edge_to = self._edge_name = ""
+        self._idle_since = self._progressed_at = self._world.now
+        self._progress = 0
+        self._tick()
+        self._come_in()
+
+    def _come_in(self) -> None:
+        """Its first connection; while the door is shut it tries again."""
+        if "worker" in self._cluster.broker.shut_doors:
+            self._world.at(self._world.draw(KNOCK_S), self._come_in)
+        else:
+            self.post(stage_event.BrokerConnected())
+
+    def take_order(self, order: Order) -> None:
+        """An order has come: to the process, if it runs."""
+        if self.loses_orders and isinstance(order, Prepare | Activate):
+            self.loses_orders -= 1
+            return
+        self._when_thawed(lambda: self._take_order(order))
+
+    def _take_order(self, order: Order) -> None:
+        if isinstance(order, Welcome) and order.lineage != self._lineage:
+            self._lineage, self._fence = order.lineage, order.epoch
+        if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
+            self._fence = max(self._fence, order.epoch)
+        self.post(stage_event.OrderArrived(order))
+
+    def post(self, event: stage_event.Event) -> None:
+        """Something happened; the compute thread sees it when it is free."""
+        if self.alive:
+            self._inbox.append(event)
+            self._drain()
+
+    # --- what can happen to it ---------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """As by SIGKILL: nothing more comes of it, and its connections break."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._control.cut()
+        self._close_edge()
+        if self._beats is not None:
+            self._beats.cut()
+        self._cluster.worker_gone(self)
+
+    def terminate(self) -> None:
+        """As by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
+        self._leaves = True
+        self._say(Leaving(incarnation=self.incarnation, reason="SIGTERM"))
+        if self._control.is_cut or not self._cluster.broker.alive:  # nobody hears it
+            self._cluster.worker_exits(self)
+        self._world.at(LEAVE_S, lambda: self._cluster.worker_exits(self) if self.alive else None)
+
+    def freeze(self, for_s: float) -> None:
+        self.frozen = True
+        self._frozen_until = max(self._frozen_until, self._world.now + for_s)
+        self._world.at(for_s, self.thaw)
+
+    def thaw(self, *, at_once: bool = False) -> None:
+        """Its threads go on, in any order."""
+        if self.frozen and (at_once or self._world.now >= self._frozen_until):
+            self.frozen = False
+            self._go_on()
+
+    def hang(self, for_s: float) -> None:
+        self.hung = True
+        self._hung_until = max(self._hung_until, self._world.now + for_s)
+        self._world.at(for_s, self.wake)
+
+    def wake(self, *, at_once: bool = False) -> None:
+        """Its compute thread goes on."""
+        if self.hung and (at_once or self._world.now >= self._hung_until):
+            self.hung = False
+            self._go_on()
+
+    def drop_control(self, for_s: float) -> None:
+        """Its connection to the broker breaks and comes back; what is said meanwhile is lost."""
+        self._control.drop(for_s, keeps=False)
+        self._world.at(for_s, lambda: self._when_thawed(lambda: self.post(stage_event.BrokerConnected())))
+
+    def lose_broker(self) -> None:
+        """The broker died: what was on its way is lost. Steps that are done are kept for it, as for any next stage."""
+        self._control.break_off()
+        if self._beats is not None:
+            self._beats.break_off()
+        if self._edge is not None and self._edge_name == "broker":
+            self._edge.go_down()
+        if self._leaves:  # there is nobody left to wait for
+            self._cluster.worker_exits(self)
+
+    def find_broker(self) -> None:
+        """It is back: knock, and say Hello. Its door for steps may be the one of before."""
+        self._control.break_off()
+        if self._edge is not None and self._edge_name == "broker" and self._world.random.random() < 0.5:
+            self._edge.come_back()
+        life = self._cluster.broker.life
+
+        def knock() -> None:
+            if self.alive and self._cluster.broker.alive and self._cluster.broker.life == life:
+                self._control.reconnect()
+                self._when_thawed(lambda: self.post(stage_event.BrokerConnected()))
+
+        self._world.at(self._world.draw(KNOCK_S), knock)
+
+    def drop_edge(self, for_s: float) -> None:
+        """Its connection to the next stage breaks and comes back."""
+        if self._edge is not None:
+            self._edge.drop(for_s, keeps=True)
+
+    def _go_on(self) -> None:
+        """Orders come in their order; the computation's end before or behind them."""
+        held, self._held_back = self._held_back, []
+        end, self._held_end = self._held_end, None
+        if end is not None:
+            held.insert(0 if self._world.random.random() < 0.5 else len(held), end)
+        for what in held:
+            what()
+        self._drain()
+
+    def _when_thawed(self, what: Callable[[], None]) -> None:
+        if self.frozen:
+            self._held_back.append(what)
+        else:
+            what()
+
+    # --- the compute thread ------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        while self._inbox and self.alive and not (self._busy or self.frozen or self.hung):
+            self._handle(self._inbox.popleft())
+
+    def _handle(self, event: stage_event.Event) -> None:
+        order = type(event.order).__name__ if isinstance(event, stage_event.OrderArrived) else ""
+        if order and self._cluster.springs(self, "before", order):
+            return
+        self._world.tell(self.incarnation, event)
+        held = guard.held_before(event, self)
+        actions = self.core.handle(event, self._world.now)
+        for action in actions:
+            if self.alive:
+                self._perform(action)
+        if not self.alive:
+            return
+        if actions or not isinstance(event, stage_event.Tick):
+            self._cluster.after_stage(self, held)
+        if order:
+            self._cluster.springs(self, "after", order)
+
+    def _tick(self) -> None:
+        if self.alive:
+            if not self._inbox:  # else it gets round to it later
+                self.post(stage_event.Tick())
+            self._world.at(STAGE_TICK_S * self._cluster.stride, self._tick)
+
+    def _perform(self, action: stage_act.Action) -> None:
+        if not isinstance(action, stage_act.Note | stage_act.Compute):
+            self._world.tell(f"{self.incarnation} ->", action)
+        match action:
+            case stage_act.Compute():
+                guard.computes(action, self)
+                self._compute(action)
+            case stage_act.SendStep(step, hidden):
+                self._send_step(step, hidden)
+            case stage_act.SendDone(done):
+                if not self._cluster.springs(self, "before", "StepDone"):
+                    self._send(lambda: self._cluster.to_broker_done(done))
+                    self._cluster.springs(self, "after", "StepDone")
+            case stage_act.OpenSequence() | stage_act.ForkSequence() | stage_act.ShrinkSequence():
+                stage_act.arrange(self.executor, action)
+            case stage_act.TruncateSequence() | stage_act.ReleaseSequence():
+                stage_act.arrange(self.executor, action)
+            case stage_act.UseLayers(layers, kept):
+                self.executor.activate(layers, kept)
+            case stage_act.OpenEdge(_, edge):
+                self._close_edge()
+                self._edge, self._edge_to = self._cluster.data_link(self.name, edge.endpoint), edge.endpoint
+                self._edge_name = edge.to
+            case stage_act.Load():
+                self._world.at(self._world.draw(self._world.pace.load), lambda: self._load(action))
+            case stage_act.Note():
+                self._world.tell(f"{self.incarnation} ##", action)
+            case _:
+                self._perform_control(action)
+
+    def _perform_control(self, action: stage_act.Action) -> None:
+        match action:
+            case stage_act.Introduce():
+                self._say(self._hello())
+            case stage_act.Tell(message):
+                self._say(message)
+            case stage_act.StartBeats():
+                if self._beats is None:
+                    self._beats = self._cluster.network.link(self.name, "broker", "beats", self._world.pace.control)
+                    self._beat()
+                elif self._beats.is_cut:
+                    self._beats.reconnect()
+            case stage_act.Exit():
+                self._cluster.worker_exits(self)
+            case stage_act.LoadStandby(layers):
+                self._stop_standby = False
+                self._world.at(self._world.draw(self._world.pace.load), lambda: self._load_standby(layers))
+            case stage_act.StopStandby():
+                self._stop_standby = True
+            case _:
+                pass  # there are no assets here
+
+    def _say(self, message: WorkerMessage) -> None:
+        kind = type(message).__name__
+        if self.loses_answers and isinstance(message, Hello | Prepared | Activated):
+            self.loses_answers -= 1
+            return
+        if not self._cluster.springs(self, "before", kind):
+            life = self._cluster.broker.life
+            self._control.carry(lambda: self._cluster.to_broker(self, message, life))
+            self._cluster.springs(self, "after", kind)
+
+    def _send_step(self, step: Step, hidden: NDArray[np.float32] | None) -> None:
+        endpoint = self._edge_to
+        if self.garbles and hidden is not None:
+            self.garbles -= 1
+            self._send(lambda: self._cluster.to_stage_garbled(endpoint, step, hidden))
+        else:
+            self._send(lambda: self._cluster.to_stage(endpoint, step, hidden))
+
+    def _send(self, deliver: Callable[[], None]) -> None:
+        if self._edge is not None:
+            self._edge.carry(deliver)
+
+    def _close_edge(self) -> None:
+        if self._edge is not None:
+            self._edge.cut()
+            self._edge = None
+
+    def _compute(self, action: stage_act.Compute) -> None:
+        self._busy = True
+        self._idle_since = self._progressed_at = self._world.now
+        took = self._slowness * self._world.draw(self._world.pace.compute)
+        if self.crawls_s:
+            took += self._world.draw((0.0, self.crawls_s))
+        self._world.at(took, lambda: self._end_when_awake(action))
+
+    def _end_when_awake(self, action: stage_act.Compute) -> None:
+        if self.frozen or self.hung:
+            self._held_end = lambda: self._end_when_awake(action)
+        else:
+            self._end(action)
+
+    def _end(self, action: stage_act.Compute) -> None:
+        if not self.alive:
+            return
+        self._busy = False
+        self._idle_since = self._world.now
+        if self.fails:
+            self.fails -= 1
+            self._cluster.audit.num_blows += 1
+            self._handle(stage_event.ComputeFailed(action.epoch, action.step, "MemoryError: no room"))
+            self._drain()
+            return
+        try:
+            forwarded = self.executor.forward(action.batch, lambda: self._fence > action.epoch, lambda: None)
+        except Fenced:
+            self._handle(stage_event.ComputeFenced(action.epoch, action.step))
+        else:
+            self._handle(stage_event.Computed(action.epoch, action.step, self._poisoned(forwarded)))
+        self._drain()
+
+    def _poisoned(self, forwarded: Forwarded) -> Forwarded:
+        if not self.poisons or forwarded.hidden is None:
+            return forwarded
+        self.poisons -= 1
+        forwarded.hidden[self._world.random.randrange(len(forwarded.hidden)), 0] = np.nan
+        return forwarded
+
+    def _load(self, action: stage_act.Load) -> None:
+        try:
+            capacity = self.executor.prepare(action.layers, action.standby, action.max_sequences, lambda a, b: None)
+        except ModelError as error:
+            self.post(stage_event.LoadFailed(action.epoch, str(error)))
+        else:
+            self.post(stage_event.Loaded(action.epoch, capacity))
+
+    def _load_standby(self, layers: tuple[LayerRange, ...]) -> None:
+        kept = self.executor.keep(layers, lambda a, b: None, lambda: self._stop_standby)
+        self.post(stage_event.StandbyLoaded(kept, 0.01))
+
+    def _beat(self) -> None:
+        if not self.alive or self._beats is None:
+            return
+        if not self.frozen:
+            beat = self._make_beat()
+            self._beats.carry(lambda: self._cluster.to_broker_beat(beat))
+        self._world.at(BEAT_S * self._cluster.stride, self._beat)
+
+    def _make_beat(self) -> Beat:
+        now = self._world.now
+        if self._busy and not self.hung and now - self._progressed_at > PROGRESS_S:
+            self._progressed_at = now
+            self._progress += 1
+        is_blocked = self._edge is not None and self._edge.is_stuck
+        return Beat(
+            epoch=self.core.active or 0,
+            incarnation=self.incarnation,
+            progress=int(self.core.counters.get("steps", 0)) + self._progress,
+            state="computing" if self._busy else "blocked" if is_blocked else "idle",
+            blocked_on=self._edge_name if is_blocked else "",
+            since_s=now - self._idle_since,
+            loop_lag_s=0.0,
+            memory_bytes=0,
+            kv_used=0,
+            kv_capacity=0,
+        )
+
+    def _costs(self) -> tuple[LayerCost, ...]:
+        if not self._machines.measure:
+            return ()
+        return (
+            LayerCost("decode", 1, 32, 0.001 * self._slowness, False),
+            LayerCost("prefill", 256, 0, 0.01 * self._slowness, False),
+            LayerCost("head", 1, 0, 0.0005 * self._slowness, False),
+        )
+
+    def _hello(self) -> Hello:
+        return Hello(
+            epoch=self.core.fence,
+            lineage=self.core.lineage,
+            name=self.name,
+            incarnation=self.incarnation,
+            pid=1,
+            host="machine" if self._machines.together else self.name,
+            wire_versions=(PROTOCOL_VERSION,),
+            schema=schema(),
+            device="cpu",
+            dtype="float32",
+            cores=1,
+            endpoint=self.incarnation,
+            memory_bytes=self.memory_bytes,
+            costs=self._costs(),
+            manifest=self.executor.manifest,
+            held_layers=self.core.layers,
+            held=self.core.introduction(),
+            logs=tuple(self.core.log.ranges()),
+            kept=self.core.preparation.kept,
+        )

@@ -1,0 +1,1 @@
+"""What must hold: the invariants at every event, and what must have come of every request at the end."""

@@ -1,0 +1,216 @@
+"""What the broker tells others must be in its journal first, and hold for every broker after it.
+
+* an epoch is announced once it is synced, and no broker announces one that is not above all that came before it;
+* a client is told of an acceptance once that is synced, of a token or an end once it is written;
+* what all stages hold of a sequence counts when a broker starts again: nothing of it is computed anew (I8);
+* deadlines are those of the acceptance, however often the broker started (I1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from swarm.broker import actions as broker_act
+from swarm.broker.recovery.restart import REJOIN_S
+from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.blocks import num_blocks
+from swarm.sim.checks.audit import Violation
+from swarm.wire.messages import (
+    Accepted,
+    Activate,
+    Fence,
+    Finished,
+    Hello,
+    Order,
+    Prepare,
+    Rejected,
+    ServerMessage,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from swarm.sim.actors.cluster import Cluster
+    from swarm.sim.journal import Disk
+
+DRIFT_S = 3.0  # by which a deadline may move at a restart: the time that writing the acceptance took
+
+
+class Promises:
+    """Looks at every action of the broker, and at its state once it serves again."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._announced = 0  # the highest epoch
+        self._of_before = 0  # … when this broker started
+        self._looks_for_waste = False
+        self._histories: dict[tuple[str, int], list[int]] = {}  # of what workers held when this broker started
+        self._doubled: set[str] = set()  # names under which several processes run
+        self._deadlines: dict[str, float] = {}  # request -> when it was to be done, as its first broker saw it
+        self.num_kept = 0  # positions that stages held over the broker's death, and that counted
+
+    def restarted(self, state: State) -> None:
+        self._of_before = self._announced
+        self._looks_for_waste = (
+            state.book.epoch > 0
+        )  # a backup of before the first plan knows that nobody holds anything
+        self._histories = {  # now: what doesn't count will be dropped
+            (incarnation, number): list(held.history)
+            for incarnation, node in self._cluster.workers.items()
+            for number, held in node.core.sequences.items()
+        }
+        names = Counter(node.name for node in self._cluster.workers.values())
+        self._doubled = {name for name, count in names.items() if count > 1}
+        if state.book.epoch < self._announced:
+            raise Violation(f"I5: a new broker begins with epoch {state.book.epoch}, {self._announced} was announced")
+        for request in state.requests.values():
+            self._check_deadline(request)
+
+    def rewritten(self, state: State) -> None:
+        """The journal was begun anew, and is said to have all that the broker knows. (What was let in since may still
+        be on its way.)"""
+        if self._disk.is_hurt:
+            return  # it was lost again
+        lost = [r.id for r in state.requests.values() if r.accepted and r.id not in self._disk.safe.requests]
+        if lost:
+            raise Violation(f"I1: a new journal has nothing of {', '.join(lost)}")
+        if self._disk.safe.epoch < self._announced or self._disk.safe.next_sequence < max(state.sequences, default=0):
+            raise Violation("I5: a new journal would give epochs or numbers of sequences out a second time")
+
+    def journal_changed(self) -> None:
+        """What a broker announced that had another journal, or this one before a backup took its place, was said to
+        workers that can tell the two apart."""
+        self._announced = self._disk.ledger.epoch
+        self._deadlines = {r: due for r, due in self._deadlines.items() if r in self._disk.ledger.requests}
+
+    def doubled(self, name: str) -> None:
+        """A second process of this name runs."""
+        self._doubled.add(name)
+
+    def performs(self, action: broker_act.Action) -> None:
+        """The broker is about to do this."""
+        match action:
+            case broker_act.OrderWorker(_, message):
+                self._orders(message)
+            case broker_act.SayClient(_, message, _):
+                self._says(message)
+            case broker_act.WriteAcceptance(submit, _, _, age_s) if submit.deadline_s is not None:
+                self._deadlines[submit.request_id] = self._cluster.world.now - age_s + submit.deadline_s
+            case _:
+                pass
+
+    def _orders(self, order: Order) -> None:
+        if not isinstance(order, Prepare | Fence | Activate):
+            return
+        # A worker that was out and lives is fenced with the epoch that everybody has heard of.
+        if order.epoch < self._of_before or (order.epoch == self._of_before and not isinstance(order, Fence)):
+            raise Violation(f"I5: epoch {order.epoch} is announced, which another broker used")
+        is_certain = self._cluster.broker.has_journal and not self._disk.is_hurt
+        if is_certain and order.epoch > max(self._announced, self._disk.safe.epoch):
+            raise Violation(f"I5: epoch {order.epoch} is announced, and a power cut would lose it")
+        self._announced = max(self._announced, order.epoch)
+
+    def _says(self, message: ServerMessage) -> None:
+        match message:
+            case Rejected():
+                self._cluster.audit.refused(message)
+            case Accepted(request_id=request_id):
+                self._cluster.audit.promised.add(request_id)
+                is_certain = self._cluster.broker.has_journal and not self._disk.is_hurt
+                if is_certain and request_id not in self._disk.safe.requests:
+                    raise Violation(f"I1: {request_id} is accepted, and a power cut would lose it")
+            case Tokens() | Finished() if self._is_strict and self._is_kept(message.request_id):
+                self._shows(message)
+            case _:
+                pass
+
+    def _shows(self, message: Tokens | Finished) -> None:
+        kept = self._disk.ledger.requests.get(message.request_id)
+        if kept is None:
+            raise Violation(f"I3: {message.request_id} is answered, and the journal does not know it")
+        continuation = kept.continuations[message.index]
+        if isinstance(message, Tokens) and message.start + len(message.ids) > continuation.length:
+            raise Violation(f"I3: {message.request_id} shows what the journal has not: it has {continuation.length}")
+        whole = continuation.whole
+        if isinstance(message, Finished) and (whole is None or whole.reason != message.reason):
+            raise Violation(f"I3: {message.request_id} is told an end that the journal has not")
+
+    @property
+    def _is_strict(self) -> bool:
+        """With a disk that refuses, or a file that was lost, what runs is shown all the same."""
+        broker = self._cluster.broker
+        return broker.has_journal and not broker.journal.ever_broke and not broker.disk.is_hurt
+
+    def _is_kept(self, request_id: str) -> bool:
+        """Not so if its client cancelled it: the broker confirms that and forgets it; nobody will come for the rest."""
+        return request_id in self._cluster.broker.core.state.requests
+
+    @property
+    def _disk(self) -> Disk:
+        return self._cluster.broker.disk
+
+    # --- after a restart ---------------------------------------------------------------------------------------------
+
+    def look(self, state: State) -> None:
+        """The first plan after a restart serves: what all of its stages held counts."""
+        if not self._looks_for_waste or state.book.current is None or state.book.phase.value != "serving":
+            return
+        self._looks_for_waste = False
+        for sequence in state.sequences.values():
+            held = self._held_everywhere(sequence, state)
+            if held > 0 and sequence.state is not SequenceState.ENDED:
+                self._check_waste(sequence, held, state)
+
+    def _held_everywhere(self, sequence: Sequence, state: State) -> int:
+        """Up to where all stages of the plan said that they hold it, in the layers that are still theirs."""
+        known = sequence.sampled
+        least = known - 1
+        assert state.book.current is not None
+        for stage in state.book.current.stages:
+            worker = state.workers[stage.incarnation]
+            if worker.joined_at > self._cluster.broker.started_at + REJOIN_S:
+                return 0  # what it said first was lost: it is not waited for any longer
+            hello = worker.hello
+            if hello.held_layers != stage.layers or stage.name in self._doubled:
+                return 0  # of two processes under one name, the wrong one may have been the first to come back
+            held = next((each for each in hello.held if each.sequence == sequence.id), None)
+            if held is None or self._is_foreign(hello, sequence):
+                return 0
+            most = max((part.position for part in held.kv), default=0)
+            if most > known:  # so many tokens were lost with the machine's power; as many again may count for nothing
+                least = min(least, known - (most - known) + 1)
+            least = min(least, min((part.position for part in held.kv), default=0))
+        return least
+
+    def _is_foreign(self, hello: Hello, sequence: Sequence) -> bool:
+        """Another sequence had its number, as it really was computed."""
+        history = self._histories.get((hello.incarnation, sequence.id))
+        return history is None or history[: sequence.sampled] != sequence.tokens[: len(history)]
+
+    def _check_waste(self, sequence: Sequence, held: int, state: State) -> None:
+        if sequence.num_preempted:
+            return  # it gave its room to others with more claim
+        if sequence.state is SequenceState.WAITING:
+            if self._would_fit(sequence, state):
+                raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {held}, and waits")
+            return
+        counts = min([sequence.kv, *(run.start for run in sequence.rebuilds)])
+        if counts < held:
+            raise Violation(f"I8: of sequence {sequence.id} {held} positions are held, {counts} count")
+        self.num_kept += held
+
+    def _would_fit(self, sequence: Sequence, state: State) -> bool:
+        """Beside those that run: at their start they are given room for all that is known of them."""
+        book = state.book
+        needed = sum(num_blocks(each.sampled) for each in (*state.running, sequence))
+        fits = needed <= book.kv_blocks and len(state.running) < book.max_sequences
+        return fits and num_blocks(sequence.limit) <= book.kv_blocks
+
+    def _check_deadline(self, request: Request) -> None:
+        due = self._deadlines.get(request.id)
+        if (
+            due is not None
+            and request.deadline_at is not None
+            and not due - 0.01 <= request.deadline_at <= due + DRIFT_S
+        ):
+            raise Violation(f"I1: {request.id} was due at {due:.2f}, and after a restart at {request.deadline_at:.2f}")

@@ -1,0 +1,98 @@
+"""Verdicts in time, and no false ones (I4).
+
+A worker that is killed is out within the time that the news of it takes; one that is frozen or can't be heard, within
+the beats' timeout. Nobody is out who had nothing but late messages, slow steps or a broker that stood still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from swarm.broker.state import State, WorkerState
+from swarm.sim.actors.broker import TICK_S
+from swarm.sim.actors.worker import BEAT_S
+from swarm.sim.checks.audit import Violation
+
+if TYPE_CHECKING:
+    from swarm.sim.actors.cluster import Cluster
+    from swarm.sim.actors.worker import WorkerNode
+
+SLACK_S = 0.05
+# For how long something that happened to a worker may be the reason of a verdict: it missed an order, and is late.
+AFTERMATH_S = 8.0
+
+
+class Watch:
+    """Knows what was done to whom, and asks in time whether the broker has noticed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._disturbed: dict[str, float] = {}  # machine -> until when a verdict on it may be right
+        self._num_lost = 0.0
+        self._out: set[str] = set()
+
+    def disturbed(self, name: str, for_s: float = 0.0) -> None:
+        """Something happens to this machine or its connections, for so long."""
+        until = self._world.now + for_s + AFTERMATH_S
+        self._disturbed[name] = max(until, self._disturbed.get(name, 0.0))
+
+    def killed(self, node: WorkerNode) -> None:
+        self.disturbed(node.name)
+        self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
+
+    def silenced(self, node: WorkerNode, for_s: float, is_silent: Callable[[], bool]) -> None:
+        """It can't be heard for so long: it is frozen, or cut off."""
+        self.disturbed(node.name, for_s)
+        known = self._cluster.broker.core.state.workers.get(node.incarnation)
+        if known is not None and self._world.now - known.joined_at < 2 * self._timeout_s:
+            return  # it may not have beaten yet, and has more time for its first beat
+        within = self._timeout_s + BEAT_S + self._news_s + self._tick_s + SLACK_S
+        if for_s > within:
+            since = self._world.now
+            self._demand_out_after(
+                within, node, f"can't be heard since {since:.2f}", lambda: node.alive and is_silent()
+            )
+
+    @property
+    def _news_s(self) -> float:
+        weather = self._cluster.network.weather
+        return self._world.pace.control[1] + (weather.jitter_s if weather.late else 0.0)
+
+    @property
+    def _tick_s(self) -> float:
+        return TICK_S * self._cluster.stride
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._cluster.broker.core.settings.health.beat_timeout_s
+
+    def _demand_out_after(self, within: float, node: WorkerNode, what: str, holds: Callable[[], bool]) -> None:
+        def look() -> None:
+            if self._cluster.broker.is_away or self._cluster.broker.stood_still_since(began):
+                return  # nobody is asked to see what happens while he is not there
+            worker = self._cluster.broker.core.state.workers.get(node.incarnation)
+            if worker is not None and not worker.is_gone and worker.joined_at <= began and holds():
+                raise Violation(f"I4: {node.incarnation} {what}, and is still {worker.state.value}")
+
+        began = self._world.now
+        self._world.at(within, look)
+
+    def restarted(self) -> None:
+        """Another broker judges now, and counts from zero."""
+        self._num_lost = 0.0
+        self._out.clear()
+
+    def look(self, state: State) -> None:
+        """Whoever is newly out must have been disturbed."""
+        num_lost = state.counters.get("workers_lost", 0)
+        if num_lost == self._num_lost:
+            return
+        self._num_lost = num_lost
+        out = {i for i, worker in state.workers.items() if worker.state is WorkerState.OUT}
+        for incarnation in sorted(out - self._out):
+            worker = state.workers[incarnation]
+            if self._disturbed.get(worker.name, 0.0) < self._world.now:
+                raise Violation(f"I4: {incarnation} is out, and nothing had happened to it: {worker.reason}")
+        self._out = out

@@ -1,0 +1,1 @@
+"""What is played: requests, machines, weather and faults, drawn from a seed."""

@@ -1,0 +1,343 @@
+"""What goes wrong, one function for each kind. Everything that lasts ends by itself, or when all is healed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swarm.sim.actors.broker import BrokerTrap
+from swarm.sim.actors.cluster import Cluster, Trap
+from swarm.sim.actors.reader import Reader
+from swarm.sim.network import ANYBODY
+from swarm.sim.schedules.schedule import MIB, Fault, WorkerSpec
+
+if TYPE_CHECKING:
+    from swarm.sim.actors.client import ClientNode
+    from swarm.sim.actors.worker import WorkerNode
+
+NUM_IN_LOOP = 6  # deaths of a crash loop
+NUM_BROKERS = 3
+LOOP_S = (0.2, 2.5)  # between two of them
+CRAWL_S = 4.0
+MOST_GARBLED = MOST_FAILED = 2
+DEATH_READ_S = ((0.5, 3.0), (21.0, 24.0))  # until others come for what a dead client left: soon, or after any grace
+AGAIN_S = 0.1
+MOST_LOST = 3  # orders or answers, one after the other
+POISONED_S = 60.0  # it may compute nothing for long
+
+
+def strike(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
+    """Let it happen."""
+    cluster.world.tell("world", f"** {fault}")
+    cluster.struck[fault.kind] += 1
+    living = [cluster.workers[incarnation] for incarnation in sorted(cluster.workers)]
+    if fault.kind in _AT_LARGE:
+        _AT_LARGE[fault.kind](cluster, living, fault)
+    elif fault.kind == "client_dies":
+        _client_dies(cluster, clients, fault)
+    elif fault.kind == "client_freeze":
+        clients[fault.who % len(clients)].freeze(fault.for_s)
+    elif fault.kind == "client_drop":
+        clients[fault.who % len(clients)].lose_connection(fault.for_s)
+    elif living and fault.kind == "leave":
+        cluster.ask_to_leave(clients[0], _one(living, fault).incarnation)
+    elif living:
+        _STRIKES[fault.kind](cluster, _one(living, fault), fault)
+
+
+def _client_dies(cluster: Cluster, clients: list[ClientNode], fault: Fault) -> None:
+    """Its connection breaks, and nobody comes back. Others read what it left detached."""
+    client = clients[fault.who % len(clients)]
+    if not client.alive:
+        return
+    client.die()
+    for request_id in sorted(cluster.audit.orphans - cluster.audit.read_elsewhere):
+        reader = Reader(cluster, f"o-{request_id}", client.pace, cluster.audit.submits[request_id])
+        cluster.world.at(cluster.world.draw(DEATH_READ_S[fault.whom % 4 == 0]), reader.begin)
+
+
+def _one(living: list[WorkerNode], fault: Fault) -> WorkerNode:
+    return living[fault.who % len(living)]
+
+
+def _join(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.join(WorkerSpec(f"x{len(cluster.specs)}", 0.0, 1 << 30, 1 << 14))
+
+
+def _crash_at(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.traps.append(Trap(*fault.point))
+
+
+def _blackout(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    for node in living:
+        cluster.crash(node.incarnation)
+
+
+def _all_crash(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.crash(power=bool(fault.whom % 2))
+    _blackout(cluster, [node for node in living if node.alive], fault)
+
+
+def _freeze_broker(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.freeze()
+    cluster.world.at(fault.for_s, cluster.broker.thaw)
+
+
+def _pipe_drop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    cluster.broker.drop_pipe(fault.for_s / 10)
+
+
+def _broker_crash(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.crash()
+
+
+def _broker_power(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.crash(power=True)
+
+
+def _broker_crash_at(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    power = fault.whom % 4 == 0
+    if not cluster.broker.has_journal:
+        return  # it would not come back with what it had
+    cluster.broker.traps.append(BrokerTrap(*fault.broker_point, left=fault.count, power=power))
+
+
+def _broker_loop(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """It dies, and again while it takes up what was."""
+
+    def again(left: int) -> None:
+        if left and not cluster.is_healed:
+            cluster.broker.crash()
+            cluster.world.at(cluster.world.draw(LOOP_S), lambda: again(left - 1))
+
+    again(NUM_BROKERS)
+
+
+def _disk_full(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    disk = cluster.broker.disk
+    disk.is_full = True
+    cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "is_full", False))
+
+
+def _journal_lost(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.disk.lose(("deleted", "damaged", "garbled")[fault.who % 3])
+
+
+def _sync_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    cluster.broker.disk.fails_to_sync = True
+
+
+def _read_fails(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    disk = cluster.broker.disk
+    disk.fails_to_read = True
+    cluster.world.at(2 * fault.for_s, lambda: setattr(disk, "fails_to_read", False))
+
+
+def _door_shut(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """Whoever is connected is served on; half of the clients are newcomers soon."""
+    cluster.broker.shut_door(("client", "worker")[fault.who % 2], 2 * fault.for_s)
+    for client in list(cluster.clients.values())[:: 1 + fault.whom % 2]:
+        client.lose_connection(fault.for_s / 10)
+
+
+def _compute_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Half of the time more than once."""
+    cluster.watch.disturbed(node.name, POISONED_S)
+    node.fails = 1 + fault.whom % MOST_FAILED
+
+
+def _crash(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.crash(node.incarnation)
+
+
+def _crash_loop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Whoever bears the name then dies, several times."""
+    until = cluster.world.now + fault.for_s * 3
+
+    def again(left: int) -> None:
+        if cluster.is_healed:
+            return
+        living = [w.incarnation for w in cluster.workers.values() if w.name == node.name]
+        if living:
+            cluster.crash(living[0])
+        if left > 1 and cluster.world.now < until:
+            cluster.world.at(cluster.world.draw(LOOP_S), lambda: again(left - 1))
+
+    again(NUM_IN_LOOP)
+
+
+def _shrink(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    spec = cluster.specs[node.name]
+    less = max(66 * MIB, spec.memory_bytes - (1 + fault.whom % 4) * MIB)
+    cluster.crash(node.incarnation, restart=replace(spec, memory_bytes=less, capacity=max(1 << 7, spec.capacity // 2)))
+
+
+def _freeze(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.watch.silenced(node, fault.for_s, lambda: node.frozen)
+    node.freeze(fault.for_s)
+
+
+def _hang(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.watch.disturbed(node.name, 2 * fault.for_s)
+    cluster.audit.num_blows += 1
+    node.hang(2 * fault.for_s)
+
+
+def _crawl(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    node.crawls_s = CRAWL_S if fault.whom % 2 else 0.5
+    cluster.world.at(fault.for_s, lambda: setattr(node, "crawls_s", 0.0))
+
+
+def _terminate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.terminate(node.incarnation)
+
+
+def _double(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.double(node.incarnation)
+
+
+def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    cluster.drop_control(node)
+
+
+def _order_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """What it is told next to load, or to take up, does not come; nothing says so."""
+    node.loses_orders = 1 + fault.whom % MOST_LOST
+
+
+def _answer_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """That it is there, has loaded or has taken up the plan is not heard."""
+    cluster.watch.disturbed(node.name)
+    node.loses_answers = 1 + fault.whom % MOST_LOST
+
+
+def _edge_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    node.drop_edge(fault.for_s / 10)
+
+
+def _cut_off(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [(node.name, "broker"), ("broker", node.name)])
+
+
+def _cut_to_broker(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [(node.name, "broker")])
+
+
+def _cut_from_broker(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [("broker", node.name)])
+
+
+def _isolate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    _block(cluster, node, fault, [(node.name, ANYBODY), (ANYBODY, node.name)])
+
+
+def _cut_between(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    names = sorted({w.name for w in cluster.workers.values()} - {node.name})
+    if names:
+        other = names[fault.whom % len(names)]
+        ways = [(node.name, other), (other, node.name)]
+        _block(cluster, node, fault, ways if fault.whom % 2 else ways[:1])
+
+
+def _block(cluster: Cluster, node: WorkerNode, fault: Fault, ways: list[tuple[str, str]]) -> None:
+    """No way for a while. In half of the cases the connection to the broker does not outlive it."""
+    if any(target in ("broker", ANYBODY) for _, target in ways):
+        cluster.watch.silenced(node, fault.for_s, lambda: cluster.network.is_blocked(node.name, "broker"))
+    if any("broker" in way or ANYBODY in way for way in ways):
+        cluster.watch.disturbed(node.name, fault.for_s)
+    cluster.audit.num_blows += 1
+    for way in ways:
+        cluster.network.block(*way)
+
+    def end() -> None:
+        for way in ways:
+            cluster.network.unblock(*way)
+        if fault.who % 2 and node.alive and not cluster.is_healed and any("broker" in way for way in ways):
+            cluster.drop_control(node)
+
+    cluster.world.at(fault.for_s, end)
+
+
+def _garble(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.audit.num_blows += 1
+    node.garbles = 1 + fault.whom % MOST_GARBLED
+
+
+def _poison(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """The stage behind it refuses what it sends, and the broker does without it for a while."""
+    cluster.watch.disturbed(node.name, POISONED_S)
+    cluster.audit.num_blows += 1
+    node.poisons = 1
+
+
+def _journal_backup(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """An operator puts an older state of the journal in its place. In half of the cases the workers are away meanwhile,
+    and come back to the broker after that one: what they hold has numbers that were given out again."""
+    cluster.broker.put_back(fault.whom / 8)
+    if fault.who % 2:
+        for node in living:
+            _freeze(cluster, node, replace(fault, for_s=fault.ends_at - fault.at))
+        cluster.world.at(fault.ends_at - fault.at, cluster.broker.crash)
+
+
+def _journal_other(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
+    """The broker is started on another state directory for a while, then on this one again; workers serve both."""
+    if cluster.broker.swap_journals():
+        _swap_back(cluster, fault)
+
+
+def _swap_back(cluster: Cluster, fault: Fault) -> None:
+    """As soon as it lives, once the time is over."""
+
+    def swap() -> None:
+        if not cluster.is_healed and not cluster.broker.swap_journals():
+            cluster.world.at(AGAIN_S, swap)
+
+    cluster.world.at(fault.ends_at - fault.at, swap)
+
+
+_STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
+    "crash": _crash,
+    "crash_loop": _crash_loop,
+    "shrink": _shrink,
+    "freeze": _freeze,
+    "hang": _hang,
+    "crawl": _crawl,
+    "terminate": _terminate,
+    "double": _double,
+    "control_drop": _control_drop,
+    "order_lost": _order_lost,
+    "answer_lost": _answer_lost,
+    "edge_drop": _edge_drop,
+    "cut_off": _cut_off,
+    "cut_to_broker": _cut_to_broker,
+    "cut_from_broker": _cut_from_broker,
+    "cut_between": _cut_between,
+    "isolate": _isolate,
+    "garble": _garble,
+    "poison": _poison,
+    "compute_fails": _compute_fails,
+}
+_AT_LARGE: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
+    "join": _join,
+    "crash_at": _crash_at,
+    "blackout": _blackout,
+    "all_crash": _all_crash,
+    "freeze_broker": _freeze_broker,
+    "pipe_drop": _pipe_drop,
+    "broker_crash": _broker_crash,
+    "broker_power": _broker_power,
+    "broker_crash_at": _broker_crash_at,
+    "broker_loop": _broker_loop,
+    "disk_full": _disk_full,
+    "journal_lost": _journal_lost,
+    "sync_fails": _sync_fails,
+    "journal_backup": _journal_backup,
+    "journal_other": _journal_other,
+    "read_fails": _read_fails,
+    "door_shut": _door_shut,
+}

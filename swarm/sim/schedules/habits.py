@@ -1,0 +1,105 @@
+"""What else people and machines do, added to a schedule: each by a chance of its own, so that the rest of a seed's
+schedule doesn't depend on it.
+
+Some schedules are far larger than the others, some queues are short, some callers want to know the way of each token;
+requests are cancelled by others than who made them, clients die for good, doors close, reads and computations fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from swarm.sim.schedules.schedule import (
+    OTHER_FAULTS,
+    Fault,
+    FaultKind,
+    Schedule,
+    fault_of,
+    make_schedule,
+    request_of,
+    with_fields,
+)
+
+LARGE = 0.03  # how often a schedule has many more requests and faults than others
+MOST_REQUESTS, MOST_FAULTS = 20, 12
+SHORT_QUEUE = 0.08  # how often so few may wait that others are sent away for a while
+QUEUES = (4, 6)  # places: enough for three continuations of one tenant
+HOPS = 0.15  # how often callers want to know by which way each token came
+REVOKED = 0.08  # how often others than who made them cancel requests
+RECALLS = 0.5  # how often a second reader asks first what was submitted
+OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
+
+
+def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
+    """The same seed always gives the same schedule."""
+    schedule = make_schedule(seed, faults=faults)
+    habits: list[Callable[[Random, Schedule], Schedule]] = [_short_queue, _with_hops, _with_recalls]
+    if faults:
+        habits += [_larger, _revoked, *(_striking(kind) for kind in OTHER_FAULTS)]
+    for number, habit in enumerate(habits):
+        schedule = habit(Random(f"habit {number} {seed}"), schedule)
+    return schedule
+
+
+def _short_queue(random: Random, schedule: Schedule) -> Schedule:
+    """One sequence runs at a time, and few may wait for it."""
+    if random.random() >= SHORT_QUEUE:
+        return schedule
+    requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))
+    scheduler = replace(schedule.settings.scheduler, max_running=1)
+    return replace(schedule, settings=replace(schedule.settings, requests=requests, scheduler=scheduler))
+
+
+def _with_hops(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= HOPS:
+        return schedule
+    requests = tuple(with_fields(spec, hops=random.random() < 0.5) for spec in schedule.requests)
+    return replace(schedule, requests=requests)
+
+
+def _with_recalls(random: Random, schedule: Schedule) -> Schedule:
+    return replace(schedule, recalls=random.random() < RECALLS)
+
+
+def _larger(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= LARGE:
+        return schedule
+    known, clients = len(schedule.requests), len(schedule.clients)
+    requests = [request_of(random, number, clients) for number in range(known, random.randint(9, MOST_REQUESTS))]
+    num_faults = random.randint(5, MOST_FAULTS) - len(schedule.faults)
+    faults = [fault_of(random, random.uniform(0.4, 4.5)) for _ in range(num_faults)]
+    return replace(schedule, requests=(*schedule.requests, *requests), faults=(*schedule.faults, *faults))
+
+
+def _revoked(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= REVOKED:
+        return schedule
+    requests = tuple(
+        replace(spec, revoked_after=random.uniform(0.0, 2.0)) if random.random() < 0.4 else spec
+        for spec in schedule.requests
+    )
+    return replace(schedule, requests=requests)
+
+
+def _striking(kind: FaultKind) -> Callable[[Random, Schedule], Schedule]:
+    def strike(random: Random, schedule: Schedule) -> Schedule:
+        if random.random() >= OFTEN:
+            return schedule
+        fault: Fault = replace(fault_of(random, random.uniform(0.4, 4.5)), kind=kind)
+        if kind == "client_dies":
+            schedule = _with_detached(random, schedule)
+        return replace(schedule, faults=(*schedule.faults, fault))
+
+    return strike
+
+
+def _with_detached(random: Random, schedule: Schedule) -> Schedule:
+    """Where a client is to die, half of the requests outlive it; without a journal nobody may detach one."""
+    if not schedule.settings.requests.has_journal:
+        return schedule
+    requests = tuple(
+        with_fields(spec, detached=spec.submit.detached or random.random() < 0.5) for spec in schedule.requests
+    )
+    return replace(schedule, requests=requests)

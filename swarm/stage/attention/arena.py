@@ -1,0 +1,301 @@
+"""Keys and values of every sequence, by sequence and layer, in blocks of 32 positions.
+
+Sequences of like length share a *rack*: one piece of address space per layer with a place for each, as long as such a
+sequence may ever become. So neighbours can be multiplied in one product, and nothing is gathered, copied or moved as
+they grow. On a CPU the system commits pages when they are first written and takes them back at release, so what is
+written counts, in blocks; elsewhere a place is committed when it is made, so what is reserved counts.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from dataclasses import dataclass, field
+
+import torch
+
+from swarm.errors import IllegalMove
+from swarm.stage.attention.layouts import Layout, layouts_of
+from swarm.stage.attention.passes import CELL, GRID, round_up
+from swarm.wire.messages import LayerRange, Row
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
+# Sequences that share a rack, where giving back a part of a mapping zeroes it.
+_PLACES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Keys and values of one sequence in one layer, zero where never written: ``[key heads, units, numbers]`` each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    sizes: tuple[int, int]
+    layouts: tuple[Layout, Layout]
+
+    def read(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of some positions' keys and values ``[key heads, positions, size]``."""
+        where = slice(start, stop)
+        keys = self.layouts[0].read(self.keys, where, self.sizes[0])
+        return keys, self.layouts[1].read(self.values, where, self.sizes[1])
+
+    def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put keys and values ``[key heads, positions, size]`` at ``start`` and after it."""
+        where = slice(start, start + keys.shape[1])
+        self.layouts[0].write(self.keys, where, keys)
+        self.layouts[1].write(self.values, where, values)
+
+    def copy(self, source: Region, position: int) -> None:
+        """Take what another one has before ``position``, and what lies in the same units after it."""
+        for mine, other, layout in zip(
+            (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
+        ):
+            units = -(-position // layout.unit)
+            mine[:, :units] = other[:, :units]
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One layer of a rack: keys and values ``[places, key heads, units, numbers of a unit]`` on these pages (CPU only).
+
+    What a unit is and how its numbers lie is up to the ``layouts`` of the two; in the plain one it is a position.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    sizes: tuple[int, int]  # of one key, and of one value
+    layouts: tuple[Layout, Layout]
+    pages: tuple[mmap.mmap, ...]
+
+    def region(self, place: int) -> Region:
+        return Region(self.keys[place], self.values[place], self.sizes, self.layouts)
+
+    def clear(self, place: int) -> None:
+        """Give a place's pages back; they read as zeros afterwards."""
+        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
+            size = tensor.stride(0) * tensor.itemsize
+            pages.madvise(mmap.MADV_DONTNEED, place * size, size)
+
+    def cut(self, place: int, position: int) -> None:
+        """Give back the pages of a place on which there is nothing but what lies beyond ``position``."""
+        for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
+            units = -(-position // layout.unit)
+            for head in range(tensor.shape[1]):
+                begin = (place * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
+                first = -(-(begin + units * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
+                stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
+                if first < stop:
+                    pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+@dataclass(slots=True, eq=False)
+class Rack:
+    """Places for sequences of up to ``positions`` positions."""
+
+    positions: int
+    free: list[int]  # descending, so that the lowest is taken first and sequences lie side by side
+    slabs: dict[int, Slab] = field(default_factory=dict)  # by layer
+
+
+@dataclass(slots=True)
+class _Held:
+    rack: Rack
+    place: int
+    limit: int
+    taken: int  # positions that count
+    layers: set[int] = field(default_factory=set)  # where something was written
+
+
+class KvArena:
+    """The sequences of one stage. One thread's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._counts_written = device.type == "cpu"
+        self._num_places = _PLACES if device.type == "cpu" and sys.platform == "linux" else 1
+        self._held: dict[int, _Held] = {}
+        self._racks: dict[int, list[Rack]] = {}
+        self.used = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def open(self, sequence: int, limit: int) -> None:
+        self.release(sequence)
+        rack = self._rack_for(limit)
+        taken = 0 if self._counts_written else round_up(limit)
+        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit), taken)
+        self.used += taken
+
+    def _rack_for(self, limit: int) -> Rack:
+        """One with a free place for this many positions, in powers of two."""
+        positions = CELL
+        while positions < limit:
+            positions *= 2
+        racks = self._racks.setdefault(positions, [])
+        for rack in racks:
+            if rack.free:
+                return rack
+        racks.append(Rack(positions, list(range(self._num_places))[::-1]))
+        return racks[-1]
+
+    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+        """Open a sequence with a copy of the first ``position`` positions of another one."""
+        if source not in self._held or position > self._held[source].limit:
+            raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
+        self.open(sequence, limit)
+        self._take(self._held[sequence], position)
+        for layer in self._held[source].layers:
+            old = self._region(source, layer)
+            self.make(sequence, layer, *old.read(0, 1)).copy(old, position)
+
+    def shrink(self, sequence: int, limit: int) -> None:
+        """Reserve no more than this, and give back what was written beyond it."""
+        held = self._held.get(sequence)
+        if held is None:
+            return
+        held.limit = round_up(limit)
+        if held.taken > held.limit:
+            self.used -= held.taken - held.limit
+            held.taken = held.limit
+            for layer in held.layers if self._num_places > 1 else ():
+                held.rack.slabs[layer].cut(held.place, held.limit)
+
+    def copy_out(self, sequence: int, layer: int, block: int) -> torch.Tensor:
+        """One block's keys and values ``[2, key heads, 32, size]``; for layers whose two are of one size."""
+        return torch.stack(self._region(sequence, layer).read(block * GRID, (block + 1) * GRID))
+
+    def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
+        """Take a block that ``copy_out`` gave, here or on another machine."""
+        region = self.make(sequence, layer, data[0], data[1])
+        self._take(self._held[sequence], (block + 1) * GRID)
+        region.write(block * GRID, data[0], data[1])
+
+    def release(self, sequence: int) -> None:
+        held = self._held.pop(sequence, None)
+        if held is None:
+            return
+        self.used -= held.taken
+        self._clear(held)
+        held.rack.free.append(held.place)
+        held.rack.free.sort(reverse=True)
+        if len(held.rack.free) == self._num_places:
+            self._racks[held.rack.positions].remove(held.rack)
+
+    def _clear(self, held: _Held) -> None:
+        """Forget what was written. A place that is used again must read as zeros: there may have been NaNs."""
+        for layer in held.layers:
+            if self._num_places == 1:
+                del held.rack.slabs[layer]
+            else:
+                held.rack.slabs[layer].clear(held.place)
+        held.layers.clear()
+
+    def reset(self) -> None:
+        self._held.clear()
+        self._racks.clear()
+        self.used = 0
+
+    def truncate(self, sequence: int, position: int) -> None:
+        """Positions from ``position`` on will be written again before they are read; only a cut to nothing frees."""
+        held = self._held.get(sequence)
+        if position == 0 and held is not None:
+            self._clear(held)
+            if self._counts_written:
+                self.used -= held.taken
+                held.taken = 0
+
+    def keep(self, layers: LayerRange) -> None:
+        """Drop what other layers hold."""
+        for rack in (rack for racks in self._racks.values() for rack in racks):
+            for layer in [layer for layer in rack.slabs if not layers.first <= layer < layers.stop]:
+                del rack.slabs[layer]
+        for held in self._held.values():
+            held.layers = {layer for layer in held.layers if layers.first <= layer < layers.stop}
+
+    def check(self, row: Row) -> None:
+        """Raise IllegalMove unless the row's positions were reserved."""
+        held = self._held.get(row.sequence)
+        if held is None:
+            raise IllegalMove(f"sequence {row.sequence} was never opened here, or released")
+        if row.start + row.count > held.limit:
+            raise IllegalMove(
+                f"sequence {row.sequence} reserved {held.limit} positions; "
+                f"positions {row.start} to {row.start + row.count} don't fit"
+            )
+
+    def take(self, row: Row) -> None:
+        """The row's positions are about to be written: they count from now on."""
+        self.check(row)
+        self._take(self._held[row.sequence], row.start + row.count)
+
+    def _take(self, held: _Held, position: int) -> None:
+        more = round_up(position) - held.taken
+        if more > 0:
+            held.taken += more
+            self.used += more
+
+    def place(self, sequence: int) -> tuple[Rack, int]:
+        """Where the sequence lies, in every layer."""
+        held = self._held[sequence]
+        return held.rack, held.place
+
+    def region(self, sequence: int, layer: int) -> Region | None:
+        """What this layer holds of the sequence, if it was ever written."""
+        held = self._held.get(sequence)
+        return held.rack.slabs[layer].region(held.place) if held is not None and layer in held.layers else None
+
+    def make(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
+        """The sequence's region in this layer, which takes keys and values ``[heads, *, size]`` like these."""
+        held = self._held[sequence]
+        slab = self.slab(held.rack, layer, keys, values)
+        held.layers.add(layer)
+        return slab.region(held.place)
+
+    def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
+        """A layer of a rack, made when it is first needed."""
+        if layer not in rack.slabs:
+            rack.slabs[layer] = self._new_slab(rack.positions, keys, values)
+        if rack.slabs[layer].layouts is not layouts_of(keys):
+            raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
+        return rack.slabs[layer]
+
+    def _new_slab(self, positions: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
+        layouts, sizes = layouts_of(keys), (keys.shape[2], values.shape[2])
+        shapes = [
+            (self._num_places, keys.shape[0], positions // layout.unit, layout.numbers(size))
+            for layout, size in zip(layouts, sizes, strict=True)
+        ]
+        with torch.inference_mode(False):  # forks and copies write outside of a pass
+            (key_part, key_pages), (value_part, value_pages) = (
+                _zeros(shape, keys.dtype, self._device) for shape in shapes
+            )
+        pages = tuple(each for each in (key_pages, value_pages) if each is not None)
+        return Slab(key_part, value_part, sizes, layouts, pages)
+
+    def wrote(self, sequences: tuple[int, ...], layer: int) -> None:
+        """Remember that these sequences have something in this layer."""
+        for sequence in sequences:
+            self._held[sequence].layers.add(layer)
+
+    def _region(self, sequence: int, layer: int) -> Region:
+        region = self.region(sequence, layer)
+        if region is None:
+            raise IllegalMove(f"layer {layer} holds nothing of sequence {sequence}")
+        return region
+
+
+def _zeros(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, mmap.mmap | None]:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device), None
+    num_elements = shape[0] * shape[1] * shape[2] * shape[3]
+    # Each place begins on a page, so that it can be given back alone: cells and sizes see to it for all but tiny heads.
+    place_bytes = num_elements // shape[0] * dtype.itemsize
+    stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
+    flat = torch.frombuffer(pages, dtype=dtype, count=stride * shape[0])
+    strides = (stride, shape[2] * shape[3], shape[3], 1)
+    return flat.as_strided(shape, strides), pages

@@ -1,0 +1,283 @@
+"""Who attends to what: the attention function that reads and writes keys and values.
+
+The function is registered with transformers, so any decoder whose attention is pluggable calls it with the queries,
+keys and values of one ragged batch ``[1, heads, tokens, size]``. Which tokens belong to which sequence and position
+stands in the ``Pass`` (``passes``) that the calling thread has made current. On a CPU our own kernel attends (``own``).
+What follows is the way without it: on other devices, or where it was not built.
+
+A row's result must have the same bits whatever else is in the batch and however the prompt was cut. The order in which
+a kernel sums depends on the number of keys, so that number may depend on the row's own position only: positions lie in
+cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are masked:
+they have weight exactly 0, and what lies there is finite. A window begins on a line of the grid of 32. A group's query
+heads count as rows of their common key head, and products take fixed numbers of them, as a probe says (``probe``);
+sequences share one only where the probe shows that each then has the bits that it has alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from swarm.errors import ModelError
+from swarm.stage.attention import own
+from swarm.stage.attention.arena import Slab
+from swarm.stage.attention.passes import CELL, Pass, current_pass
+from swarm.stage.attention.tiles import Group, Plan, plan
+from swarm.stage.native import cores
+from swarm.stage.products import proofs
+from swarm.stage.products.probe import Cut, Product, Proof, cuts, prove
+from swarm.stage.products.steady import steadily
+
+NAME = "swarm"
+_TRIED_KEYS = (CELL, 3 * CELL)  # how many there are depends on a row's own position, so any number is one of its own
+# Arguments that say nothing about who attends to what; any other one must be understood or refused.
+_HARMLESS = frozenset(
+    {
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "is_causal",
+    }
+)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; returns ``[1, tokens, heads, size]``. Writes keys and values first."""
+    _refuse_unknown(module, attention_mask, dropout, others)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how = How(scale, sliding_window, softcap, s_aux)
+    return attend_rows(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        how,
+    ).unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What scores go through before they are weights."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+def attend_rows(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
+    """``[tokens, heads, size]`` each; the answer too. Tokens of no sequence get zeros."""
+    this = current_pass()
+    if own.serves(key):
+        return own.attend(
+            this, layer, query, key, value, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
+        )
+    who = _plan(this, how.window, query.device)
+    _write(this, who, layer, key, value)
+    if math.frexp(how.scale)[0] == 0.5:  # a power of two: scaling the queries is exact, and there are fewer of them
+        query, how = query * how.scale, How(1.0, how.window, how.softcap, how.sinks)
+    output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    proof, together = shown(query, key, value)
+    for group in who.groups if together else who.single_groups:
+        output[group.tokens] = _attend_group(query[group.tokens], group.rack.slabs[layer], group, how, proof)
+    return output
+
+
+def shown(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Proof, bool]:
+    """How torch attends with such heads ``[tokens, heads, size]``, and whether sequences may share a product."""
+    heads, sizes = key.shape[1], (key.shape[2], value.shape[2])
+    if query.device.type != "cpu":  # no test of ours holds other devices to their bits
+        return Proof(), True
+    numbers = cores.numbers(0)
+    for together in (True, False):
+        name = ("attention of 3" if together else "attention", str(query.dtype), heads, *sizes, numbers)
+        proof = proofs.recall(name, partial(_prove, heads, sizes, query.dtype, numbers, together))
+        if proof.exact:
+            break
+    return proof, together
+
+
+def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tuple[int, ...], together: bool) -> Proof:
+    """Try scores, weights and mixture on a sequence alone; ``together``, in the midst of two strangers as well."""
+    chance, key_size, value_size = torch.Generator().manual_seed(13), *sizes
+    caches = [
+        tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _TRIED_KEYS
+    ]
+
+    def mixed(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        weights = _softmax(_scores(rows, keys).mul_(key_size**-0.5), None)
+        return torch.bmm(weights.to(dtype), values)
+
+    def product(flat: torch.Tensor) -> torch.Tensor:
+        rows, mine, results = flat.view(len(flat), heads, key_size).transpose(0, 1), slice(heads, 2 * heads), []
+        for keys, values in caches:
+            alone = mixed(rows, keys[mine], values[mine])
+            if together:
+                among = mixed(torch.cat((rows.flip(1), rows, rows * 2)), keys, values)[mine]
+                alone = torch.where(alone == among, alone, torch.nan)  # which equals nothing, so it shows
+            results.append(alone.transpose(0, 1).reshape(len(flat), -1))
+        return torch.cat(results, dim=1)
+
+    outputs, work = heads * value_size * len(caches), heads * (key_size + value_size) * sum(_TRIED_KEYS)
+    return prove(product, (heads * key_size,), outputs, dtype=dtype, work=work, numbers=numbers)
+
+
+def _plan(this: Pass, window: int | None, device: torch.device) -> Plan:
+    found = this.plans.get(window)
+    if found is None:
+        found = this.plans[window] = plan(this.arena, this.spans, window, device)
+        this.tally.mask_misses += 1
+    else:
+        this.tally.mask_hits += 1
+    return found
+
+
+def _write(this: Pass, who: Plan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    like = key[:1].transpose(0, 1), value[:1].transpose(0, 1)
+    for write in who.writes:
+        slab = this.arena.slab(write.rack, layer, *like)
+        at = (write.places, write.positions)
+        slab.keys.transpose(1, 2).index_put_(at, key[write.tokens])
+        slab.values.transpose(1, 2).index_put_(at, value[write.tokens])
+    for piece in who.pieces:
+        region, span = this.arena.slab(piece.rack, layer, *like).region(piece.place), piece.span
+        tokens = slice(span.offset, span.offset + span.count)
+        region.write(span.start, key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
+    this.arena.wrote(who.sequences, layer)
+
+
+def _attend_group(query: torch.Tensor, slab: Slab, group: Group, how: How, proof: Proof) -> torch.Tensor:
+    """``query`` [tokens, heads, size] → [tokens, heads, size]."""
+    keys, values = _keys(slab.keys, group), _keys(slab.values, group)
+    folded = _fold(query, group, slab.keys.shape[1])
+    num_rows = folded.shape[1]
+    before = cores.gather(keys.numel() * num_rows, proof.threads)
+    scores = _in_tiles(_scores, folded, keys, proof)
+    if how.scale != 1.0:
+        scores.mul_(how.scale)
+    if how.softcap is not None:
+        scores = steadily(torch.tanh, scores.div_(how.softcap)).mul_(how.softcap)
+    _mask(scores, group)
+    weights = _softmax(scores, _sink_column(how.sinks, slab.keys.shape[1], group)).to(query.dtype)
+    mixed = _in_tiles(torch.bmm, weights, values, proof)
+    cores.dismiss(before)
+    return _unfold(mixed, group)
+
+
+def _in_tiles(product: Product, rows: torch.Tensor, others: torch.Tensor, proof: Proof) -> torch.Tensor:
+    """A product of rows ``[heads, rows, …]`` with each head's keys or values, a tile of rows at a time."""
+    if not proof.exact:
+        return product(rows, others)
+    return torch.cat([product(_tile(rows, cut), others)[:, : cut.count] for cut in cuts(rows.shape[1], proof.sizes)], 1)
+
+
+def _tile(rows: torch.Tensor, cut: Cut) -> torch.Tensor:
+    some = rows[:, cut.first : cut.first + cut.count]
+    missing = cut.size - cut.count
+    return torch.nn.functional.pad(some, (0, 0, 0, missing)) if missing else some.contiguous()
+
+
+def _keys(cache: torch.Tensor, group: Group) -> torch.Tensor:
+    """Keys or values ``[places, heads, positions, size]`` → ``[num * heads, keys, size]``, without a copy."""
+    some = cache[group.place : group.place + group.num, :, group.low : group.high]
+    return some.flatten(0, 1) if group.num == 1 or some.stride(0) == some.shape[1] * some.stride(1) else _dense(some)
+
+
+def _dense(some: torch.Tensor) -> torch.Tensor:
+    """Heads so small that a place has room to spare."""
+    return some.reshape(-1, *some.shape[2:])
+
+
+def _fold(query: torch.Tensor, group: Group, key_heads: int) -> torch.Tensor:
+    """Query heads and tokens become rows of their key head: ``[num * key heads, group * count, size]``."""
+    shape = (group.num, group.count, key_heads, -1, query.shape[-1])
+    return query.reshape(shape).permute(0, 2, 3, 1, 4).reshape(group.num * key_heads, -1, query.shape[-1])
+
+
+def _unfold(mixed: torch.Tensor, group: Group) -> torch.Tensor:
+    split = _split(mixed, group)
+    return split.permute(0, 3, 1, 2, 4).reshape(group.num * group.count, -1, mixed.shape[-1])
+
+
+def _split(rows: torch.Tensor, group: Group) -> torch.Tensor:
+    """``[num, key heads, query heads of each, count, …]``."""
+    return rows.view(group.num, rows.shape[0] // group.num, -1, group.count, rows.shape[2])
+
+
+def _scores(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Every row times every key, float32.
+
+    oneDNN (16 bit) packs the second operand of a product at every call: the few queries, not the many keys.
+    """
+    if rows.dtype == torch.float32:
+        return torch.bmm(rows, keys.transpose(1, 2))
+    product = torch.bmm(keys, rows.transpose(1, 2)).transpose(1, 2)
+    return product.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _softmax(scores: torch.Tensor, column: torch.Tensor | None) -> torch.Tensor:
+    """``column``: one more score per row that takes weight and gives nothing."""
+    if column is None:
+        return torch.softmax(scores, dim=-1, out=scores)
+    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
+
+
+def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: Group) -> torch.Tensor | None:
+    """A query head's sink for each of its rows."""
+    if sinks is None:
+        return None
+    column = sinks.float().view(key_heads, -1).repeat_interleave(group.count, dim=1)
+    return column.repeat(group.num, 1).unsqueeze(-1)
+
+
+def _mask(scores: torch.Tensor, group: Group) -> None:
+    split = _split(scores, group)
+    if group.later is not None:
+        split[..., -group.later.shape[-1] :].masked_fill_(group.later, float("-inf"))
+    if group.too_old is not None:
+        split[..., : group.too_old.shape[-1]].masked_fill_(group.too_old, float("-inf"))
+
+
+def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, others: dict[str, object]) -> None:
+    unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    if mask is not None:
+        unknown.append("attention_mask")
+    if dropout:
+        unknown.append("dropout")
+    if others.get("is_causal", getattr(module, "is_causal", True)) is False:
+        unknown.append("is_causal=False")
+    if unknown:
+        raise ModelError(
+            f"{type(module).__name__} asks for attention with {', '.join(unknown)}, which is not supported"
+        )
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """The grid masks; the model shall build nothing."""
+
+
+def register() -> None:
+    """Make the attention function known to transformers; calling it again changes nothing."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _no_mask)

@@ -1,0 +1,172 @@
+"""Who attends together in a pass: made once, used by every layer.
+
+Tiles whose keys begin and end at the same positions and whose sequences lie side by side in a rack share one product.
+A row's bits don't depend on who shares it, so this is a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from swarm.stage.attention.arena import KvArena, Rack
+from swarm.stage.attention.passes import CELL, GRID, Span, Tile
+
+# Keys that one product takes, all its sequences together, so that what the kernel packs stays in the caches.
+_MOST_KEYS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``num`` tiles of ``count`` queries each, of sequences at ``place`` … of a rack, with keys ``low`` up to ``high``.
+
+    ``tokens``: the queries' places in the batch, a slice for a single tile. ``later`` and ``too_old`` say which of the
+    last 128 keys lie after a query and which of the first ones before its window, ``[num, 1, 1, count, keys]``; None
+    if there are none.
+    """
+
+    rack: Rack
+    place: int
+    num: int
+    count: int
+    low: int
+    high: int
+    tokens: torch.Tensor | slice
+    later: torch.Tensor | None
+    too_old: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Where single new positions of a rack's sequences go: ``[places]``, ``[positions]``, from these tokens."""
+
+    rack: Rack
+    places: torch.Tensor
+    positions: torch.Tensor
+    tokens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Several new positions of one sequence."""
+
+    rack: Rack
+    place: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    sequences: tuple[int, ...]
+    writes: tuple[Writes, ...]
+    pieces: tuple[Piece, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def single_groups(self) -> Iterator[Group]:
+        """The same, each tile by itself."""
+        return (single for group in self.groups for single in _singles(group))
+
+
+def plan(arena: KvArena, spans: Iterable[Span], window: int | None, device: torch.device) -> Plan:
+    """Group the spans' tiles. The same for all layers with this window."""
+    spans = tuple(spans)
+    places = {span.sequence: arena.place(span.sequence) for span in spans}
+    return Plan(
+        tuple(places),
+        tuple(_writes(spans, places, device)),
+        tuple(Piece(*places[span.sequence], span) for span in spans if span.count > 1),
+        tuple(_groups(spans, places, window, device)),
+    )
+
+
+Places = dict[int, tuple[Rack, int]]
+
+
+def _writes(spans: tuple[Span, ...], places: Places, device: torch.device) -> Iterator[Writes]:
+    by_rack: dict[int, list[Span]] = {}
+    for span in (span for span in spans if span.count == 1):
+        by_rack.setdefault(id(places[span.sequence][0]), []).append(span)
+    for found in by_rack.values():
+        yield Writes(
+            places[found[0].sequence][0],
+            torch.tensor([places[span.sequence][1] for span in found], device=device),
+            torch.tensor([span.start for span in found], device=device),
+            torch.tensor([span.offset for span in found], device=device),
+        )
+
+
+def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device: torch.device) -> Iterator[Group]:
+    alike: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
+    for span in spans:
+        rack, place = places[span.sequence]
+        for tile in span.tiles:
+            if span.count > 1:
+                yield _group(rack, place, [tile], window, device)
+            else:
+                alike.setdefault((id(rack), first_key(tile.cell, window), keys_end(tile)), []).append((place, tile))
+    racks = {id(rack): rack for rack, _ in places.values()}
+    for (rack_id, low, high), tiles in alike.items():
+        tiles.sort(key=lambda each: each[0])
+        most = max(1, _MOST_KEYS // (high - low))
+        for place, run in _side_by_side(tiles, most):
+            yield _group(racks[rack_id], place, run, window, device)
+
+
+def _side_by_side(tiles: list[tuple[int, Tile]], most: int) -> Iterator[tuple[int, list[Tile]]]:
+    """Cut where a place is missing, and after so many."""
+    first, run = tiles[0][0], [tiles[0][1]]
+    for place, tile in tiles[1:]:
+        if place != first + len(run) or len(run) == most:
+            yield first, run
+            first, run = place, []
+        run.append(tile)
+    yield first, run
+
+
+def first_key(cell: int, window: int | None) -> int:
+    """Where the keys of a cell's queries begin: a line of the grid, the same for all of them."""
+    return 0 if window is None else max(0, cell - window + 1) // GRID * GRID
+
+
+def keys_end(tile: Tile) -> int:
+    """Where the keys of a tile end: with its cell, whichever of the cell's queries it has."""
+    return tile.cell + CELL
+
+
+def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device: torch.device) -> Group:
+    count, low, high = tiles[0].count, first_key(tiles[0].cell, window), keys_end(tiles[0])
+    positions = torch.tensor([tile.start for tile in tiles])[:, None] + torch.arange(count)
+    positions = positions.view(len(tiles), 1, 1, count, 1)
+    return Group(
+        rack,
+        place,
+        len(tiles),
+        count,
+        low,
+        high,
+        slice(tiles[0].offset, tiles[0].offset + count)
+        if len(tiles) == 1
+        else torch.tensor([tile.offset for tile in tiles], device=device),
+        _if_any(torch.arange(max(low, high - CELL), high) > positions, device),
+        None if window is None else _too_old(positions, low, high, window, device),
+    )
+
+
+def _too_old(positions: torch.Tensor, low: int, high: int, window: int, device: torch.device) -> torch.Tensor | None:
+    stop = min(high, int(positions.max()) - window + 1)
+    return _if_any(torch.arange(low, max(low, stop)) <= positions - window, device)
+
+
+def _singles(group: Group) -> Iterator[Group]:
+    for number in range(group.num):
+        hidden = (None if each is None else each[number : number + 1] for each in (group.later, group.too_old))
+        tokens = group.tokens if isinstance(group.tokens, slice) else group.tokens[number : number + 1]
+        later, too_old = hidden
+        yield replace(group, place=group.place + number, num=1, tokens=tokens, later=later, too_old=too_old)
+
+
+def _if_any(hidden: torch.Tensor, device: torch.device) -> torch.Tensor | None:
+    return hidden.to(device) if bool(hidden.any()) else None

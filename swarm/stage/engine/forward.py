@@ -1,0 +1,83 @@
+"""From a batch of arrays to tensors, through a stage, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from swarm.errors import IllegalMove
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.passes import Pass, Span, Tally, spans_of
+from swarm.stage.executor import Batch
+from swarm.stage.model.build import Stage
+from swarm.stage.native.cores import computing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def run(
+    stage: Stage,
+    arena: KvArena,
+    batch: Batch,
+    *,
+    fenced: Callable[[], bool] = lambda: False,
+    progressed: Callable[[], None] = lambda: None,
+    head_rows: Sequence[int] | None = None,
+    threads: int | None = None,
+    tally: Tally | None = None,
+    left_layers: Callable[[], None] = lambda: None,
+) -> torch.Tensor | None:
+    """Hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
+
+    ``head_rows``: the tokens of the batch whose logits are wanted, instead of those that ``batch.samples`` ask for.
+    ``threads``: how many may compute (default: torch's number). ``tally`` is added to. ``left_layers`` is called
+    between the last layer and the norm and head after it.
+    """
+    num_tokens = len(batch.tokens)
+    spans = tuple(spans_of(batch.rows))
+    this = Pass(arena, stage.layers, spans, fenced=fenced, progressed=progressed, left_layers=left_layers)
+    this.length = max(span.start + span.count for span in spans)
+    this.tally = this.tally if tally is None else tally
+    with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():
+        return _through(stage, this, batch, num_tokens, head_rows)
+
+
+def _through(
+    stage: Stage, this: Pass, batch: Batch, num_tokens: int, head_rows: Sequence[int] | None
+) -> torch.Tensor | None:
+    spans, ids = this.spans, None
+    if stage.embeds:
+        ids = torch.from_numpy(batch.tokens).unsqueeze(0).to(stage.device)
+    else:
+        this.hidden = _received(stage, batch).unsqueeze(0)
+    if not stage.heads:
+        hidden = stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
+        return None if hidden is None else hidden[0]
+    if head_rows is None:
+        head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
+    this.keep_rows = torch.tensor(head_rows, dtype=torch.long).to(stage.device)
+    return stage.run(this, ids, _positions(spans, num_tokens).to(stage.device))
+
+
+def _received(stage: Stage, batch: Batch) -> torch.Tensor:
+    if batch.hidden is None:
+        raise IllegalMove(f"the stage of layers {stage.layers} got a batch without hidden states")
+    # The array may lie on a message's own read-only bytes, which torch doesn't take: then this copies it.
+    return torch.from_numpy(np.require(batch.hidden, np.float32, "W")).to(stage.device, stage.dtype)
+
+
+def _positions(spans: Sequence[Span], num_tokens: int) -> torch.Tensor:
+    positions = np.zeros((1, num_tokens), np.int64)
+    for span in spans:
+        positions[0, span.offset : span.offset + span.count] = np.arange(span.start, span.start + span.count)
+    return torch.from_numpy(positions)
+
+
+def to_wire(hidden: torch.Tensor) -> NDArray[np.float32]:
+    """An array that owns its memory: it goes into a log and onto a socket."""
+    wide: NDArray[np.float32] = hidden.to("cpu", torch.float32, copy=True).contiguous().numpy()
+    return wide

@@ -1,0 +1,131 @@
+"""The kernels of a stage in words, for ``swarmctl nodes`` and ``plan``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention import own
+from swarm.stage.attention.passes import CELL
+from swarm.stage.model.build import Skeleton
+from swarm.stage.modules import experts as own_experts
+from swarm.stage.native.choice import PORTABLE
+from swarm.stage.native.linears import NativeLinear
+from swarm.stage.products import experts, linears, proofs
+from swarm.stage.products.bare import matrices
+from swarm.stage.products.steady import is_activation
+
+
+def describe(
+    skeleton: Skeleton, roots: Iterable[torch.nn.Module], left_to_torch: Sequence[str] = (), *, steady: bool = True
+) -> str:
+    """What multiplies in these modules, whose bits the results have, in which dtype, exact or not. ``steady``: did a
+    tiny model of the kind have the same bits cut as whole?
+
+    Exact: a sequence's bits depend on nothing but itself. Our own kernels are written so, and the tests hold them to
+    it; of torch's that is said which a probe on this machine has shown to be so. For other devices than a CPU nothing
+    is promised. ``left_to_torch``: operations of the stage that torch computes, as the processor likes (``rounding``).
+    """
+    modules = [module for root in roots for module in root.modules()]
+    parts = [f"linears {_linears(skeleton, modules)}", f"attention {_attention(skeleton)}"]
+    if any(parameter.ndim == 3 for parameter in skeleton.model.parameters()):  # how a layer's experts are kept
+        parts.insert(1, f"experts {_experts(skeleton)}")
+    exact = steady and skeleton.device.type == "cpu" and all(map(_is_exact, modules)) and _attends_exactly(skeleton)
+    exact = exact and not any(_calls_a_curve(module) for module in skeleton.model.modules())
+    dtype = str(skeleton.dtype).removeprefix("torch.")
+    parts.append(_whose_bits(skeleton, left_to_torch))
+    why = f" (not Swarm's own: {native.absence()})" if _could_be_native(skeleton) else ""
+    why += f" (passed over: {native.passed_over()})" if native.passed_over() else ""
+    return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{why}"
+
+
+def bits(skeleton: Skeleton, left_to_torch: Sequence[str], kernels: str) -> str:
+    """Equal texts, equal bits: where they are portable, it doesn't matter which kernel of the family computes; where
+    torch takes part, each make of machine has its own."""
+    whose = _whose_bits(skeleton, left_to_torch)
+    if whose == _PORTABLE:
+        return f"{whose}, {skeleton.dtype}"
+    return f"{kernels}, on machines of make {proofs.make()}" if "torch" in whose else kernels
+
+
+_PORTABLE = "portable bits"
+
+
+def _whose_bits(skeleton: Skeleton, left_to_torch: Sequence[str]) -> str:
+    if skeleton.kernel is not NativeLinear:
+        return "bits of torch"
+    if skeleton.dtype != torch.float32 and native.variant() not in PORTABLE:
+        return f"bits of {native.variant()}"
+    return f"{_PORTABLE} but for torch's {', '.join(left_to_torch)}" if left_to_torch else _PORTABLE
+
+
+def _linears(skeleton: Skeleton, modules: list[torch.nn.Module]) -> str:
+    """The kernels' names, our own with their variant, torch's with the tiles that they need."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        if isinstance(module, linears.KERNELS):
+            found.setdefault(_name(type(module)), set()).update(getattr(module, "how", ()))
+    found = found or {_name(skeleton.kernel): set()}
+    ways = {name: " or ".join(sorted(filter(None, how))) for name, how in found.items()}
+    return ", ".join(f"{name} in tiles of {how}" if how else name for name, how in ways.items())
+
+
+def _name(kernel: linears.Linear) -> str:
+    return f"{kernel.name} {native.variant()}" if issubclass(kernel, NativeLinear) else kernel.name
+
+
+def _is_exact(module: torch.nn.Module) -> bool:
+    """Does nothing that this module multiplies by itself depend on the rows beside?"""
+    if isinstance(module, linears.KERNELS):
+        return module.exact
+    if any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)):
+        return hasattr(module, "is_transposed") and experts.is_exact(module)
+    return not any(matrix.doubts for matrix in matrices(module))
+
+
+def _attends_exactly(skeleton: Skeleton) -> bool:
+    query, key, value = _heads(skeleton)
+    return own.serves(key) or attention.shown(query, key, value)[0].exact
+
+
+# torch computes what is left over at the end of a tensor by other instructions than the rest. Activations that are
+# modules are kept clear of that (``steady``); one that a module calls as a function is not.
+_CURVES = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
+
+
+def _calls_a_curve(module: torch.nn.Module) -> bool:
+    """Does a module of the model apply an elementwise function by itself, to rows of any number?"""
+    if is_activation(module):
+        return False
+    forward = inspect.unwrap(type(module).forward)
+    return inspect.isfunction(forward) and not _CURVES.isdisjoint(forward.__code__.co_names)
+
+
+def _could_be_native(skeleton: Skeleton) -> bool:
+    return skeleton.device.type == "cpu" and skeleton.dtype in native.KINDS and native.library() is None
+
+
+def _experts(skeleton: Skeleton) -> str:
+    every = [part for part in skeleton.model.modules() if any(p.ndim == 3 for p in part.parameters(recurse=False))]
+    if skeleton.kernel is NativeLinear and all(own_experts.gate_of(part) is not None for part in every):
+        return "native, by group"
+    return f"{linears.PlainLinear.name}, one by one"
+
+
+def _attention(skeleton: Skeleton) -> str:
+    _, key, _ = _heads(skeleton)
+    return "native" if own.serves(key) else f"torch on cells of {CELL}"
+
+
+def _heads(skeleton: Skeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of no tokens."""
+    config = skeleton.config.get_text_config()
+    num = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // num
+    like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
+    key = like.new_empty(0, getattr(config, "num_key_value_heads", num), size)
+    return like.new_empty(0, num, size), key, key

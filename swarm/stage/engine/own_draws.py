@@ -1,0 +1,129 @@
+"""Tokens drawn from logits through our own kernel; what it computes is the rule in ``sampling``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from swarm.stage import native
+from swarm.stage.engine.sampling import MOST_WORDS, Drawn, forbidden_now, is_greedy, listed
+from swarm.wire.messages import TokenLogprob
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swarm.stage.executor import SampleJob
+
+_pointer, _count, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class Draw(ctypes.Structure):
+    """``SwarmDraw`` of kernels.h."""
+
+    _fields_ = [
+        ("logits", _pointer),
+        ("history", _pointer),
+        ("biased", _pointer),
+        ("biases", _pointer),
+        ("forbidden", _pointer),
+        ("num_history", _count),
+        ("num_prompt", _count),
+        ("num_biased", _count),
+        ("num_forbidden", _count),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_uint64),
+        ("greedy", _count),
+        ("top_k", _count),
+        ("temperature", _number),
+        ("top_p", _number),
+        ("min_p", _number),
+        ("repetition", _number),
+        ("presence", _number),
+        ("frequency", _number),
+        ("num_best", _count),
+        ("ids", _pointer),
+        ("logs", _pointer),
+        ("token", _count),
+    ]
+
+
+def serves(logits: torch.Tensor) -> bool:
+    """Can the kernel read these rows?"""
+    return (
+        logits.device.type == "cpu"
+        and logits.dtype in native.KINDS
+        and logits.stride(-1) == 1
+        and logits.shape[-1] <= MOST_WORDS
+        and native.library() is not None
+    )
+
+
+def draw_rows(
+    logits: torch.Tensor, jobs: Sequence[SampleJob], eos_token_ids: Sequence[int], threads: int
+) -> list[Drawn | None]:
+    """The token after each job's history, from the row of its number; None where a logit is no finite number."""
+    library = native.library()
+    assert library is not None, "serves() said so"
+    words = logits.shape[-1]
+    width = logits.stride(0) * logits.element_size()
+    draws = (Draw * len(jobs))()
+    kept = [
+        _ask(draw, logits.data_ptr() + row * width, job, words, eos_token_ids)
+        for row, (draw, job) in enumerate(zip(draws, jobs, strict=True))
+    ]
+    native.checked(library.swarm_draw(native.KINDS[logits.dtype], words, draws, len(jobs), threads))
+    return [None if draw.token < 0 else _told(draw, held) for draw, held in zip(draws, kept, strict=True)]
+
+
+class _Held:
+    """The arrays that a draw points to, for as long as it needs them."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw, self._arrays = draw, list[object]()
+        self.ids: NDArray[np.int64] = np.empty(0, np.int64)
+        self.logs: NDArray[np.float64] = np.empty(0)
+
+    def give(self, name: str, number: str, array: NDArray[np.generic]) -> None:
+        self._arrays.append(array)
+        setattr(self._draw, name, array.ctypes.data)
+        setattr(self._draw, number, len(array))
+
+    def room_for_logs(self, count: int) -> None:
+        self.ids, self.logs = np.empty(1 + count, np.int64), np.empty(1 + count)
+        self._draw.ids, self._draw.logs = self.ids.ctypes.data, self.logs.ctypes.data
+
+
+def _ask(draw: Draw, address: int, job: SampleJob, words: int, eos_token_ids: Sequence[int]) -> _Held:
+    params, held = job.params, _Held(draw)
+    draw.logits, draw.greedy = address, is_greedy(params)
+    draw.seed, draw.position = job.seed, len(job.history)
+    draw.temperature, draw.top_k, draw.top_p, draw.min_p = params.temperature, params.top_k, params.top_p, params.min_p
+    draw.repetition, draw.presence, draw.frequency = (
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+    )
+    if params.logit_bias:
+        held.give("biased", "num_biased", np.fromiter(params.logit_bias.keys(), np.int64))
+        held.give("biases", "num_biased", np.fromiter(params.logit_bias.values(), np.float64))
+    if params.repetition_penalty != 1.0:
+        held.give("history", "num_history", np.asarray(job.history, np.int64))
+        draw.num_prompt = job.num_prompt
+    elif params.presence_penalty or params.frequency_penalty:
+        held.give("history", "num_history", np.asarray(job.history[job.num_prompt :], np.int64))
+    forbidden = forbidden_now(params, len(job.history) - job.num_prompt, eos_token_ids)
+    if forbidden:
+        held.give("forbidden", "num_forbidden", np.asarray(forbidden, np.int64))
+    draw.num_best = listed(params, words)
+    if draw.num_best >= 0:
+        held.room_for_logs(draw.num_best)
+    return held
+
+
+def _told(draw: Draw, held: _Held) -> Drawn:
+    logs = zip(held.ids.tolist(), held.logs.tolist(), strict=True)
+    return Drawn(draw.token, tuple(TokenLogprob(each, log) for each, log in logs))

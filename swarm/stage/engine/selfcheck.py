@@ -1,0 +1,262 @@
+"""Cut against whole: is a kind of model computed rightly when it is cut?
+
+Before weights are read, a tiny random model of the same class goes through three stages, in ragged batches with chunks
+and decodes, and its logits are compared with those of transformers' own whole forward. What this engine does not know
+of (a state between layers, a mask of another kind) shows as a difference, and the model is refused instead of answering
+nonsense. The same is tried in the dtype and with the kernels that are served, on this machine. Takes a fraction of a
+second; the verdict is kept for the life of the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.errors import ModelError
+from swarm.stage import native
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.engine.forward import run, to_wire
+from swarm.stage.executor import Batch
+from swarm.stage.model.build import DTYPES, Skeleton, Stage, Weights
+from swarm.wire.messages import LayerRange, Row
+
+# Relative to the largest logit. Right models come to 1e-6; a wrong mask, rotation or scale to 1e-2 and more.
+TOLERANCE = 1e-4
+# bfloat16 and two orders of summation, in the median of the positions: where experts are chosen otherwise for it, some
+# positions differ by much. Right ones come to 0.03, a wrong rotation to 0.5 and more.
+KERNEL_TOLERANCE = 0.15
+_VOCABULARY = 96
+_LENGTHS = (300, 21)  # more than a tiny window, and more than two cells of the attention's grid
+_CHUNK = 187  # of a prompt in a step; ends in the midst of a cell
+
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "vocab_size": _VOCABULARY,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+class StateSource:
+    """Weights that are in memory."""
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        self._state = state
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._state
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        return self._state[name].clone()
+
+
+def check_cut(config: Any) -> None:
+    """Raise ModelError unless a model of this configuration gives the same logits cut as whole.
+
+    In float32. If that is so with torch's kernels only, our own are not used from now on.
+    """
+    difference = _tried(config, "float32")
+    if not difference <= TOLERANCE and native.library() is not None:
+        with native.without("to compare"):
+            others = _tried(config, "float32")
+        if others <= TOLERANCE:
+            native.do_without(f"they compute {type(config).__name__} otherwise (relative difference {difference:.1e})")
+            return
+        difference = others
+    if not difference <= TOLERANCE:  # NaN is no match either
+        raise ModelError(
+            f"{type(config).__name__}: cut into stages, this kind of model computes something else than whole "
+            f"(relative difference {difference:.1e}), so it can't be served"
+        )
+
+
+def _tried(config: Any, dtype: str) -> float:
+    try:
+        return _difference(_text(config), dtype, native.library() is not None)
+    except _FAILURES as error:
+        short = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{type(config).__name__}: a tiny model of this kind could not be computed in stages ({short}), "
+            "so it can't be served"
+        ) from None
+
+
+def check_kernels(config: Any, dtype: str) -> None:
+    """Use torch's kernels from now on if our own compute something else for this kind of model.
+
+    They are chosen by what a model's modules look like. Here they prove themselves, in the dtype that is served,
+    against transformers' whole model in float32. Raise ModelError if torch's compute something else, too.
+    """
+    name = type(config).__name__
+    if native.library() is not None:
+        try:
+            difference = _difference(_text(config), dtype, True)
+        except _FAILURES as error:
+            native.do_without(f"they fail for {name}: {' '.join(str(error).split())[:200]}")
+        else:
+            if difference <= _allowed(dtype):
+                return
+            native.do_without(f"they compute {name} otherwise (relative difference {difference:.1e})")
+    difference = _tried(config, dtype)
+    if not difference <= _allowed(dtype):
+        raise ModelError(
+            f"{name}: on this machine, a model of this kind computes something else in {dtype} than in float32 "
+            f"(relative difference {difference:.1e}), so it can't be served; try worker.dtype = float32"
+        )
+
+
+def same_bits(config: Any, dtype: str) -> bool:
+    """Does a model of this kind, cut into stages and its prompts into chunks, give the bits that it gives whole?
+
+    What no probe of single kernels has seen shows here. Ask after :func:`check_kernels`.
+    """
+    return _same_bits(_text(config), dtype, native.library() is not None)
+
+
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
+
+def _allowed(dtype: str) -> float:
+    return TOLERANCE if dtype == "float32" else KERNEL_TOLERANCE
+
+
+def _text(config: Any) -> str:
+    return json.dumps(_tiny(config).to_dict(), sort_keys=True, default=str)
+
+
+def _tiny(config: Any) -> Any:
+    """The same kind of model, small; every kind of layer it has occurs."""
+    text = config.get_text_config()
+    values = copy.deepcopy(text.to_dict())
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    old_layers, num_layers = text.num_hidden_layers, max(4, 2 * len(kinds))
+    for name, value in _SMALL.items():
+        if values.get(name) is not None:
+            values[name] = value
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == old_layers:
+            cycle = kinds if name == "layer_types" else value
+            values[name] = [cycle[i % len(cycle)] for i in range(num_layers)]
+    heads, key_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
+    values |= {"num_hidden_layers": num_layers, "num_attention_heads": 4}
+    if key_heads is not None:
+        values["num_key_value_heads"] = 4 if key_heads == heads else 1 if key_heads == 1 else 2
+    return AutoConfig.for_model(**values)
+
+
+@lru_cache(maxsize=16)
+def _difference(text: str, dtype: str, own: bool) -> float:
+    """How far a cut model is from transformers' whole one, relative to the largest logit: in float32 at most, else in
+    the median of the positions. ``own``: with our own kernels; the caller sees to it."""
+    config, ids = _read(text)
+    whole = _random_model(config).to(DTYPES[dtype]).float()
+    expected = [_whole_logits(whole, each) for each in ids]
+    actual = _cut_logits(config, whole.state_dict(), ids, DTYPES[dtype])
+    scale = max(float(each.abs().max()) for each in expected)
+    rows = torch.cat([(a.float() - b).abs().amax(-1) for a, b in zip(actual, expected, strict=True)])
+    return float(rows.max() if dtype == "float32" else rows.median()) / scale  # NaN if any row has one
+
+
+@lru_cache(maxsize=16)
+def _same_bits(text: str, dtype: str, own: bool) -> bool:
+    config, ids = _read(text)
+    state = _random_model(config).state_dict()
+    cut = _cut_logits(config, state, ids, DTYPES[dtype])
+    whole = [_cut_logits(config, state, [each], DTYPES[dtype], cut=False)[0] for each in ids]
+    return all(torch.equal(a, b) for a, b in zip(cut, whole, strict=True))
+
+
+def _read(text: str) -> tuple[Any, list[torch.Tensor]]:
+    """The configuration, and a long and a short prompt."""
+    config = AutoConfig.for_model(**json.loads(text))
+    room = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
+    lengths = [min(length, room) for length in _LENGTHS]
+    return config, [torch.randint(3, _VOCABULARY, (length,), generator=_generator()) for length in lengths]
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def _random_model(config: Any) -> Any:
+    """Weights of high entropy: a model that repeats itself would hide errors."""
+    generator = _generator()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager")
+    for parameter in model.parameters():
+        offset = 1.0 if parameter.ndim == 1 else 0.0
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + offset
+    return model.eval().requires_grad_(False)
+
+
+def _whole_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(ids.unsqueeze(0), use_cache=False).logits[0]
+    return logits
+
+
+def _cut_logits(
+    config: Any,
+    state: dict[str, torch.Tensor],
+    ids: list[torch.Tensor],
+    dtype: torch.dtype,
+    *,
+    cut: bool = True,
+) -> list[torch.Tensor]:
+    """In three stages and several steps; or with ``cut=False``, in one of each."""
+    skeleton = Skeleton(config, torch.device("cpu"), dtype)
+    weights = Weights(skeleton, StateSource(state), lambda _: None)
+    lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
+    stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
+    arenas = [KvArena(skeleton.device) for _ in stages]
+    for arena in arenas:
+        for sequence, each in enumerate(ids):
+            arena.open(sequence, len(each))
+    at = [0] * len(ids)
+    pieces: list[list[torch.Tensor]] = [[] for _ in ids]
+    while any(place < len(each) for place, each in zip(at, ids, strict=True)):
+        rows = tuple(_rows(at, [len(each) for each in ids], cut))
+        tokens = torch.cat([ids[row.sequence][row.start : row.start + row.count] for row in rows]).numpy()
+        logits = _through(stages, arenas, rows, tokens)
+        for row, piece in zip(rows, torch.split(logits, [row.count for row in rows]), strict=True):
+            pieces[row.sequence].append(piece)
+            at[row.sequence] += row.count
+    return [torch.cat(each) for each in pieces]
+
+
+def _rows(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
+    """Of every sequence that isn't at its end the next chunk; its last token comes alone, as when it is decoded."""
+    for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
+        rest = length - start
+        count = min(_CHUNK, max(1, rest - 1)) if cut else rest
+        if rest:
+            yield Row(sequence, start, count, True)
+
+
+def _through(
+    stages: list[Stage], arenas: list[KvArena], rows: tuple[Row, ...], tokens: np.ndarray[Any, Any]
+) -> torch.Tensor:
+    hidden = result = None
+    for stage, arena in zip(stages, arenas, strict=True):
+        result = run(stage, arena, Batch(rows, tokens, hidden, ()), head_rows=range(len(tokens)))
+        hidden = None if stage.heads or result is None else to_wire(result)
+    if result is None:
+        raise RuntimeError("the last stage gave no logits")
+    return result

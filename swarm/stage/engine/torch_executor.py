@@ -1,0 +1,437 @@
+"""The executor that computes with torch: one worker's share of a model, its keys and values, and the sampling.
+
+Threads as the interface says: ``prepare`` builds a new stage beside the one that computes and touches nothing of it;
+layers that both contain are shared, not loaded twice. ``activate`` swaps them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from swarm.errors import IllegalMove, ModelError
+from swarm.log import get_logger
+from swarm.stage import native
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.passes import GRID, Tally
+from swarm.stage.engine import rounding
+from swarm.stage.engine.device import clock_of, device_of, memory_of
+from swarm.stage.engine.draws import draw_all
+from swarm.stage.engine.forward import run, to_wire
+from swarm.stage.engine.kernels import bits, describe
+from swarm.stage.engine.measure import layer_costs
+from swarm.stage.engine.memory import give_back
+from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
+from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
+from swarm.stage.model.build import DTYPES, Skeleton, Stage
+from swarm.stage.model.checkpoint import Checkpoint, resolve
+from swarm.stage.model.loading import Loader, Modules, say_fetching
+from swarm.stage.native import cores
+from swarm.stage.native.linears import NativeLinear
+from swarm.stage.products import linears
+from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled, layers_of, ranges_of
+
+_WARM_UP_ROWS = (1, 32, 128)
+_KV_FRACTION = 0.25  # of the memory that the weights leave
+_MAX_KV_BYTES = 64 << 30
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Counters:
+    forwards: int = 0
+    rows: int = 0
+    tokens: int = 0
+    samples: int = 0
+    fenced: int = 0
+    compute_s: float = 0.0
+    sample_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A stage ready to compute."""
+
+    stage: Stage
+    standby: frozenset[int]  # layers that room is left for
+    parts: dict[LayerRange, Stage] = field(default_factory=dict)  # of the stage, for replays through some of its layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """Layers that are computed again for a comparison, and their keys and values."""
+
+    stage: Stage
+    arena: KvArena
+
+
+class TorchExecutor:
+    """See :class:`swarm.stage.executor.Executor`.
+
+    ``dtype`` "auto" is the checkpoint's own where the device is good at it, else float32. ``memory_limit``: bytes that
+    this worker may use in all (default: what the machine has free). ``kv_fraction``: the part of what the weights leave
+    that keys and values may take. ``threads`` compute while other steps are in flight (default: torch's own choice),
+    ``threads_alone`` when there is no other (default: all cores that the process may use).
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        memory_limit: int | None = None,
+        threads: int | None = None,
+        threads_alone: int | None = None,
+        kv_fraction: float = _KV_FRACTION,
+    ) -> None:
+        place = resolve(path, say_fetching)
+        self._checkpoint = Checkpoint(place.folder, place.remote)
+        self._device = device_of(device)
+        self._dtype_name = _dtype(dtype, self._checkpoint.stored_dtype, self._device)
+        self.threads = threads or torch.get_num_threads()
+        self.threads_alone = threads_alone or max(self.threads, cores.available())
+        torch.set_num_threads(self.threads)
+        cores.expect(self.threads, self.threads_alone)
+        self._manifest = self._checkpoint.manifest(self._dtype_name)
+        self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        check_cut(self._skeleton.config)
+        self._steady = self._device.type == "cpu" and self._prove_kernels()
+        self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
+        self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
+        self._kv_fraction = kv_fraction
+        self._arena = KvArena(self._device)
+        self._clock = clock_of(self._device)
+        self._active: _Prepared | None = None
+        self._prepared: _Prepared | None = None
+        self._kept: dict[int, Modules] = {}  # layers of others, warm, by name
+        self._aside: _Aside | None = None
+        self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
+        self._counters = _Counters()
+        self._tally = Tally()
+
+    def _prove_kernels(self) -> bool:
+        """Our own kernels, or torch's if ours don't know this kind of model; are its bits the same cut as whole?"""
+        check_kernels(self._skeleton.config, self._dtype_name)
+        if native.absence():
+            log.warning("own_kernels_unused", why=native.absence())
+            self._skeleton = Skeleton.of(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        return same_bits(self._skeleton.config, self._dtype_name)
+
+    @property
+    def has_own_kernels(self) -> bool:
+        """Do our own kernels multiply, or torch's?"""
+        return self._skeleton.kernel is NativeLinear
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype_name
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The folder, for whoever sends its files on."""
+        return self._checkpoint
+
+    @property
+    def kv_budget_bytes(self) -> int:
+        """Bytes for keys and values: of the active stage, or before there is one, with the whole model as share."""
+        if self._active is None:
+            return self._kv_budget(LayerRange(0, self._manifest.num_layers), frozenset())
+        return self._kv_budget(self._active.stage.layers, self._active.standby)
+
+    def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        weights = self._manifest.weight_bytes(layers) + self._bytes_beside(layers, standby)
+        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self._kv_fraction))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are loaded."""
+        active = 0 if self._active is None else self._manifest.weight_bytes(self._active.stage.layers)
+        return active + self.standby_bytes
+
+    @property
+    def standby_bytes(self) -> int:
+        """Bytes of the weights that are kept for others."""
+        return sum(map(self._manifest.weight_bytes, ranges_of(self._kept)))
+
+    def _bytes_beside(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        return sum(map(self._manifest.weight_bytes, ranges_of(standby - layers_of((layers,)))))
+
+    # --- plans -------------------------------------------------------------------------------------------------------
+
+    def measure(self) -> tuple[LayerCost, ...]:
+        costs = layer_costs(self._skeleton, self.threads, self.threads_alone)
+        give_back()
+        return costs
+
+    def prepare(
+        self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
+    ) -> Capacity:
+        began = time.perf_counter()
+        room = layers_of(standby)
+        self._check_range(layers)
+        self._check_memory((layers, *ranges_of(room - layers_of((layers,)))))
+        stage, new = self._loader.load(layers, self._loaded_modules(), progress)
+        loaded = time.perf_counter()
+        warm_up_s = sum(self._warm(self._loader.slice(stage, part)) for part in ranges_of(new))
+        self._prepared = _Prepared(stage, room)
+        left_to_torch = sorted(self._left_to_torch)
+        kernels = describe(self._skeleton, stage.modules.values(), left_to_torch, steady=self._steady)
+        return Capacity(
+            kv_tokens=self._capacity(layers, room),
+            max_sequences=max_sequences,
+            load_s=loaded - began,
+            warm_up_s=warm_up_s,
+            resident_bytes=psutil.Process().memory_info().rss,
+            kernels=kernels,
+            bits=bits(self._skeleton, left_to_torch, kernels),
+        )
+
+    def keep(
+        self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: Callable[[], bool]
+    ) -> tuple[LayerRange, ...]:
+        for layers in ranges:
+            self._check_range(layers)
+        wanted = layers_of(ranges)
+        active = () if self._active is None else (self._active.stage.layers,)
+        wanted -= layers_of(active)
+        self._check_memory((*active, *ranges_of(wanted)))
+        self._kept = {layer: modules for layer, modules in self._kept.items() if layer in wanted}
+        give_back()
+        for layer in sorted(wanted - self._kept.keys()):
+            if stopped():
+                break
+            stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
+            self._warm(stage)
+            self._kept = self._kept | {layer: stage.modules}  # a whole new one: another thread may be reading
+        return ranges_of(self._kept)
+
+    def _check_range(self, layers: LayerRange) -> None:
+        if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
+            raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
+
+    def _check_memory(self, ranges: tuple[LayerRange, ...]) -> None:
+        needed = sum(map(self._manifest.weight_bytes, ranges))
+        if needed > self.memory_bytes:
+            raise ModelError(
+                f"layers {', '.join(map(str, ranges))} need {needed >> 20} MiB, but this worker may use "
+                f"{self.memory_bytes >> 20} MiB; raise its memory limit or add a worker"
+            )
+
+    def _loaded_modules(self) -> Modules:
+        held = {} if self._active is None else dict(self._active.stage.modules)
+        for modules in self._kept.values():
+            held |= modules
+        return held
+
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+        if self._prepared is not None and self._prepared.stage.layers == layers:
+            loaded = self._loaded_modules()
+            self._active, self._prepared = self._prepared, None
+            self._kept = {layer: self._loader.modules_of(layer, loaded) for layer in layers_of(kept)}
+            give_back()
+        elif self._active is None or self._active.stage.layers != layers:
+            raise IllegalMove(f"layers {layers} were not prepared")
+        self._arena.keep(layers)
+        self._aside = None
+        cores.start_helpers(self.threads_alone)
+
+    # --- sequences ---------------------------------------------------------------------------------------------------
+
+    def open(self, sequence: int, limit: int) -> None:
+        self._arena.open(sequence, limit)
+
+    def truncate(self, sequence: int, position: int) -> None:
+        self._arena.truncate(sequence, position)
+
+    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+        self._arena.fork(sequence, source, position, limit)
+
+    def shrink(self, sequence: int, limit: int) -> None:
+        self._arena.shrink(sequence, limit)
+
+    def release(self, sequence: int) -> None:
+        self._arena.release(sequence)
+
+    def reset(self) -> None:
+        self._arena.reset()
+
+    def kv_capacity(self) -> int:
+        return 0 if self._active is None else self._capacity(self._active.stage.layers, self._active.standby)
+
+    def _capacity(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        per_token = sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
+        return self._kv_budget(layers, standby) // per_token // GRID * GRID
+
+    def kv_used(self) -> int:
+        return self._arena.used
+
+    # --- computing ---------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> Forwarded:
+        stage, clock = self._stage() if batch.through is None else self._part(batch.through), self._clock
+        left_layers: list[Any] = []
+        began = clock.mark()
+        for row in batch.rows:
+            self._arena.take(row)
+        if self._arena.used > self.kv_capacity():
+            raise IllegalMove(f"{self._arena.used} positions are held, there is room for {self.kv_capacity()}")
+        threads = self.threads_alone if batch.alone else self.threads
+        try:
+            result = run(
+                stage,
+                self._arena,
+                batch,
+                fenced=fenced,
+                progressed=progressed,
+                threads=threads,
+                head_rows=None if batch.through is None else (),
+                tally=self._tally,
+                left_layers=lambda: left_layers.append(clock.mark()),
+            )
+        except Fenced:
+            self._counters.fenced += 1
+            raise
+        through = clock.mark()
+        hidden = None if stage.heads or result is None else to_wire(result)
+        computed = clock.mark()
+        sampled, failed = self._drawn(stage, batch, result, threads)
+        done = clock.mark()
+        compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
+        head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
+        copy_s = 0.0 if hidden is None else clock.between(through, computed)
+        self._count(batch, compute_s, sample_s)
+        return Forwarded(hidden, sampled, failed, compute_s, sample_s, head_s, copy_s)
+
+    def recheck(
+        self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
+    ) -> Forwarded:
+        assert batch.through is not None
+        (row,) = batch.rows
+        if row.start == 0:
+            arena = KvArena(self._device)
+            arena.open(row.sequence, limit)
+            self._aside = _Aside(self._loader.resident(batch.through, self._loaded_modules()), arena)
+        aside = self._aside
+        if aside is None or aside.stage.layers != batch.through:
+            raise IllegalMove(f"layers {batch.through} are computed again from the middle")
+        began = self._clock.mark()
+        aside.arena.take(row)
+        result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
+        hidden = None if aside.stage.heads or result is None else to_wire(result)
+        sampled, failed = self._drawn(aside.stage, batch, result, self.threads)
+        if row.start + row.count >= limit:
+            self._aside = None
+        return Forwarded(hidden, sampled, failed, self._clock.between(began, self._clock.mark()), 0.0)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
+        return self._logits(batch, range(len(batch.tokens)))
+
+    def logits_of_last(self, batch: Batch) -> torch.Tensor:
+        """The last stage's logits after every row of the batch, ``[rows, vocabulary]``: for tests and tools."""
+        return self._logits(batch, [sum(row.count for row in batch.rows[: n + 1]) - 1 for n in range(len(batch.rows))])
+
+    def _logits(self, batch: Batch, head_rows: Sequence[int]) -> torch.Tensor:
+        stage = self._stage()
+        threads = self.threads_alone if batch.alone else self.threads
+        for row in batch.rows:
+            self._arena.take(row)
+        result = run(stage, self._arena, batch, head_rows=head_rows, threads=threads)
+        if result is None or not stage.heads:
+            raise IllegalMove(f"the stage of layers {stage.layers} has no head")
+        return result
+
+    def _stage(self) -> Stage:
+        if self._active is None:
+            raise IllegalMove("no layers are active")
+        return self._active.stage
+
+    def _part(self, layers: LayerRange) -> Stage:
+        """Some of the active stage's layers, with the same modules."""
+        whole = self._stage()
+        if layers == whole.layers:
+            return whole
+        assert self._active is not None
+        if layers not in self._active.parts:
+            self._active.parts[layers] = self._loader.slice(whole, layers)
+        return self._active.parts[layers]
+
+    def _drawn(
+        self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int
+    ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
+        if not stage.heads or result is None:
+            return (), ()
+        return draw_all(batch, result, self._manifest, threads)
+
+    def _count(self, batch: Batch, compute_s: float, sample_s: float) -> None:
+        counters = self._counters
+        counters.forwards += 1
+        counters.rows += len(batch.rows)
+        counters.tokens += len(batch.tokens)
+        counters.samples += len(batch.samples)
+        counters.compute_s += compute_s
+        counters.sample_s += sample_s
+
+    def warm_up(self) -> float:
+        return self._warm(self._stage())
+
+    def _warm(self, stage: Stage) -> float:
+        began = time.perf_counter()
+        arena = KvArena(self._device)  # of its own: the compute thread may be at work with the other one
+        arena.open(0, max(_WARM_UP_ROWS))
+        for count in _WARM_UP_ROWS:
+            hidden = None if stage.embeds else np.zeros((count, self._manifest.hidden_size), np.float32)
+            batch = Batch((Row(0, 0, count, stage.heads),), np.zeros(count, np.int64), hidden, ())
+            with rounding.watching() as found:
+                run(stage, arena, batch, head_rows=[0])
+            self._left_to_torch |= found
+        return time.perf_counter() - began
+
+    def stats(self) -> dict[str, float]:
+        counters = self._counters
+        return {
+            "forwards": counters.forwards,
+            "rows": counters.rows,
+            "tokens": counters.tokens,
+            "samples": counters.samples,
+            "fenced": counters.fenced,
+            "compute_s": counters.compute_s,
+            "sample_s": counters.sample_s,
+            "loaded_bytes": self._loader.loaded_bytes,
+            "fetched_bytes": self._loader.fetched_bytes,
+            "mask_hits": self._tally.mask_hits,
+            "mask_misses": self._tally.mask_misses,
+            "rope_hits": self._tally.rope_hits,
+            "rope_misses": self._tally.rope_misses,
+            "sequences": len(self._arena),
+            "kv_used": self.kv_used(),
+            "kv_capacity": self.kv_capacity(),
+            "weight_bytes": self.weight_bytes,
+            "standby_bytes": self.standby_bytes,
+            "resident_bytes": psutil.Process().memory_info().rss,
+            **memory_of(self._device),
+        }
+
+
+def _dtype(name: str, stored: str, device: torch.device) -> str:
+    if name == "auto":
+        return stored if linears.good_at(device, DTYPES[stored]) else "float32"
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
+    return name

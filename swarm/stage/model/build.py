@@ -1,0 +1,403 @@
+"""Builds one range of a model's layers, and reads just their weights.
+
+transformers supplies the whole model on the meta device, which costs no memory. A stage is that model's own ``forward``
+with the layers of others passed over, so that scales and soft caps stay where the model put them. What lies before a
+stage's first layer runs idle: the first layer's input is replaced by what the stage before sent. What lies after its
+last layer sees only what the head needs. Layer modules are shared by consecutive stages of one worker, so what they
+must know about a run they find in the calling thread's :class:`~swarm.stage.attention.passes.Pass`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.errors import ModelError
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention.passes import Pass, current_pass, running
+from swarm.stage.engine.memory import give_back
+from swarm.stage.executor import Fenced
+from swarm.stage.model.byrule import by_rule
+from swarm.stage.model.checkpoint import Checkpoint, StoredTensor
+from swarm.stage.model.conversion import ConvertedSource, Source
+from swarm.stage.model.rope import RopeTable, is_rotary
+from swarm.stage.modules import families, merged
+from swarm.stage.native.linears import NativeLinear, Own
+from swarm.stage.products import experts, linears
+from swarm.stage.products.bare import make_bare
+from swarm.stage.products.steady import Steady, is_activation
+from swarm.wire.messages import LayerRange
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class FolderSource:
+    """Reads tensors of a folder into memory of their own."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._tensors = checkpoint.tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        stored = self._tensors[name]
+        if stored.dtype not in _STORED:
+            raise ModelError(
+                f"{stored.path} stores {name} as {stored.dtype}, which is not supported; "
+                "use a float32, bfloat16 or float16 checkpoint"
+            )
+        tensor = torch.empty(stored.shape, dtype=_STORED[stored.dtype])
+        _read_into(stored, memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        return tensor
+
+
+def _read_into(stored: StoredTensor, target: memoryview) -> None:
+    try:
+        with stored.path.open("rb", buffering=0) as file:
+            file.seek(stored.offset)
+            while len(target):
+                count = file.readinto(target)
+                if not count:
+                    raise ModelError(f"{stored.path} ends inside tensor {stored.name}; download it again")
+                target = target[count:]
+    except OSError as error:
+        raise ModelError(f"{stored.path} can't be read ({error}) at tensor {stored.name}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where a model's parts are: module names in the whole model. ``embed`` run before the layers, ``tail`` after."""
+
+    base: str
+    layers: str
+    embed: tuple[str, ...]
+    tail: tuple[str, ...]
+    common: tuple[str, ...]
+    input_embedding: str
+    output_embedding: str
+
+
+class Skeleton:
+    """The whole model without weights. Raises ModelError if this kind of model can't be cut."""
+
+    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype) -> None:
+        attention.register()
+        experts.register()
+        self.device, self.dtype = device, dtype
+        self.config = _checked(config)
+        self.model = _build(self.config)
+        self.parts = find_parts(self.model)
+        self.num_layers = len(self.model.get_submodule(self.parts.layers))
+        widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
+        self.kernel = linears.choose(device, dtype, widths)
+        if self.kernel is NativeLinear:
+            families.take_softcap(self.model)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
+        try:
+            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{checkpoint.folder}: transformers doesn't know this model ({_short(error)})") from None
+        return cls(config, device, dtype)
+
+    def source(self, checkpoint: Checkpoint) -> ConvertedSource:
+        """The model's tensors, read from the folder."""
+        return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _checked(config: Any) -> Any:
+    """Refuse what the attention function or the batching would silently compute wrongly."""
+    text = config.get_text_config()
+    name = type(config).__name__
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {each.get("rope_type") for each in rope.values() if isinstance(each, dict)}
+    if kinds & {"dynamic", "longrope"}:
+        raise ModelError(f"{name}: rotary positions that depend on the whole batch's length can't be served")
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    unknown = layer_types - {"full_attention", "sliding_attention", "attention"}
+    if unknown:
+        raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
+    if getattr(text, "use_bidirectional_attention", None):
+        raise ModelError(f"{name}: attention to later tokens can't be served")
+    config = copy.deepcopy(config)
+    config.use_cache = False
+    return config
+
+
+def _build(config: Any) -> Any:
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
+            )
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_short(error)})") from None
+    if not model._supports_attention_backend:
+        raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
+    if hasattr(config, "_experts_implementation"):
+        model.config._experts_implementation_internal = experts.NAME
+    return model.eval().requires_grad_(False)
+
+
+def find_parts(model: Any) -> Parts:
+    """Find the parts by the order of the model's modules: what has weights before the layers, and after them."""
+    base, base_name = model.base_model, model.base_model_prefix
+    kind = type(model).__name__
+    if base is model:
+        raise ModelError(f"{kind} has no base model under a head, so it can't be cut")
+    if next(base.parameters(recurse=False), None) is not None:
+        raise ModelError(f"{kind} has weights outside of its modules, so it can't be cut")
+    num_layers = base.config.get_text_config().num_hidden_layers
+    order = [name for name, _ in base.named_children()]
+    stacks = [name for name, child in base.named_children() if _is_stack(child, num_layers)]
+    if len(stacks) != 1:
+        raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
+    line = order.index(stacks[0])
+    weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
+    names = {id(module): name for name, module in model.named_modules()}
+    output = model.get_output_embeddings()
+    if output is None:
+        raise ModelError(f"{kind} has no head over the vocabulary, so it can't be served")
+    return Parts(
+        base=base_name,
+        layers=f"{base_name}.{stacks[0]}",
+        embed=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) < line),
+        tail=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) > line)
+        + tuple(name for name, child in model.named_children() if child is not base and _has_weights(child)),
+        common=tuple(f"{base_name}.{name}" for name in order if name not in weighty and name != stacks[0]),
+        input_embedding=names[id(model.get_input_embeddings())],
+        output_embedding=names[id(output)],
+    )
+
+
+def _is_stack(module: object, num_layers: int) -> bool:
+    return isinstance(module, nn.ModuleList) and len(module) == num_layers
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+class Skipped(nn.Module):
+    """Stands where another stage's layer is. Keeps the plain attributes that the model may ask its layers for."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(layer).items():
+            if not name.startswith("_") and name not in vars(self):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return hidden_states
+
+
+class Weights:
+    """Materialises modules of a skeleton, one after the other, with the kernels of the device."""
+
+    def __init__(self, skeleton: Skeleton, source: Source, loaded: Callable[[int], None]) -> None:
+        self._skeleton, self._source, self._loaded = skeleton, source, loaded
+
+    def fill(self, model: Any, name: str) -> None:
+        """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
+        module = model.get_submodule(name)
+        if self._skeleton.kernel is NativeLinear:
+            families.fill(model, name, self._read)
+            module = model.get_submodule(name)
+        for path, part in list(module.named_modules(prefix=name)):
+            if merged.has_qkv(part):
+                merged.join_qkv(part, native.under(path, self._read), self._made)
+        for path, part in list(module.named_modules(prefix=name)):
+            if not isinstance(part, (merged.Share, merged.Joint, Own, *linears.KERNELS)):
+                self._rebuild_buffers(model, part)
+                self._fill_one(model, path, part)
+        for path, part in list(module.named_modules(prefix=name)):
+            self._simplify(model, path, part)
+        model.get_submodule(name).eval()
+        give_back()
+
+    def _fill_one(self, model: Any, path: str, part: nn.Module) -> None:
+        if type(part) is nn.Linear:
+            model.set_submodule(path, self._linear(path, part))
+        elif is_activation(part):
+            model.set_submodule(path, Steady(part))
+        else:
+            self._read_own(path, part)
+
+    def _simplify(self, model: Any, path: str, part: Any) -> None:
+        """Put a quicker module in the place of one that is filled."""
+        if merged.is_rms_norm(part):
+            model.set_submodule(path, merged.RmsNorm(part.weight, part.variance_epsilon))
+        elif is_rotary(part):
+            model.set_submodule(path, RopeTable(part))
+        elif merged.is_gated(part) and merged.can_fuse(part):
+            model.set_submodule(path, merged.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
+
+    def _linear(self, path: str, part: nn.Linear) -> nn.Module:
+        weight = self._read(f"{path}.weight", part.weight)
+        bias = None if part.bias is None else self._read(f"{path}.bias", part.bias)
+        return self._made(weight, bias)
+
+    def _made(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        return linears.made(self._skeleton.kernel, weight, bias)
+
+    def _read_own(self, path: str, part: nn.Module) -> None:
+        for leaf, parameter in list(part.named_parameters(recurse=False)):
+            tensor = self._read(f"{path}.{leaf}", parameter)
+            part._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        for leaf, buffer in list(part.named_buffers(recurse=False)):
+            if leaf not in part._non_persistent_buffers_set:
+                part._buffers[leaf] = self._read(f"{path}.{leaf}", buffer)
+        make_bare(part)
+
+    def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
+        """Rotary frequencies and the like are computed, not stored: the model's own initialisation makes them."""
+        computed = {
+            leaf: b for leaf, b in part.named_buffers(recurse=False) if leaf in part._non_persistent_buffers_set
+        }
+        if not computed:
+            return
+        for leaf, buffer in computed.items():
+            # What the initialisation leaves out must not look like a number.
+            filler = float("nan") if buffer.is_floating_point() else 0
+            part._buffers[leaf] = torch.full_like(buffer, filler, device="cpu")
+        with by_rule():
+            model._init_weights(part)
+        for leaf, buffer in list(part.named_buffers(recurse=False)):
+            part._buffers[leaf] = buffer.to(self._skeleton.device) if leaf in computed else buffer
+
+    def _read(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        tensor = self._source.read(self._stored_name(name), like.shape)
+        if tensor.shape != like.shape:
+            raise ModelError(
+                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(like.shape)}; "
+                "the folder's files don't belong together"
+            )
+        result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
+        self._loaded(result.nbytes)
+        return result
+
+    def _stored_name(self, name: str) -> str:
+        for candidate in self._candidates(name):
+            if candidate in self._source:
+                return candidate
+        raise ModelError(f"the folder has no tensor {name}, which {type(self._skeleton.model).__name__} needs")
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        yield name
+        parts = self._skeleton.parts
+        config = self._skeleton.config.get_text_config()
+        if name == f"{parts.output_embedding}.weight" and config.tie_word_embeddings:
+            yield f"{parts.input_embedding}.weight"
+
+
+class Stage:
+    """Layers ``layers`` of a model, with its embedding if they begin it and its head if they end it.
+
+    ``held``: modules by name that are loaded already; they are shared, not copied. ``bare`` leaves out embedding and
+    head wherever the layers are.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        layers: LayerRange,
+        held: Mapping[str, nn.Module],
+        weights: Weights,
+        *,
+        bare: bool = False,
+    ) -> None:
+        self.layers = layers
+        self.embeds = layers.first == 0 and not bare
+        self.heads = layers.stop == skeleton.num_layers and not bare
+        self.device, self.dtype = skeleton.device, skeleton.dtype
+        self.modules: dict[str, nn.Module] = {}
+        self._model = self._copy_of(skeleton, held)
+        self._base = self._model.get_submodule(skeleton.parts.base)
+        self._fill(skeleton.parts, held, weights)
+
+    def _copy_of(self, skeleton: Skeleton, held: Mapping[str, nn.Module]) -> Any:
+        """The model's frame. What is loaded already stands in it, other stages' layers are skipped: copying them would
+        take most of the time that a worker needs to take over layers that it keeps warm."""
+        parts, instead = skeleton.parts, dict[int, nn.Module]()
+        for index, layer in enumerate(skeleton.model.get_submodule(parts.layers)):
+            name = f"{parts.layers}.{index}"
+            if not self.layers.first <= index < self.layers.stop:
+                instead[id(layer)] = Skipped(layer)
+            elif name in held:
+                instead[id(layer)] = held[name]
+        return copy.deepcopy(skeleton.model, instead)
+
+    def _fill(self, parts: Parts, held: Mapping[str, nn.Module], weights: Weights) -> None:
+        for index in range(self.layers.first, self.layers.stop):
+            self._take(f"{parts.layers}.{index}", held, weights, index)
+        for name in (parts.embed if self.embeds else ()) + (parts.tail if self.heads else ()):
+            self._take(name, held, weights)
+        for name in parts.common:
+            weights.fill(self._model, name)
+        if not self.heads:
+            for name in parts.tail:
+                self._model.set_submodule(name, nn.Identity())
+
+    def _take(self, name: str, held: Mapping[str, nn.Module], weights: Weights, layer: int | None = None) -> None:
+        if name in held:
+            self._model.set_submodule(name, held[name])
+        else:
+            weights.fill(self._model, name)
+            if layer is not None:
+                _hook(self._model.get_submodule(name), layer)
+        self.modules[name] = self._model.get_submodule(name)
+
+    def run(self, this: Pass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
+        """Run a pass: the hidden states that leave the last layer, narrowed to ``this.keep_rows``; or, on the stage
+        that has the head, the logits of those rows (None if there are none)."""
+        tokens = {"input_ids": ids} if self.embeds else {"inputs_embeds": this.hidden}
+        wants_logits = self.heads and this.keep_rows is not None and len(this.keep_rows) > 0
+        with running(this), torch.inference_mode():
+            result = (self._model if wants_logits else self._base)(**tokens, position_ids=positions, use_cache=False)
+        if wants_logits:
+            logits: torch.Tensor = result.logits[0]
+            return logits
+        return None if self.heads else this.output
+
+
+def _hook(layer: nn.Module, index: int) -> None:
+    """Let a layer take its input from the pass and report to it."""
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        this = current_pass()
+        if this.fenced():
+            raise Fenced
+        if index != this.layers.first or this.hidden is None:
+            return None
+        if args:
+            return (this.hidden, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": this.hidden}
+
+    def after(_: nn.Module, __: object, output: Any) -> Any:
+        this = current_pass()
+        this.progressed()
+        if index != this.layers.stop - 1:
+            return output
+        hidden = output if isinstance(output, torch.Tensor) else output[0]
+        if this.keep_rows is not None:
+            hidden = hidden[:, this.keep_rows]
+        this.output = hidden
+        this.left_layers()
+        return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])
+
+    layer.register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_hook(after)

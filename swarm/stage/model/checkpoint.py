@@ -1,0 +1,333 @@
+"""A model's folder on disk: what is in it and which bytes belong to which part. No torch in here.
+
+A folder in the ordinary Hugging Face form: ``config.json``, weights in safetensors files (one, or shards with an
+index), tokenizer files. The headers alone tell everything that a plan needs, so describing a model reads a few
+kilobytes however large it is; and a stage reads exactly the bytes of its own tensors into memory of its own, where a
+mapped file would count in full.
+
+The folder of a model on a hub may lack files of weights: what is in them is known (:class:`Remote`), and
+:meth:`Checkpoint.fetch` brings those that certain tensors are in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from swarm.errors import ModelError
+from swarm.stage.model.headers import FLOATS, RemoteFile, StoredTensor, read_header, remote_header
+from swarm.stage.model.identity import digest_of, xxh3_of
+from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
+
+__all__ = ["Checkpoint", "Place", "Remote", "StoredTensor", "resolve"]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# What a client needs to turn text into tokens and back.
+_ASSETS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+_HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+_HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
+
+_LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+Progress = Callable[[int, int], None]  # (bytes that came, bytes to come)
+Report = Callable[[str], None]
+
+
+class Remote(Protocol):
+    """Where the weights are that a folder lacks."""
+
+    @property
+    def name(self) -> str:
+        """By which other processes, on other machines too, find exactly this model."""
+
+    def describe(self, file: str) -> RemoteFile | None:
+        """A file of weights without its data, if anything is known about it."""
+
+    def fetch(self, files: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
+        """Bring these files into the folder, those that are not there. Each is whole or absent. Raises ModelError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is. Without ``remote``, the folder is all there is."""
+
+    folder: Path
+    remote: Remote | None = None
+
+    @property
+    def name(self) -> str:
+        """What another process may be told instead of what the user wrote: it means the same files for ever."""
+        return str(self.folder) if self.remote is None else self.remote.name
+
+
+def resolve(model: str, report: Report | None = None) -> Place:
+    """The place that ``model`` names: a local folder, or of a name such as owner/model, the folder in the hub's cache.
+
+    There, the small files are fetched from the hub, if they are missing; of the weights, only what is needed to know
+    what is in them. ``report`` is told what takes long, line by line. Raises ModelError.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return Place(path.resolve())
+    if path.exists():
+        raise ModelError(f"{model} is a file; name the directory that holds config.json and the safetensors files")
+    named = _HUB_NAME.fullmatch(model)
+    if named is None:
+        raise ModelError(f"there is no directory {model}; name a model's directory, or a model on a hub as owner/model")
+    try:
+        from swarm.hub.lookup import look_up  # noqa: PLC0415 (slow to load, and seldom needed)
+    except ImportError:
+        raise ModelError(f"there is no directory {model}; to fetch it from a hub, install swarm[worker]") from None
+    snapshot = look_up(named["repository"], named["revision"], report)
+    return Place(snapshot.folder, snapshot)
+
+
+class Checkpoint:
+    """A model folder, described. Raises ModelError that names the file and what is wrong with it."""
+
+    def __init__(self, folder: Path, remote: Remote | None = None) -> None:
+        self.folder = folder
+        self._remote = remote
+        self.config = _read_json(folder / "config.json", "a model folder needs it")
+        if "quantization_config" in self.config:
+            raise ModelError(f"{folder} is quantized, which is not supported; use its float32 or bfloat16 original")
+        self.tensors = dict(_read_tensors(folder, remote))
+        self.text_config: dict[str, Any] = self.config.get("text_config") or self.config
+
+    @property
+    def architecture(self) -> str:
+        names = self.config.get("architectures") or [self.config.get("model_type")]
+        if not names or not isinstance(names[0], str):
+            raise ModelError(f"{self.folder / 'config.json'} names no architecture; is this a language model's folder?")
+        return names[0]
+
+    @property
+    def num_layers(self) -> int:
+        return self._whole("num_hidden_layers", "n_layer", "num_layers")
+
+    @property
+    def hidden_size(self) -> int:
+        return self._whole("hidden_size", "n_embd", "d_model")
+
+    @property
+    def vocab_size(self) -> int:
+        return self._whole("vocab_size")
+
+    @property
+    def context(self) -> int:
+        return self._whole("max_position_embeddings", "n_positions", "seq_length")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._whole("num_key_value_heads", "num_attention_heads", "n_head")
+
+    @property
+    def head_size(self) -> int:
+        if isinstance(self.text_config.get("head_dim"), int):
+            return int(self.text_config["head_dim"])
+        return self.hidden_size // self._whole("num_attention_heads", "n_head")
+
+    @cached_property
+    def stored_dtype(self) -> str:
+        """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``."""
+        weight = dict.fromkeys(FLOATS, 0)
+        for tensor in self.tensors.values():
+            if tensor.is_float:
+                weight[tensor.dtype] += tensor.num_bytes
+        return FLOATS[max(weight, key=lambda dtype: weight[dtype])]
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        path = self.folder / "generation_config.json"
+        generation = _read_json(path, "") if path.is_file() else {}
+        for source in (generation, self.config, self.text_config):
+            value = source.get("eos_token_id")
+            if isinstance(value, int):
+                return (value,)
+            if isinstance(value, list) and value:
+                return tuple(int(token) for token in value)
+        return ()
+
+    def manifest(self, dtype: str) -> Manifest:
+        """What everybody must agree on, with sizes in memory when computing in ``dtype``."""
+        parts = self._part_sizes(DTYPE_BYTES[dtype])
+        per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
+        return Manifest(
+            name=for_show(_name_of(self.folder)),
+            architecture=self.architecture,
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            context=self.context,
+            eos_token_ids=self.eos_token_ids,
+            dtype=dtype,
+            layer_bytes=parts.layers,
+            embed_bytes=parts.embed,
+            head_bytes=parts.head,
+            kv_bytes_per_token=(per_token,) * self.num_layers,
+            files=self._identities,
+            assets=self.assets,
+        )
+
+    @cached_property
+    def assets(self) -> tuple[Asset, ...]:
+        """The files that clients need."""
+        present = [self.folder / name for name in _ASSETS if (self.folder / name).is_file()]
+        for path in present:
+            if path.stat().st_size > MAX_ASSET_BYTES:
+                raise ModelError(
+                    f"{path} has {path.stat().st_size} bytes; clients take at most {MAX_ASSET_BYTES}: make it smaller, "
+                    "or take it out of the folder if the model is to be used with token ids alone"
+                )
+        return tuple(Asset(path.name, path.stat().st_size, xxh3_of(path)) for path in present)
+
+    @cached_property
+    def _identities(self) -> tuple[Asset, ...]:
+        """The files that make the model what it is; see ``identity``."""
+        paths = sorted({tensor.path for tensor in self.tensors.values()} | {self.folder / "config.json"})
+        return tuple(self._identity(path) for path in paths)
+
+    def _identity(self, path: Path) -> Asset:
+        described = self._remote.describe(path.name) if self._remote is not None else None
+        if described is not None:
+            return Asset(path.name, described.num_bytes, described.sha256)
+        if not path.is_file():
+            raise ModelError(f"{path} is missing; it was there before: download it again, and start again")
+        return Asset(path.name, path.stat().st_size, digest_of(path))
+
+    def missing(self, names: Collection[str]) -> dict[str, int]:
+        """The files that hold these tensors and are not here yet, with their sizes in bytes."""
+        files = {self.tensors[name].path for name in names if name in self.tensors}
+        absent = sorted(path for path in files if not path.is_file())
+        return {path.name: self._identity(path).num_bytes for path in absent}
+
+    def fetch(self, names: Collection[str], progress: Progress | None = None, report: Report | None = None) -> None:
+        """Bring the files that hold these tensors, unless they are here. ``progress`` is told of every while that
+        passes, be it without a byte. Raises ModelError; files that came whole stay."""
+        files = self.missing(names)
+        if self._remote is None or not files:
+            return
+        self._remote.fetch(files, progress, report)
+        for file in files:
+            for tensor in read_header(self.folder / file):
+                if self.tensors.get(tensor.name, tensor) != tensor:
+                    raise ModelError(f"{tensor.path} has another {tensor.name} than the hub told; remove the file")
+
+    def _part_sizes(self, element_bytes: int) -> _PartSizes:
+        layers = [0] * self.num_layers
+        head = 0
+        tables: list[int] = []
+        for tensor in filter(lambda tensor: tensor.is_float, self.tensors.values()):
+            size = tensor.num_elements * element_bytes
+            found = _LAYER_NAME.search(tensor.name)
+            if found:
+                index = int(found[1])
+                if index >= self.num_layers:
+                    raise ModelError(
+                        f"{tensor.path.name} has {tensor.name}, but config.json says {self.num_layers} layers"
+                    )
+                layers[index] += size
+            elif tensor.shape[:1] == (self.vocab_size,) and len(tensor.shape) == 2:
+                tables.append(size)
+            else:
+                head += size
+        for index, size in enumerate(layers):
+            if size == 0:
+                raise ModelError(f"{self.folder} has no weights for layer {index}; download the missing files again")
+        if tables:
+            # A tied table is loaded twice even by a stage that has both ends: looked up in, and packed for its kernel.
+            return _PartSizes(tuple(layers), tables[0], head + tables[-1])
+        raise ModelError(f"{self.folder} has no embedding of {self.vocab_size} tokens; is this a language model?")
+
+    def _whole(self, *names: str) -> int:
+        """The first of these settings that the configuration has."""
+        for name in names:
+            value = self.text_config.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        raise ModelError(f"{self.folder / 'config.json'} has no usable {names[0]}; is this a language model's folder?")
+
+
+@dataclass(frozen=True, slots=True)
+class _PartSizes:
+    layers: tuple[int, ...]
+    embed: int
+    head: int
+
+
+def _name_of(folder: Path) -> str:
+    """The folder's own name; in a hub's cache, where that is a number, the model's, as a copy elsewhere is called."""
+    cached = _HUB_CACHE_FOLDER.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
+    return (cached["name"] if cached else folder.name) or "model"
+
+
+def for_show(name: str) -> str:
+    """A name that messages carry: a long one with its middle left out. The digest there keeps two of them apart that
+    differ only in the middle; bytes of a file's name that are no text become question marks."""
+    name = name.encode("utf-8", "replace").decode("utf-8")
+    if len(name) <= MAX_NAME:
+        return name
+    middle = f"…{xxhash.xxh3_64_hexdigest(name.encode())[:8]}…"
+    rest = MAX_NAME - len(middle)
+    return name[: rest - rest // 2] + middle + name[-(rest // 2) :]
+
+
+def _read_json(path: Path, why: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; {why or 'download it again'}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} can't be read as JSON ({error}); download it again") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object; download it again")
+    return content
+
+
+def _read_tensors(folder: Path, remote: Remote | None) -> Iterator[tuple[str, StoredTensor]]:
+    index_path = folder / INDEX
+    if not index_path.is_file():
+        yield from ((tensor.name, tensor) for tensor in _tensors_of(folder / SINGLE, remote))
+        return
+    weight_map = _read_json(index_path, "").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{index_path} has no weight_map; download it again")
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard:
+            raise ModelError(f"{index_path} names {shard!r}, which is not a file name in the same folder")
+        found = {tensor.name: tensor for tensor in _tensors_of(folder / shard, remote)}
+        for name in (name for name, home in weight_map.items() if home == shard):
+            if name not in found:
+                raise ModelError(f"{folder / shard} lacks tensor {name}, which the index puts there; download it again")
+            yield name, found[name]
+
+
+def _tensors_of(path: Path, remote: Remote | None) -> Iterator[StoredTensor]:
+    if path.is_file():
+        return read_header(path)
+    described = remote.describe(path.name) if remote is not None else None
+    if described is not None:
+        return remote_header(path, described)
+    if path.name == SINGLE:
+        raise ModelError(f"{path.parent} has no {SINGLE} and no index of shards; only safetensors are read")
+    raise ModelError(f"{path} is missing; download it again")

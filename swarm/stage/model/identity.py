@@ -1,0 +1,80 @@
+"""By what a model's files are known: are these the same weights as those?
+
+====================================================  =====================================================
+a file of the model                                   its digest
+====================================================  =====================================================
+on a hub, or in a hub's cache                         the sha256 by which the hub names it; its bytes need
+                                                      not be here, and are not read
+in a folder that the hub's own tool downloaded        the same, from the tool's note beside the file, unless
+(``hf download --local-dir``)                         the file is younger than the note
+anywhere else, up to 64 MiB                           the sha256 of its bytes: the same again
+anywhere else, larger                                 xxh3-128 of its size, its header and pieces of its data
+====================================================  =====================================================
+
+So what compares with what: all of these with each other, except that a large file in a plain copy of a folder
+compares with other plain copies only. (To name it by its sha256, all of it would have to be read before a worker can
+say hello: a minute and more for 100 GB, of which the worker may need a tenth.) The two kinds differ in length, so they
+can't be taken for each other; workers with the one and workers with the other are told to name the model alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import xxhash
+
+from swarm.stage.model.headers import MAX_HEADER_BYTES
+
+WHOLE_BYTES = 64 << 20
+_NUM_PIECES = 256
+_PIECE_BYTES = 16 << 10
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a file of the model that is here, by the table above."""
+    told = _told_by_hub(path)
+    if told is not None:
+        return told
+    return _sha256(path) if path.stat().st_size <= WHOLE_BYTES else _sampled(path)
+
+
+def xxh3_of(path: Path) -> str:
+    """xxh3-128 of a whole file: for small ones that are sent on and checked at the other end."""
+    return xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+def _told_by_hub(path: Path) -> str | None:
+    """In a hub's cache, a file is a link to ``blobs/SHA256``; in a downloaded folder it has a note: commit, sha256,
+    time of the download. (Small files have another kind of name there, which is of no use.)"""
+    real = path.resolve()
+    if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):
+        return real.name
+    note = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
+    try:
+        _, digest, noted_at = note.read_text("utf-8").split()
+        is_valid = path.stat().st_mtime <= float(noted_at) + 1  # as the tool itself judges
+    except (OSError, ValueError):
+        return None
+    return digest if is_valid and _SHA256.fullmatch(digest) else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sampled(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")  # of the header, which names and places all tensors
+        digest.update(file.read(min(length, MAX_HEADER_BYTES)))
+        for number in range(_NUM_PIECES):
+            file.seek((size - _PIECE_BYTES) * number // (_NUM_PIECES - 1))
+            digest.update(file.read(_PIECE_BYTES))
+    return digest.hexdigest()

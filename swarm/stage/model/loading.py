@@ -1,0 +1,90 @@
+"""Stages from a checkpoint: layers that are loaded already are shared, the others are fetched and read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from swarm.errors import IllegalMove
+from swarm.log import get_logger
+from swarm.stage.engine.memory import give_back
+from swarm.stage.executor import Progress
+from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.required import module_names, needed_tensors
+from swarm.wire.messages import LayerRange, Manifest
+
+log = get_logger(__name__)
+
+Modules = dict[str, torch.nn.Module]
+
+
+class Loader:
+    """Builds stages. ``loaded_bytes``, ``fetched_bytes``: what was read, and what came from a hub, in all."""
+
+    def __init__(self, checkpoint: Checkpoint, manifest: Manifest, skeleton: Skeleton) -> None:
+        self._checkpoint = checkpoint
+        self._manifest = manifest
+        self._skeleton = skeleton
+        self._source = skeleton.source(checkpoint)
+        self.loaded_bytes = 0
+        self.fetched_bytes = 0
+
+    def load(self, layers: LayerRange, held: Modules, progress: Progress) -> tuple[Stage, frozenset[int]]:
+        """The stage, and which of its layers had to be read."""
+        fetched = self._fetch((layers,), held, progress)
+        total, done = fetched + self._manifest.weight_bytes(layers), fetched
+
+        def loaded(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            self.loaded_bytes += num_bytes
+            progress(min(done, total), total)
+
+        stage = Stage(self._skeleton, layers, held, Weights(self._skeleton, self._source, loaded))
+        progress(total, total)
+        give_back()
+        new = frozenset(
+            layer
+            for layer in range(layers.first, layers.stop)
+            if not module_names(self._skeleton, layer) <= held.keys()
+        )
+        return stage, new
+
+    def _fetch(self, ranges: tuple[LayerRange, ...], held: Collection[str], progress: Progress) -> int:
+        """Bring the files of a model on a hub that these layers are in; returns how many bytes had to come.
+
+        Fetching and reading are one load, of bytes that come and bytes that are read.
+        """
+        names = needed_tensors(self._skeleton, self._source, ranges, held)
+        to_fetch = sum(self._checkpoint.missing(names).values())
+        to_read = sum(map(self._manifest.weight_bytes, ranges))
+        self._checkpoint.fetch(names, lambda num_came, _: progress(num_came, to_fetch + to_read), say_fetching)
+        self.fetched_bytes += to_fetch
+        return to_fetch
+
+    def resident(self, layers: LayerRange, loaded: Modules) -> Stage:
+        """A stage of layers that are loaded, for use or for others."""
+        for layer in range(layers.first, layers.stop):
+            if not module_names(self._skeleton, layer) <= loaded.keys():
+                raise IllegalMove(f"layer {layer} is not loaded here")
+        return Stage(self._skeleton, layers, loaded, Weights(self._skeleton, self._source, lambda _: None))
+
+    def slice(self, stage: Stage, layers: LayerRange) -> Stage:
+        """Some of a stage's layers, with the same modules."""
+        if layers == stage.layers:
+            return stage
+        return Stage(self._skeleton, layers, stage.modules, Weights(self._skeleton, self._source, lambda _: None))
+
+    def modules_of(self, layer: int, loaded: Modules) -> Modules:
+        """Those of one layer, which is loaded."""
+        names = module_names(self._skeleton, layer)
+        if not names <= loaded.keys():
+            raise IllegalMove(f"layer {layer} is to be kept, but it was not loaded")
+        return {name: loaded[name] for name in names}
+
+
+def say_fetching(line: str) -> None:
+    """What comes from a hub, in the log."""
+    log.info("fetching_weights", what=line)

@@ -1,0 +1,52 @@
+"""Tables of rotary positions: computed once by the model's own module, then looked up.
+
+By our own rule for the functions in it (``byrule``), so that unlike processors have the same tables.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from swarm.stage.attention.passes import current_pass
+from swarm.stage.model.byrule import by_rule
+
+_LEAST = 1024  # positions of a first table; it doubles as sequences grow
+
+
+class RopeTable(nn.Module):
+    """Stands in for a module that makes (cos, sin) of positions alone. One thread's, like the stage it belongs to."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
+
+    def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object) -> tuple[torch.Tensor, ...]:
+        this, key = current_pass(), (like.dtype, *which)
+        table = self._tables.get(key)
+        if table is None or this.length > table[0].shape[0]:
+            table = self._tables[key] = self._grown(table, like, this.length, which)
+            this.tally.rope_misses += 1
+        else:
+            this.tally.rope_hits += 1
+        return tuple(part.index_select(0, position_ids[0]).unsqueeze(0) for part in table)
+
+    def _grown(
+        self, table: tuple[torch.Tensor, ...] | None, like: torch.Tensor, length: int, which: tuple[object, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """The table with more positions behind those that it has."""
+        size, begin = _LEAST, 0 if table is None else table[0].shape[0]
+        while size < length:
+            size *= 2
+        positions = torch.arange(begin, size, device=like.device).unsqueeze(0)
+        with by_rule():
+            more = tuple(part[0] for part in self.inner(like, positions, *which))
+        if table is None:
+            return tuple(part.clone() for part in more)
+        return tuple(torch.cat(parts) for parts in zip(table, more, strict=True))
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Does it look like transformers' rotary modules, which take (anything, positions[, type of layer])?"""
+    return type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "rope_type")

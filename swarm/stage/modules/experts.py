@@ -1,0 +1,217 @@
+"""Mixtures of experts through our own kernels: the rows of an expert are multiplied together, experts side by side.
+
+A layer's experts are packed one after the other in one piece of memory. One call chooses the experts of every row,
+sorts the rows by expert, multiplies them by two matrices of each, and adds up what they answer, in the order of the
+experts' numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.integrations import moe
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssMLP, GptOssTopKRouter
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, MixtralTopKRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
+
+from swarm.stage import native
+from swarm.stage.modules.recognition import activation, same_code, same_function
+from swarm.stage.native import cores
+from swarm.stage.native.linears import ALONE, FUNCTIONS, NativeLinear, Own, gated_bias, place, place_gated, rooms_for
+
+_pointer, _count = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Experts(ctypes.Structure):
+    """``SwarmExperts`` of experts.h."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("router", "inner", "down")),
+        *((name, _count) for name in ("experts", "choices", "normed", "rounded")),
+    ]
+
+
+class Matrices:
+    """One packed matrix for each expert, all in one piece of memory."""
+
+    def __init__(self, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, inputs: int) -> None:
+        self.packed, self.bias = packed, None if bias is None else bias.float().contiguous()
+        self._outputs, self.inputs = outputs, inputs
+
+    def table(self, function: int = 0, alpha: float = 0.0, limit: float = 0.0) -> ctypes.Array[native.Matrix]:
+        """What the kernel reads them by."""
+        kind = native.KINDS[self.packed.dtype]
+        biases = [None] * len(self.packed) if self.bias is None else [row.data_ptr() for row in self.bias]
+        return (native.Matrix * len(self.packed))(
+            *(
+                native.Matrix(packed.data_ptr(), bias, self._outputs, self.inputs, function, kind, alpha, limit)
+                for packed, bias in zip(self.packed, biases, strict=True)
+            )
+        )
+
+
+class NativeExperts(Own):
+    """A layer's experts, for rows that somebody has chosen experts for."""
+
+    def __init__(self, inner: Matrices, down: Matrices, function: int, alpha: float = 0.0, limit: float = 0.0) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None, "whoever makes it has asked"
+        self._mix, self.dtype, self.num_experts = library.swarm_mix, down.packed.dtype, len(down.packed)
+        self._hidden = inner.inputs
+        self._kept = inner, down  # the tables hold their addresses
+        self.inner, self.down = inner.table(function, alpha, limit), down.table()
+
+    def forward(self, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """``rows`` [rows, hidden]; chosen experts and their weights [rows, choices]."""
+        chosen, weights = chosen.to(torch.int32).contiguous(), weights.float().contiguous()
+        how = self.how(None, chosen.shape[1], normed=False, rounded=False)
+        return self.mixed(how, rows, chosen.data_ptr(), weights.data_ptr())
+
+    def how(self, router: NativeLinear | None, choices: int, normed: bool, rounded: bool) -> _Experts:
+        """These experts, with who chooses and how that is weighed."""
+        chooser = None if router is None else ctypes.addressof(router.matrix)
+        tables = ctypes.addressof(self.inner), ctypes.addressof(self.down)
+        return _Experts(chooser, *tables, self.num_experts, choices, normed, rounded)
+
+    def mixed(
+        self, how: _Experts, rows: torch.Tensor, chosen: int | None = None, weights: int | None = None
+    ) -> torch.Tensor:
+        size = rows.shape[-1]
+        if rows.dtype is not self.dtype or size != self._hidden:
+            raise ValueError(f"rows of {size} {rows.dtype} for experts of {self._hidden} {self.dtype} inputs")
+        rows = rows if rows.is_contiguous() else rows.contiguous()
+        out = torch.empty_like(rows)
+        where = native.Rows(rows.data_ptr(), size, out.data_ptr(), size)
+        count = rows.numel() // size
+        native.checked(self._mix(ctypes.byref(how), ctypes.byref(where), count, chosen, weights, cores.threads()))
+        return out
+
+
+class NativeMixture(Own):
+    """Router and experts in one call. ``pair``: the model's module answers with two things, of which one is used."""
+
+    def __init__(
+        self, router: NativeLinear, experts: NativeExperts, choices: int, *, normed: bool, rounded: bool, pair: bool
+    ) -> None:
+        super().__init__()
+        self.router, self.experts, self._pair = router, experts, pair
+        self._how = experts.how(router, choices, normed, rounded)
+
+    def forward(self, hidden_states: torch.Tensor) -> Any:
+        mixed = self.experts.mixed(self._how, hidden_states)
+        return (mixed, None) if self._pair else mixed
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A kind of mixture: its module, its router and what that is called, and what becomes of the router's shares."""
+
+    block: type[nn.Module]
+    router: type[nn.Module]
+    name: str
+    normed: bool | None  # None: the router knows
+    rounded: bool
+    pair: bool = False
+
+
+_BLOCKS = (
+    _Block(MixtralSparseMoeBlock, MixtralTopKRouter, "gate", normed=True, rounded=False),
+    _Block(Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter, "gate", normed=None, rounded=True),
+    _Block(GptOssMLP, GptOssTopKRouter, "router", normed=True, rounded=True, pair=True),
+)
+
+
+def _block_of(part: Any) -> _Block | None:
+    for kind in _BLOCKS:
+        router = getattr(part, kind.name, None)
+        if router is not None and same_code(part, kind.block) and same_code(router, kind.router):
+            return kind if gate_of(getattr(part, "experts", None)) is not None else None
+    return None
+
+
+def mixture_of(part: Any, read: native.Read) -> Own | None:
+    """A module of ours with the same router and experts; None if they aren't of a kind that is known."""
+    kind = _block_of(part)
+    if kind is None:
+        return None
+    router, name = getattr(part, kind.name), kind.name
+    bias = getattr(router, "bias", None)
+    product = NativeLinear(read(f"{name}.weight", router.weight), None if bias is None else read(f"{name}.bias", bias))
+    experts = experts_of(part.experts, native.under("experts", read))
+    assert isinstance(experts, NativeExperts), "_block_of() has looked"
+    normed = bool(router.norm_topk_prob) if kind.normed is None else kind.normed
+    return NativeMixture(product, experts, router.top_k, normed=normed, rounded=kind.rounded, pair=kind.pair)
+
+
+def gate_of(part: Any) -> tuple[int, float, float] | None:
+    """The function between the products, its alpha and its limit; None if these are no experts that are known."""
+    if not hasattr(part, "is_transposed") or part.has_post_expert_norm or getattr(part, "down_proj", None) is None:
+        return None
+    if part.has_gate and same_function(type(part)._apply_gate, GptOssExperts._apply_gate):
+        return FUNCTIONS["clamped", ""], float(part.alpha), float(part.limit)
+    if part.has_gate and not same_function(type(part)._apply_gate, moe._default_apply_gate):
+        return None
+    function = activation(getattr(part, "act_fn", nn.Identity()))
+    if function is None:
+        return None
+    return FUNCTIONS[function] + (0 if part.has_gate else ALONE), 0.0, 0.0
+
+
+def experts_of(part: Any, read: native.Read) -> Own | None:
+    """A module of ours with the same experts; None if they aren't of a kind that is known.
+
+    One of the two tensors is read and packed after the other, so that no more than one of them exists twice.
+    """
+    gate = gate_of(part)
+    if gate is None:
+        return None
+    if not part.has_gate:
+        inner = _plain(part, "up_proj", read)
+    else:
+        inner = _gated(part, read, interleaved=gate[0] == FUNCTIONS["clamped", ""])
+    return NativeExperts(inner, _plain(part, "down_proj", read), *gate)
+
+
+def _read(part: Any, name: str, read: native.Read) -> torch.Tensor:
+    """Matrices ``[expert, output, input]``."""
+    whole = read(name, getattr(part, name))
+    return whole.transpose(1, 2) if part.is_transposed else whole
+
+
+def _bias(part: Any, name: str, read: native.Read) -> torch.Tensor | None:
+    return read(f"{name}_bias", getattr(part, f"{name}_bias")) if part.has_bias else None
+
+
+def _rooms(whole: torch.Tensor) -> torch.Tensor:
+    count, outputs, inputs = whole.shape
+    return rooms_for(count, outputs, inputs, whole.dtype)
+
+
+def _plain(part: Any, name: str, read: native.Read) -> Matrices:
+    whole = _read(part, name, read)
+    packed = _rooms(whole)
+    for room, weight in zip(packed, whole, strict=True):
+        place(room, weight)
+    return Matrices(packed, _bias(part, name, read), *whole.shape[1:])
+
+
+def _gated(part: Any, read: native.Read, interleaved: bool) -> Matrices:
+    """Gate and up lie in one tensor: one after the other, or by turns."""
+    whole = _read(part, "gate_up_proj", read)
+    packed = _rooms(whole)
+    for room, weight in zip(packed, whole, strict=True):
+        place_gated(room, *_two(weight, interleaved))
+    bias = _bias(part, "gate_up_proj", read)
+    joint = None if bias is None else gated_bias(*(half.T for half in _two(bias.T, interleaved)))
+    return Matrices(packed, joint, *whole.shape[1:])
+
+
+def _two(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gate and up of what has both along its first dimension."""
+    first, second = (tensor[::2], tensor[1::2]) if interleaved else tensor.chunk(2)
+    return first, second

@@ -1,0 +1,197 @@
+"""Attention modules whose products, norms and rotations are ours: queries and keys are worked on where the product left
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
+from transformers.models.gemma3.modeling_gemma3 import Gemma3Attention
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
+from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
+from transformers.models.phi3.modeling_phi3 import Phi3Attention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.modules.mlps import linear
+from swarm.stage.modules.norms import NativeRmsNorm, norm_of
+from swarm.stage.modules.recognition import same_code
+from swarm.stage.native.linears import NativeLinear, Own
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def _none(module: Any) -> None:
+    return None
+
+
+def _layers_window(module: Any) -> int | None:
+    window: int | None = module.sliding_window
+    return window
+
+
+def _models_window(module: Any) -> int | None:
+    return getattr(module.config, "sliding_window", None)
+
+
+def _softcap(module: Any) -> float | None:
+    softcap: float | None = module.attn_logit_softcapping
+    return softcap
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is a kind's own: where its code takes window and soft cap from, which part of a head it turns, and whether
+    its tables have one number for both halves of that."""
+
+    window: Callable[[Any], int | None] = _none
+    softcap: Callable[[Any], float | None] = _none
+    sinks: bool = False
+    partial: bool = False
+    half_tables: bool = False
+
+
+_KINDS: dict[type[nn.Module], _Kind] = {
+    LlamaAttention: _Kind(),
+    MistralAttention: _Kind(_models_window),
+    Qwen2Attention: _Kind(_layers_window),
+    Qwen3Attention: _Kind(_layers_window),
+    Gemma2Attention: _Kind(_layers_window, _softcap),
+    Gemma3Attention: _Kind(_layers_window),
+    Olmo2Attention: _Kind(),
+    GptOssAttention: _Kind(_layers_window, sinks=True, half_tables=True),
+    Phi3Attention: _Kind(_models_window, partial=True),
+    GPTNeoXAttention: _Kind(partial=True),
+}
+
+
+class PlainAttention(Own):
+    """Multiply by one joint matrix, norm and turn queries and keys, attend, and multiply once more."""
+
+    def __init__(
+        self,
+        qkv: NativeLinear,
+        out: NativeLinear,
+        norms: tuple[NativeRmsNorm, ...],
+        *,
+        size: int,
+        query_heads: int,
+        kind: _Kind,
+    ) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None, "whoever makes it has asked"
+        self._turn, self._number = library.swarm_turn, native.KINDS[qkv.dtype]
+        self.qkv, self.out = qkv, out
+        self._size, self._query_heads = size, query_heads
+        self._turned_heads = (qkv.out_features // size + query_heads) // 2  # queries and keys: there are as many values
+        self._kind, self.norms = kind, nn.ModuleList(norms)
+        first, heads = query_heads * size, self._turned_heads - query_heads
+        # Where the queries' and the keys' columns begin, and how many pieces of a norm's length there are.
+        places = [(0, first), (first, heads * size)][: len(norms)]
+        self._normed = [(norm, at, width // len(norm.weight)) for norm, (at, width) in zip(norms, places, strict=True)]
+
+    def attend_as(self, module: Any, sinks: torch.Tensor | None) -> None:
+        """Take over what says how this layer attends."""
+        kind = self._kind
+        self.layer_idx = int(module.layer_idx)
+        self._how = attention.How(module.scaling, kind.window(module), kind.softcap(module), sinks)
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
+    ) -> tuple[torch.Tensor, None]:
+        rows: torch.Tensor = self.qkv(hidden_states)[0]
+        for norm, first, count in self._normed:
+            norm.within(rows, first, count)
+        self._turn_heads(rows, *position_embeddings)
+        heads = rows.view(len(rows), -1, self._size)
+        turned, queries = self._turned_heads, self._query_heads
+        rows = attention.attend_rows(
+            self.layer_idx, heads[:, :queries], heads[:, queries:turned], heads[:, turned:], self._how
+        )
+        result: torch.Tensor = self.out(rows.view(1, len(rows), -1))
+        return result, None
+
+    def _turn_heads(self, rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        """Turn the queries and keys of the rows, where they are."""
+        table = cosines.shape[-1]
+        turned = 2 * table if self._kind.half_tables else table
+        fits = turned <= self._size if self._kind.partial else turned == self._size
+        if not fits or cosines.dtype is not sines.dtype or cosines.dtype not in native.KINDS:
+            raise ValueError(f"tables of {table} {cosines.dtype} for heads of {self._size} {rows.dtype}")
+        cosines, sines = cosines.contiguous(), sines.contiguous()
+        tables = cosines.data_ptr(), sines.data_ptr(), table, native.KINDS[cosines.dtype]
+        where = rows.data_ptr(), rows.shape[1], len(rows)
+        self._turn(self._number, *where, self._turned_heads, self._size, turned, *tables)
+
+
+def attention_of(part: Any, read: native.Read) -> Own | None:
+    """A module of ours that attends as this one does; None if it isn't one of the kinds that are known."""
+    found = next(((known, kind) for known, kind in _KINDS.items() if same_code(part, known)), None)
+    if found is None:
+        return None
+    known, kind = found
+    norms = _norms(part, read)
+    if norms is None or not _all_plain(part):
+        return None
+    if known is GPTNeoXAttention:
+        heads, size = part.config.num_attention_heads, part.head_size
+        joint, out = _sorted_by_kind(part, read, heads, size), linear(part.dense, "dense", read)
+    elif known is Phi3Attention:
+        heads, size = part.config.num_attention_heads, part.head_dim
+        joint, out = linear(part.qkv_proj, "qkv_proj", read), linear(part.o_proj, "o_proj", read)
+    else:
+        heads, size = part.q_proj.out_features // part.head_dim, part.head_dim
+        joint, out = _three_in_one(part, read), linear(part.o_proj, "o_proj", read)
+    made = PlainAttention(joint, out, norms, size=size, query_heads=heads, kind=kind)
+    made.attend_as(part, read("sinks", part.sinks) if kind.sinks else None)
+    return made
+
+
+def _all_plain(part: nn.Module) -> bool:
+    return all(type(child) is nn.Linear for name, child in part.named_children() if not name.endswith("_norm"))
+
+
+def _norms(part: Any, read: native.Read) -> tuple[NativeRmsNorm, ...] | None:
+    """Norms of queries and keys, if the module has any; None if they are of a kind that is not known."""
+    made = []
+    for name, child in part.named_children():
+        if name in ("q_norm", "k_norm"):
+            norm = norm_of(child, native.under(name, read))
+            if not isinstance(norm, NativeRmsNorm):
+                return None
+            made.append(norm)
+    return tuple(made)
+
+
+def _three_in_one(part: Any, read: native.Read) -> NativeLinear:
+    """One matrix of those for queries, keys and values."""
+    parts: list[nn.Linear] = [getattr(part, name) for name in _QKV]
+    weight = torch.cat([read(f"{name}.weight", each.weight) for name, each in zip(_QKV, parts, strict=True)])
+    if all(each.bias is None for each in parts):
+        return NativeLinear(weight, None)
+    biases = [
+        weight.new_zeros(each.out_features) if each.bias is None else read(f"{name}.bias", each.bias)
+        for name, each in zip(_QKV, parts, strict=True)
+    ]
+    return NativeLinear(weight, torch.cat(biases))
+
+
+def _sorted_by_kind(part: Any, read: native.Read, heads: int, size: int) -> NativeLinear:
+    """The joint matrix whose outputs come head by head, each head's query, key and value: all queries first instead."""
+
+    def ordered(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(heads, 3, size, -1).transpose(0, 1).reshape(tensor.shape)
+
+    whole = part.query_key_value
+    bias = None if whole.bias is None else ordered(read("query_key_value.bias", whole.bias))
+    return NativeLinear(ordered(read("query_key_value.weight", whole.weight)), bias)

@@ -1,0 +1,134 @@
+"""Modules that do in fewer steps what several of the model's do, with the same result, around torch's kernels.
+
+Few rows take little longer to compute than to call. So matrices with a common input become one, activations move
+into the products before and after them, and a norm wastes no copies. Where our own kernels serve, ``families`` does
+more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from swarm.stage.modules.recognition import bare, same_code
+from swarm.stage.products.linears import TIMES, PackedLinear
+
+# What oneDNN calls the functions that models use in gated products: name and algorithm.
+_FUSED = {"SiLUActivation": ("swish", ""), "SiLU": ("swish", ""), "GELUTanh": ("gelu", "tanh")}
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def is_gated(module: Any) -> bool:
+    """Does it compute ``down(act(gate(x)) * up(x))`` with a function that oneDNN can apply by itself?"""
+    return same_code(module, LlamaMLP) and type(bare(module.act_fn)).__name__ in _FUSED
+
+
+def is_rms_norm(module: nn.Module) -> bool:
+    return same_code(module, LlamaRMSNorm)
+
+
+def has_qkv(module: Any) -> bool:
+    """Are there three plain matrices for queries, keys and values of one input?"""
+    parts: list[Any] = [getattr(module, name, None) for name in _QKV]
+    return all(type(part) is nn.Linear for part in parts) and len({part.in_features for part in parts}) == 1
+
+
+def can_fuse(module: Any) -> bool:
+    """Are a gated module's products as exact with function and product inside of the kernels?"""
+    gate, up = module.gate_proj, module.up_proj
+    if not isinstance(gate, PackedLinear) or not isinstance(up, PackedLinear):
+        return False
+    return gate.fuses(*fused(module.act_fn)) and up.fuses(*TIMES)
+
+
+class GatedMlp(nn.Module):
+    """``down(act(gate(x)) * up(x))``: the kernels apply function and product before they round and write."""
+
+    def __init__(self, gate: PackedLinear, up: PackedLinear, down: nn.Module, act: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = gate, up, down
+        self._function, self._algorithm = fused(act)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        gate = self.gate_proj.activated(rows, self._function, self._algorithm)
+        result: torch.Tensor = self.down_proj(self.up_proj.times(rows, gate))
+        return result
+
+
+def fused(act: nn.Module) -> tuple[str, str]:
+    """oneDNN's name and algorithm of an activation."""
+    return _FUSED[type(bare(act)).__name__]
+
+
+class RmsNorm(nn.Module):
+    """The model's own order of rounding, without its copies."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.variance_epsilon = epsilon
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        wide = rows.float()
+        inverse = (wide * wide).mean(-1, keepdim=True).add_(self.variance_epsilon).rsqrt_()
+        return (wide * inverse).to(rows.dtype).mul_(self.weight)
+
+
+class Joint(nn.Module):
+    """One matrix for several; each of its :class:`Share` modules answers with its columns."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self._last = threading.local()  # the last rows and what they gave: layers are shared by threads
+
+    def columns(self, rows: torch.Tensor, start: int, stop: int, last: bool) -> torch.Tensor:
+        kept: tuple[Any, Any] = getattr(self._last, "value", (None, None))
+        rows_before, result = kept
+        if rows_before is not rows:
+            result = self.linear(rows)
+        self._last.value = (None, None) if last else (rows, result)
+        columns: torch.Tensor = result[..., start:stop]
+        return columns
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Joint:
+        return self
+
+
+class Share(nn.Module):
+    """Some columns of a joint matrix, in the place of the matrix that they were."""
+
+    def __init__(self, joint: Joint, start: int, stop: int, last: bool) -> None:
+        super().__init__()
+        self.joint, self._start, self._stop, self._last = joint, start, stop, last
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.joint.columns(rows, self._start, self._stop, self._last)
+
+
+def join_qkv(
+    module: nn.Module,
+    read: Callable[[str, torch.Tensor], torch.Tensor],
+    kernel: Callable[[torch.Tensor, torch.Tensor | None], nn.Module],
+) -> None:
+    """Read the three matrices and put a share of their joint one in each one's place."""
+    parts: list[nn.Linear] = [getattr(module, name) for name in _QKV]
+    sizes = [part.out_features for part in parts]
+    weight = torch.cat([read(f"{name}.weight", part.weight) for name, part in zip(_QKV, parts, strict=True)])
+    bias = None
+    if any(part.bias is not None for part in parts):
+        bias = torch.cat(
+            [
+                weight.new_zeros(part.out_features) if part.bias is None else read(f"{name}.bias", part.bias)
+                for name, part in zip(_QKV, parts, strict=True)
+            ]
+        )
+    joint, start = Joint(kernel(weight, bias)), 0
+    for name, size in zip(_QKV, sizes, strict=True):
+        setattr(module, name, Share(joint, start, start + size, name == _QKV[-1]))
+        start += size

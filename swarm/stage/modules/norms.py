@@ -1,0 +1,98 @@
+"""Norms through our own kernels: one reading, no temporaries, and bits of a row that depend on the row alone."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+from swarm.stage import native
+from swarm.stage.modules.recognition import same_code, same_function
+from swarm.stage.native.linears import Own
+
+
+class NativeRmsNorm(Own):
+    """``rounded``: what is normed is rounded before it is weighted, as Llama does; else once, at the end.
+
+    The weight comes in float32 or in the dtype of the rows, which is ``dtype``.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, epsilon: float, rounded: bool = True, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None, "whoever makes it has asked"
+        self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
+        self.dtype, self.variance_epsilon, self._rounded = dtype or weight.dtype, epsilon, rounded
+        self._size, self._kind, self._address = len(weight), native.KINDS[self.dtype], self.weight.data_ptr()
+        self._norm = library.swarm_rms_norm
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        size = rows.shape[-1]
+        if rows.dtype is not self.dtype or size != self._size:
+            raise ValueError(f"rows of {size} {rows.dtype} for a norm of {self._size} {str(self.dtype)[6:]}")
+        rows = rows if rows.is_contiguous() else rows.contiguous()
+        out = torch.empty_like(rows)
+        self._apply_norm(native.Rows(rows.data_ptr(), size, out.data_ptr(), size), rows.numel() // size, 1)
+        return out
+
+    def within(self, rows: torch.Tensor, first: int, count: int) -> None:
+        """Norm ``count`` pieces of each row from column ``first`` on, in place."""
+        assert rows.dtype is self.dtype
+        where, width = rows.data_ptr() + first * rows.element_size(), rows.shape[1]
+        self._apply_norm(native.Rows(where, width, where, width), rows.shape[0], count)
+
+    def _apply_norm(self, where: native.Rows, num_rows: int, count: int) -> None:
+        epsilon = self.variance_epsilon
+        self._norm(self._kind, ctypes.byref(where), num_rows, count, self._size, self._address, epsilon, self._rounded)
+
+
+class NativeLayerNorm(Own):
+    """``(x - mean) / deviation * weight + bias``."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> None:
+        super().__init__()
+        library = native.library()
+        assert library is not None, "whoever makes it has asked"
+        self.weight = nn.Parameter(weight.float().contiguous(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.float().contiguous(), requires_grad=False)
+        self.dtype, self._epsilon = weight.dtype, epsilon
+        self._norm = library.swarm_layer_norm
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        size = rows.shape[-1]
+        if rows.dtype is not self.dtype or size != len(self.weight):
+            raise ValueError(f"rows of {size} {rows.dtype} for a norm of {len(self.weight)} {str(self.dtype)[6:]}")
+        rows = rows if rows.is_contiguous() else rows.contiguous()
+        out = torch.empty_like(rows)
+        self._norm(
+            native.KINDS[self.dtype],
+            ctypes.byref(native.Rows(rows.data_ptr(), size, out.data_ptr(), size)),
+            rows.numel() // size,
+            size,
+            self.weight.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            self._epsilon,
+        )
+        return out
+
+
+def norm_of(part: Any, read: native.Read) -> Own | None:
+    """A norm of ours that computes what this module does; None if it is of no kind that is known."""
+    if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1 and part.weight is not None:
+        bias = None if part.bias is None else read("bias", part.bias)
+        return NativeLayerNorm(read("weight", part.weight), bias, part.eps)
+    if same_code(part, LlamaRMSNorm):
+        return NativeRmsNorm(read("weight", part.weight), part.variance_epsilon)
+    if same_code(part, Olmo2RMSNorm):
+        return NativeRmsNorm(read("weight", part.weight), part.variance_epsilon, rounded=False)
+    if same_code(part, Gemma2RMSNorm) and same_function(type(part)._norm, Gemma2RMSNorm._norm):
+        weight = read("weight", part.weight)
+        return NativeRmsNorm(1.0 + weight.float(), part.eps, rounded=False, dtype=weight.dtype)
+    return None

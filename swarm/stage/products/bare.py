@@ -1,0 +1,111 @@
+"""Matrices that a module of the model multiplies by itself, such as a router's.
+
+The module keeps its code; its weight is a tensor that knows how it is to be multiplied: in tiles of fixed numbers of
+rows, as a library's other products (``fixed``). What such a module does with its weight besides is passed on, and
+named: nothing shows that its bits don't depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from swarm.stage.products.fixed import by_torch
+
+_Function = Callable[..., Any]
+# What gives the matrix another shape or type: the result is such a matrix again.
+_FORMS = frozenset(
+    {"t", "T", "mT", "transpose", "to", "type", "float", "double", "bfloat16", "half", "contiguous", "detach"}
+)
+_PLAIN = ("linear", "matmul", "__matmul__", "mm", "addmm")
+
+
+class BareMatrix(torch.Tensor):
+    """A weight of two dimensions. ``doubts``: what was computed with it that no probe has shown to be exact."""
+
+    doubts: set[str]
+
+    @staticmethod
+    def of(tensor: torch.Tensor, doubts: set[str] | None = None) -> BareMatrix:
+        made = torch.Tensor._make_subclass(BareMatrix, tensor)
+        made.doubts = set() if doubts is None else doubts
+        return made
+
+    def __deepcopy__(self, _: dict[int, object]) -> BareMatrix:
+        return self
+
+    @classmethod
+    def __torch_function__(
+        cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        name = _getter(func) if name == "__get__" else name
+        with torch._C.DisableTorchFunctionSubclass():
+            mine = _multiplied(name, args, kwargs or {})
+            if mine is not None:
+                matrix, inputs_first, rows, bias = mine
+                return matrix._times(rows, bias, inputs_first)
+            result = func(*args, **(kwargs or {}))
+        return _passed_on(name, result, [*args, *(kwargs or {}).values()])
+
+    def _times(self, rows: torch.Tensor, bias: torch.Tensor | None, inputs_first: bool) -> torch.Tensor:
+        matrix = self.as_subclass(torch.Tensor)
+        product = by_torch(matrix.T if inputs_first else matrix, bias)
+        if not product.proof.exact:
+            self.doubts.add("product")
+        return product(rows)
+
+
+def _getter(func: Any) -> str:
+    """The attribute's name."""
+    return str(getattr(func.__self__, "__name__", ""))
+
+
+def _multiplied(
+    name: str, args: Sequence[Any], named: dict[str, Any]
+) -> tuple[BareMatrix, bool, torch.Tensor, torch.Tensor | None] | None:
+    """The matrix, whether its inputs come first, the rows and a bias; None if this is no product of rows with it."""
+    if name not in _PLAIN or set(named) - {"bias", "weight", "input"}:
+        return None
+    if name == "linear":
+        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | named
+        rows, matrix, bias = given["input"], given["weight"], given.get("bias")
+    elif name == "addmm":
+        bias, rows, matrix = args
+    else:
+        (rows, matrix), bias = args, None
+    if not isinstance(matrix, BareMatrix) or isinstance(rows, BareMatrix) or isinstance(bias, BareMatrix):
+        return None
+    return matrix, name != "linear", rows, bias
+
+
+def _passed_on(name: str, result: Any, values: Iterable[Any]) -> Any:
+    values = list(values)
+    mine = [value for value in values if isinstance(value, BareMatrix)]
+    if not isinstance(result, torch.Tensor) or not mine:
+        return result
+    plain = result.as_subclass(torch.Tensor)
+    if name in _FORMS and result.ndim == 2:
+        return BareMatrix.of(plain, mine[0].doubts)
+    if any(isinstance(value, torch.Tensor) and not isinstance(value, BareMatrix) for value in values):
+        for matrix in mine:
+            matrix.doubts.add(name)
+    return plain
+
+
+def make_bare(module: torch.nn.Module) -> None:
+    """Let the module's own matrices be multiplied in tiles; its experts, three-dimensional, see to that themselves."""
+    own = dict(module.named_parameters(recurse=False))
+    if isinstance(module, torch.nn.Embedding) or any(parameter.ndim > 2 for parameter in own.values()):
+        return
+    for leaf, parameter in own.items():
+        if parameter.ndim == 2:
+            module._parameters[leaf] = BareMatrix.of(parameter.data)  # type: ignore[assignment]
+
+
+def matrices(module: torch.nn.Module) -> list[BareMatrix]:
+    """The module's own."""
+    own: Iterable[Any] = module._parameters.values()
+    return [each for each in own if isinstance(each, BareMatrix)]

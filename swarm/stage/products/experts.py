@@ -1,0 +1,72 @@
+"""Mixtures of experts: every expert multiplies the rows that chose it, with bits that don't depend on how many did.
+
+transformers keeps the experts of a layer as one three-dimensional weight and calls a function by its registered name.
+Few rows per expert are the rule when decoding, and few rows are what kernels treat differently; so products take tiles
+of fixed numbers of rows (``fixed``), and activations whole vectors. A row's results are added up in the order of the
+experts' numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from swarm.stage.products.fixed import Fixed, by_torch
+from swarm.stage.products.steady import ALIGN, aligned_length
+
+NAME = "swarm"
+
+
+def register() -> None:
+    """Make the function known to transformers; calling it again changes nothing."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, mix)
+
+
+def mix(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """``hidden_states`` [rows, hidden]; chosen experts and their weights [rows, choices]."""
+    result = torch.zeros_like(hidden_states)
+    for expert in torch.unique(top_k_index).tolist():
+        rows, choice = torch.where(top_k_index == expert)
+        answer = _expert(module, expert, _padded(hidden_states[rows], module.down_proj.shape))[: len(rows)]
+        result.index_add_(0, rows, (answer * top_k_weights[rows, choice, None]).to(result.dtype))
+    return result
+
+
+def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    if module.has_gate:
+        inner = module._apply_gate(_multiply(module, "gate_up_proj", expert, rows))
+    else:
+        inner = module.act_fn(_multiply(module, "up_proj", expert, rows))
+    answer = _multiply(module, "down_proj", expert, inner)
+    return module.post_expert_norm(answer) if module.has_post_expert_norm else answer
+
+
+def _multiply(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    return _product(module, name, expert)(rows)
+
+
+def _product(module: Any, name: str, expert: int) -> Fixed:
+    weight = getattr(module, name)[expert]
+    bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
+    return by_torch(weight.T if module.is_transposed else weight, bias)
+
+
+def is_exact(module: Any) -> bool:
+    """Were the products of a layer's experts shown to be exact?"""
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    return all(_product(module, name, 0).proof.exact for name in names)
+
+
+def _padded(rows: torch.Tensor, down_shape: torch.Size) -> torch.Tensor:
+    """So many rows that activations of them are cut into whole vectors, also when several threads share them."""
+    multiple = ALIGN // math.gcd(ALIGN, *down_shape[1:])
+    wanted = -(-len(rows) // multiple) * multiple
+    while any(aligned_length(wanted * size, torch.get_num_threads()) != wanted * size for size in down_shape[1:]):
+        wanted += multiple
+    return functional.pad(rows, (0, 0, 0, wanted - len(rows)))

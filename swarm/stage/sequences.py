@@ -1,0 +1,206 @@
+"""What a stage holds of its sequences: how far each has come in every layer, its room in the executor, the log of what
+was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from swarm.stage.actions import (
+    Action,
+    ForkSequence,
+    OpenSequence,
+    ReleaseSequence,
+    ShrinkSequence,
+    TruncateSequence,
+)
+from swarm.stage.log import ActivationLog
+from swarm.wire.digests import digests_of
+from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
+
+
+@dataclass(slots=True)
+class HeldTokens:
+    """One sequence in this stage."""
+
+    open: Open
+    history: list[int]
+    kv: list[RangePosition]  # in layer order; one entry when all layers are level
+    is_retired: bool = False  # it has ended, and has room for its beginning only
+
+    def position(self) -> int | None:
+        """How many positions every layer holds; None while they differ."""
+        first = self.kv[0].position
+        return first if all(r.position == first for r in self.kv) else None
+
+    def digests(self) -> tuple[int, ...]:
+        """Of the tokens that the keys and values were computed from."""
+        return digests_of(self.history, max(r.position for r in self.kv))
+
+    def set_position(self, layers: LayerRange, position: int) -> None:
+        self.kv = [RangePosition(layers, position)]
+
+    def least(self, layers: LayerRange) -> int:
+        """How many positions each of these layers holds at least."""
+        return min(
+            (r.position for r in self.kv if r.layers.first < layers.stop and layers.first < r.layers.stop), default=0
+        )
+
+    def advance(self, layers: LayerRange, position: int) -> None:
+        """These layers hold at least so many positions now; the others what they held."""
+        moved: list[RangePosition] = []
+        for held in self.kv:
+            first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
+            if first >= stop:
+                moved.append(held)
+                continue
+            if held.layers.first < first:
+                moved.append(RangePosition(LayerRange(held.layers.first, first), held.position))
+            moved.append(RangePosition(LayerRange(first, stop), max(held.position, position)))
+            if stop < held.layers.stop:
+                moved.append(RangePosition(LayerRange(stop, held.layers.stop), held.position))
+        self.kv = _merge(moved)
+
+    def truncate(self, position: int) -> None:
+        cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
+        self.kv = _merge(cut)
+
+    def take_over(self, layers: LayerRange) -> None:
+        """The stage's range changes: layers that stay keep their positions, new ones have none."""
+        kept: list[RangePosition] = []
+        at = layers.first
+        for held in self.kv:
+            first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
+            if first >= stop:
+                continue
+            if first > at:
+                kept.append(RangePosition(LayerRange(at, first), 0))
+            kept.append(RangePosition(LayerRange(first, stop), held.position))
+            at = stop
+        if at < layers.stop:
+            kept.append(RangePosition(LayerRange(at, layers.stop), 0))
+        self.kv = _merge(kept)
+
+
+def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
+    merged: list[RangePosition] = []
+    for item in ranges:
+        if merged and merged[-1].position == item.position:
+            merged[-1] = RangePosition(LayerRange(merged[-1].layers.first, item.layers.stop), item.position)
+        else:
+            merged.append(item)
+    return merged
+
+
+def wrong_row(sequences: Mapping[int, HeldTokens], rows: tuple[Row, ...]) -> str | None:
+    """A row must begin exactly where its sequence ends in every layer held; the first that doesn't, in words."""
+    for row in rows:
+        held = sequences.get(row.sequence)
+        if held is None:
+            return f"sequence {row.sequence} is not open here"
+        if held.position() != row.start:
+            return f"sequence {row.sequence} stands at {held.kv}, the row begins at {row.start}"
+        if row.start + row.count > held.open.limit:
+            return f"sequence {row.sequence} would outgrow its limit of {held.open.limit}"
+    return None
+
+
+@dataclass(slots=True)
+class Holdings:
+    """See the module's text."""
+
+    log: ActivationLog
+    out: list[Action]
+    sequences: dict[int, HeldTokens] = field(default_factory=dict)
+
+    def inventory(self) -> tuple[HeldSequence, ...]:
+        """What is held, for Activated. What was retired is not among it: only the broker that did it can make use of
+        it, and a later one may think that it has not ended."""
+        held = self.sequences.items()
+        return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
+
+    def introduction(self) -> tuple[HeldSequence, ...]:
+        """The same for Hello, with the digests by which a broker tells whether these are its sequences."""
+        return tuple(
+            msgspec.structs.replace(held, digests=self.sequences[held.sequence].digests()) for held in self.inventory()
+        )
+
+    def apply_header(self, step: Step, layers: LayerRange) -> str | None:
+        """Retire, release, open, truncate, in this order; why it can't be done, if so."""
+        for cut in step.retire:
+            self._retire(cut)
+        for sequence in step.release:
+            self.release(sequence)
+        for item in step.open:
+            problem = self._open(item, layers)
+            if problem is not None:
+                return problem
+        for cut in step.truncate:
+            held = self.sequences.get(cut.sequence)
+            if held is None:
+                return f"sequence {cut.sequence} is to be cut, but it is not open here"
+            self._truncate(cut.sequence, cut.position)
+        return None
+
+    def _open(self, item: Open, layers: LayerRange) -> str | None:
+        held = self.sequences.get(item.sequence)
+        if held is not None:  # told again in a new epoch: what it holds stays
+            held.open = item
+            held.history = list(item.tokens)
+            return None
+        position = item.shared if item.source is not None else 0
+        if item.source is None:
+            self.out.append(OpenSequence(item.sequence, item.limit))
+        else:
+            source = self.sequences.get(item.source)
+            if source is None or (source.position() or 0) < position:
+                return (
+                    f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
+                )
+            self.out.append(ForkSequence(item.sequence, item.source, position, item.limit))
+            self.log.fork(item.sequence, item.source, position)
+        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, position)])
+        return None
+
+    def open_empty(self, item: Open, layers: LayerRange) -> None:
+        """Room for a sequence that is going to be rebuilt."""
+        self.out.append(OpenSequence(item.sequence, item.limit))
+        self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, 0)])
+
+    def _retire(self, cut: SequencePosition) -> None:
+        """It has ended, its beginning stays for others to copy."""
+        if cut.sequence in self.sequences:
+            self._truncate(cut.sequence, cut.position)
+            self.sequences[cut.sequence].is_retired = True
+            self.out.append(ShrinkSequence(cut.sequence, cut.position))
+
+    def _truncate(self, sequence: int, position: int) -> None:
+        held = self.sequences[sequence]
+        held.truncate(position)
+        del held.history[position:]
+        self.log.truncate(sequence, position)
+        self.out.append(TruncateSequence(sequence, position))
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence; an unknown one is no error."""
+        if self.sequences.pop(sequence, None) is not None:
+            self.out.append(ReleaseSequence(sequence))
+        self.log.release(sequence)
+
+    def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange) -> None:
+        """``layers`` are held from now on: cut the live sequences to what counts, let all others go. So
+        do those that were retired, should a broker that doesn't know it count on them: they have no room to grow."""
+        positions = {item.sequence: item.position for item in live}
+        for sequence in [s for s, held in self.sequences.items() if s not in positions or held.is_retired]:
+            self.release(sequence)
+        for sequence, held in self.sequences.items():
+            held.take_over(layers)
+            self._truncate(sequence, positions[sequence])
+
+    def clear(self) -> None:
+        """Let all sequences go."""
+        for sequence in list(self.sequences):
+            self.release(sequence)
+        self.log.clear()

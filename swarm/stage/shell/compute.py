@@ -1,0 +1,431 @@
+"""The compute thread: it owns the data sockets, the stage's core and the executor's computing half.
+
+A plain thread, since a hop through asyncio costs twice as much. Everything that happens to the stage comes here as an
+event: steps from the data socket, orders and connections from the control loop and loading results from the loader
+through ``post``, which any thread may call.
+
+While the next stage takes nothing, sent steps wait in the outbox and no further ones are received: what is in flight
+is bounded by the broker, so the outbox is too, and the worker says whom it is blocked on.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from swarm import failpoints
+from swarm.clock import Clock
+from swarm.errors import ModelError, SwarmError, WireError
+from swarm.log import get_logger
+from swarm.stage import actions as act
+from swarm.stage.core import StageCore
+from swarm.stage.events import (
+    AsideComputed,
+    AsideFailed,
+    Computed,
+    ComputeFailed,
+    ComputeFenced,
+    Event,
+    Leisure,
+    Loaded,
+    LoadFailed,
+    OrderArrived,
+    StandbyLoaded,
+    StepArrived,
+    StepRefused,
+    Tick,
+)
+from swarm.stage.executor import Executor, Fenced, Forwarded
+from swarm.stage.shell.one_message import RETRY_S, AsideEdge
+from swarm.stage.shell.vitals import Vitals
+from swarm.wire import tensors
+from swarm.wire.channel import PullChannel, PushChannel, Wake
+from swarm.wire.codec import DATA
+from swarm.wire.messages import REPLAY_STEP, LayerRange, Lineage, LoadProgress, Step, StepDone
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TICK_S = 0.1
+REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
+INBOX = 4096  # orders and results waiting for the compute thread; a full inbox means that it has hung
+PROGRESS_EVERY_S = 0.2
+
+log = get_logger(__name__)
+
+Outward = act.Introduce | act.Tell | act.StartBeats | act.SendAssets | act.Exit
+
+
+class ComputeThread:
+    """Runs a :class:`StageCore`. ``outward`` carries out what concerns the control loop; it is called from this thread
+    and must not wait."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        pull: PullChannel,
+        core: StageCore,
+        executor: Executor,
+        vitals: Vitals,
+        clock: Clock,
+        outward: Callable[[Outward], None],
+        tells_steps: bool = False,
+    ) -> None:
+        self._context = context
+        self._pull = pull
+        self._core = core
+        self._executor = executor
+        self._vitals = vitals
+        self._clock = clock
+        self._outward = outward
+        self._tells_steps = tells_steps  # a line in the log for each, at level debug
+        self._wake = Wake()
+        self._inbox: queue.Queue[Event] = queue.Queue(INBOX)
+        self._events: deque[Event] = deque()
+        self._outbox: deque[Step | StepDone] = deque()
+        self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()
+        self._next: PushChannel | None = None
+        self._next_name = ""
+        self._aside = AsideEdge(context)
+        self._ticked_at = 0.0
+        self._stopping = False
+        self._stop_standby = False
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._loader: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Tell the core a fact, from any thread."""
+        self._inbox.put_nowait(event)
+        self._wake.set()
+
+    def stop(self, grace_s: float) -> bool:
+        """End the thread; False if it is still busy after the grace (it is a daemon: the process may end)."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(grace_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._pull.wait(self._wait_s(), wake=self._wake, outgoing=self._blocked_edge())
+                self._turn()
+        except BaseException as error:
+            log.exception("compute_thread_died")
+            self._fail(error)
+        finally:
+            self._close_edge()
+            self._aside.close()
+            self._pull.close()
+
+    def _has_leisure(self) -> bool:
+        return self._core.wants_time and not self._outbox
+
+    def _wait_s(self) -> float:
+        if self._has_leisure():
+            return 0.0
+        return RETRY_S if self._aside.is_full else TICK_S
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
+        self.failure = error
+        self._stopping = True
+        self._wake.set()
+        self._outward(act.Exit(1, f"{type(error).__name__}: {error}"))
+
+    def _blocked_edge(self) -> tuple[PushChannel, ...]:
+        is_blocked = self._outbox and not self._core.parked
+        return (self._next,) if is_blocked and self._next is not None else ()
+
+    def _turn(self) -> None:
+        """Everything that can be done without waiting."""
+        self._wake.clear()
+        self._flush()
+        self._take_inbox()
+        self._work()
+        has_come = False
+        while not self._outbox and not self._stopping and (frames := self._pull.receive()) is not None:
+            has_come = True
+            self._receive(frames)
+            self._take_inbox()
+            self._work()
+        if not has_come and self._has_leisure():
+            self._events.append(Leisure())
+            self._work()
+        self._aside.flush(self._clock.now())
+        now = self._clock.now()
+        if now - self._ticked_at >= TICK_S:
+            self._ticked_at = now
+            self._events.append(Tick())
+            self._work()
+        self._flush()
+        self._show_condition()
+
+    def _take_inbox(self) -> None:
+        for _ in range(self._inbox.qsize()):
+            self._events.append(self._inbox.get_nowait())
+
+    def _receive(self, frames: list[memoryview]) -> None:
+        began = self._clock.now()
+        try:
+            message, data = DATA.decode(frames)
+        except WireError as error:
+            self._events.append(StepRefused(str(error)))
+            return
+        if not isinstance(message, Step):
+            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage"))
+            return
+        hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
+        size = self._executor.manifest.hidden_size
+        if hidden is not None and hidden.shape[1] != size:
+            reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's hidden states have {size} numbers"
+            self._events.append(StepRefused(reason))
+            return
+        if failpoints.armed and not message.replay:
+            failpoints.reached("step.arrived")
+        self._core.statistics.received(self._clock.now() - began)
+        self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames)))
+
+    def _work(self) -> None:
+        while self._events and not self._stopping:
+            event = self._events.popleft()
+            _point("order", event)
+            for action in self._core.handle(event, self._clock.now()):
+                self._perform(action)
+            _point("handled", event)
+            self._take_inbox()
+
+    def _show_condition(self) -> None:
+        vitals = self._vitals
+        vitals.turned_at = self._clock.now()
+        vitals.epoch = self._core.active or 0
+        vitals.kv_used, vitals.kv_capacity = self._executor.kv_used(), self._executor.kv_capacity()
+        if self._core.parked:
+            vitals.set("parked")
+        elif self._outbox:
+            vitals.set("blocked", self._next_name)
+        else:
+            vitals.set("idle")
+
+    # --- what is to be done ------------------------------------------------------------------------------------------
+
+    def _perform(self, action: act.Action) -> None:
+        match action:
+            case act.Compute():
+                self._compute(action)
+            case act.ComputeAside() | act.SendAside():
+                self._perform_aside(action)
+            case act.SendStep(step, hidden):
+                self._send(step, hidden)
+            case act.SendDone(done):
+                self._send(done, None)
+            case (
+                act.OpenSequence()
+                | act.ForkSequence()
+                | act.ShrinkSequence()
+                | act.TruncateSequence()
+                | act.ReleaseSequence()
+            ):
+                act.arrange(self._executor, action)
+            case act.UseLayers(layers, kept):
+                self._executor.activate(layers, kept)
+            case act.OpenEdge(_, edge):
+                self._close_edge()
+                self._next = PushChannel(self._context, edge.endpoint)
+                self._next_name = edge.to
+            case act.Load():
+                self._in_loader(functools.partial(self._load, action, self._core.lineage))
+            case act.LoadStandby(layers):
+                self._stop_standby = False
+                self._in_loader(functools.partial(self._load_standby, layers))
+            case act.StopStandby():
+                self._stop_standby = True
+            case act.Note(event, level, fields):
+                getattr(log, level)(event, **fields)
+            case _:
+                self._outward(action)
+
+    def _compute(self, action: act.Compute) -> None:
+        """One micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
+        self._vitals.set("computing")
+        if self._tells_steps:
+            rows = len(action.batch.rows)
+            log.debug("step_computes", epoch=action.epoch, step=action.step, cause=action.cause, rows=rows)
+        try:
+            if failpoints.armed:
+                _point_before(action)
+            forwarded = self._executor.forward(
+                action.batch, lambda: self._vitals.fence > action.epoch or self._stopping, self._progressed
+            )
+            if failpoints.armed:
+                forwarded = _point_after(action, forwarded)
+        except Fenced:
+            self._events.appendleft(ComputeFenced(action.epoch, action.step))
+        except (
+            RuntimeError,
+            ValueError,
+            MemoryError,
+            ArithmeticError,
+        ) as error:  # torch's own errors are RuntimeErrors
+            log.exception("compute_failed", epoch=action.epoch, step=action.step, cause=action.cause)
+            self._events.appendleft(ComputeFailed(action.epoch, action.step, f"{type(error).__name__}: {error}"))
+        else:
+            self._events.appendleft(Computed(action.epoch, action.step, forwarded))
+
+    def _perform_aside(self, action: act.ComputeAside | act.SendAside) -> None:
+        """For a comparison. What goes wrong there concerns nobody but who asked for it."""
+        if isinstance(action, act.SendAside):
+            self._aside.send(action.edge, _frames(action.step, action.hidden), self._clock.now())
+            return
+        self._vitals.set("computing")
+        try:
+            forwarded = self._executor.recheck(
+                action.batch,
+                action.limit,
+                lambda: self._vitals.fence > action.epoch or self._stopping,
+                self._progressed,
+            )
+        except (Fenced, SwarmError, RuntimeError, ValueError, MemoryError, ArithmeticError) as error:
+            self._events.appendleft(AsideFailed(action.ticket, f"{type(error).__name__}: {error}"))
+        else:
+            self._events.appendleft(AsideComputed(action.ticket, forwarded))
+
+    def _progressed(self) -> None:
+        self._vitals.computed += 1
+
+    def _send(self, message: Step | StepDone, hidden: NDArray[np.float32] | None) -> None:
+        self._outbox.append(message)
+        self._outbox_tensors.append(hidden)
+        self._flush()
+        if failpoints.armed:
+            failpoints.reached("replay.sent" if message.step == REPLAY_STEP else "step.sent")
+
+    def _flush(self) -> None:
+        """Send what can be sent now. A worker that is parked keeps it."""
+        while self._outbox and self._next is not None and not self._core.parked:
+            began = self._clock.now()
+            frames = _frames(self._outbox[0], self._outbox_tensors[0])
+            if not self._next.send(frames):
+                return
+            self._core.statistics.sent(self._clock.now() - began, sum(map(len, frames)))
+            self._outbox.popleft()
+            self._outbox_tensors.popleft()
+
+    def _close_edge(self) -> None:
+        self._outbox.clear()
+        self._outbox_tensors.clear()
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+
+    # --- loading, in a thread of its own -----------------------------------------------------------------------------
+
+    def _in_loader(self, load: Callable[[], Event]) -> None:
+        self._loader = threading.Thread(target=self._run_loader, args=(load,), name="loader", daemon=True)
+        self._loader.start()
+
+    def _run_loader(self, load: Callable[[], Event]) -> None:
+        self._vitals.set_loading(True)
+        try:
+            event = load()
+        except BaseException as error:
+            log.exception("loader_died")
+            self._vitals.set_loading(False)
+            self._fail(error)
+        else:
+            self._vitals.set_loading(False)
+            self.post(event)
+
+    def _load(self, action: act.Load, lineage: Lineage) -> Event:
+        """What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
+        told_at = 0.0
+
+        def progressed(loaded_bytes: int, total_bytes: int) -> None:
+            nonlocal told_at
+            self._vitals.loaded += 1
+            if failpoints.armed:
+                failpoints.reached("load.tensor")
+            now = self._clock.now()
+            if now - told_at >= PROGRESS_EVERY_S:
+                told_at = now
+                message = LoadProgress(
+                    epoch=action.epoch,
+                    lineage=lineage,
+                    incarnation=self._core.settings.incarnation,
+                    loaded_bytes=loaded_bytes,
+                    total_bytes=total_bytes,
+                )
+                self._outward(act.Tell(message))
+
+        try:
+            capacity = self._executor.prepare(action.layers, action.standby, action.max_sequences, progressed)
+            if failpoints.armed:
+                failpoints.reached("load.done")
+        except REFUSALS as error:
+            return LoadFailed(action.epoch, str(error))
+        return Loaded(action.epoch, capacity)
+
+    def _load_standby(self, layers: tuple[LayerRange, ...]) -> Event:
+        def progressed(_: int, __: int) -> None:
+            self._vitals.loaded += 1
+
+        began = self._clock.now()
+        problem = ""
+        try:
+            kept = self._executor.keep(layers, progressed, lambda: self._stop_standby or self._stopping)
+        except REFUSALS as error:
+            kept, problem = self._executor.keep((), progressed, lambda: True), str(error)
+        return StandbyLoaded(kept, self._clock.now() - began, problem)
+
+
+def _point(when: str, event: Event) -> None:
+    if failpoints.armed and isinstance(event, OrderArrived):
+        failpoints.reached(f"{when}.{type(event.order).__name__.lower()}")
+
+
+def _point_before(action: act.Compute) -> None:
+    batch = action.batch
+    if action.step == REPLAY_STEP:
+        failpoints.reached("replay.begins")
+        return
+    failpoints.reached("step.computes", token=batch.tokens.tolist(), sequence=[row.sequence for row in batch.rows])
+    if any(row.count > 1 for row in batch.rows):
+        failpoints.reached("step.prefill")
+
+
+def _point_after(action: act.Compute, forwarded: Forwarded) -> Forwarded:
+    place = "replay.computed" if action.step == REPLAY_STEP else "step.computed"
+    if forwarded.hidden is not None:
+        forwarded = replace(forwarded, hidden=failpoints.altered(place, forwarded.hidden))
+    else:
+        failpoints.reached(place)
+    if forwarded.sampled:
+        failpoints.reached("step.sampled")
+    return forwarded
+
+
+def _frames(message: Step | StepDone, hidden: NDArray[np.float32] | None) -> list[tensors.Bytes]:
+    if hidden is None:
+        return DATA.encode(message)
+    spec, data = tensors.pack(hidden)
+    return DATA.encode(msgspec.structs.replace(message, tensor=spec), data)

@@ -1,0 +1,536 @@
+"""The worker's process: its threads and its control connection. It decides nothing; the stage's core does.
+
+* the main thread runs asyncio: the control connection, signals, statistics;
+* the compute thread (``compute``) owns the data sockets, the core and the computing;
+* the beat thread says that the process lives and how far it is, over a socket of its own;
+* a loader thread comes and goes with each plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import secrets
+import signal
+import socket
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import uvloop
+import xxhash
+import zmq
+
+from swarm import failpoints
+from swarm.clock import Clock, SystemClock
+from swarm.demo import model_path
+from swarm.errors import ConfigError, ForeignMessage, WireError
+from swarm.log import Damper, get_logger
+from swarm.stage import actions as act
+from swarm.stage.core import EX_CONFIG, StageCore, StageSettings
+from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.events import BrokerConnected, OrderArrived
+from swarm.stage.native import choice
+from swarm.stage.shell import keeper
+from swarm.stage.shell.budget import Budget, share_out
+from swarm.stage.shell.compute import ComputeThread, Outward
+from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
+from swarm.stage.shell.probing import LinkProbe
+from swarm.stage.shell.vitals import LOOK_S, Vitals
+from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
+from swarm.wire.codec import BEAT, DATA, ORDER, WORKER
+from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
+from swarm.wire.messages import (
+    ASSET_PART_BYTES,
+    NOBODYS,
+    PROTOCOL_VERSION,
+    Activate,
+    AssetPart,
+    Beat,
+    Fence,
+    Hello,
+    LayerCost,
+    Leaving,
+    LinkCost,
+    Order,
+    Probed,
+    Rejoin,
+    Release,
+    Stats,
+    Welcome,
+    WorkerMessage,
+)
+from swarm.wire.schema import schema
+from swarm.wire.tensors import pack_bytes
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+STATS_EVERY_S = 1.0
+STOP_GRACE_S = 2.0
+GREET_S = 3.0  # a broker that lives greets back at once
+RENEW_S = 2.0  # between two new connections for orders that can't be understood
+OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a worker works with: the device, how fast it was measured to be, bytes for the log."""
+
+    executor: TorchExecutor
+    costs: tuple[LayerCost, ...]
+    log_bytes: int
+
+
+def run(settings: Settings) -> int:
+    """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
+    failpoints.arm(os.environ)
+    # Not with a device: its driver holds memory of this process, too, and what it makes of another user is not known.
+    with keeper.kept() if settings.worker.device == "cpu" else nullcontext():
+        return _work(settings)
+
+
+def _work(settings: Settings) -> int:
+    worker = settings.worker
+    limit = None if worker.memory_limit is None else int(worker.memory_limit)
+    choice.settle(worker.kernels, worker.bits)
+    executor = TorchExecutor(
+        _model(settings),
+        device=worker.device,
+        dtype=worker.dtype,
+        memory_limit=limit,
+        threads=worker.threads or None,
+    )
+    if worker.bits == "portable":
+        choice.demand_portable(own=executor.has_own_kernels)
+    costs = executor.measure()
+    log_bytes = int(worker.log_bytes)
+    if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
+        budget = _budget(limit, log_bytes)
+        executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+    gc.freeze()  # else every full collection walks through all of torch, for half a second in which nothing else runs
+    code = uvloop.run(_main(settings, Equipment(executor, costs, log_bytes)))
+    gc.freeze()  # the interpreter's last one, too
+    return code
+
+
+def _budget(limit: int | None, log_bytes: int) -> Budget:
+    """From what this process is now: everything is imported, nothing is loaded. Without a limit: what is free."""
+    base = psutil.Process().memory_info().rss
+    return share_out(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
+
+
+async def _main(settings: Settings, equipment: Equipment) -> int:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    service = WorkerService(settings, equipment, context, SystemClock())
+    try:
+        return await service.run()
+    finally:
+        if service.close():
+            context.term()
+
+
+class WorkerService:
+    """The shell around a :class:`StageCore`."""
+
+    def __init__(
+        self, settings: Settings, equipment: Equipment, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
+    ) -> None:
+        executor = equipment.executor
+        self._settings = settings
+        self._executor = executor
+        self._context = context
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._name = settings.worker.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._incarnation = f"{self._name}-{secrets.token_hex(4)}"
+        self._costs = equipment.costs
+        self._vitals = Vitals(clock)
+        self._core = StageCore(
+            StageSettings(
+                self._name,
+                self._incarnation,
+                executor.manifest.num_layers,
+                equipment.log_bytes,
+                settings.log.profile_every,
+            )
+        )
+        self._pull = PullChannel(settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
+        self._endpoint = failpoints.retold("advertise", self._pull.endpoint)
+        self._compute = ComputeThread(
+            context,
+            pull=self._pull,
+            core=self._core,
+            executor=executor,
+            vitals=self._vitals,
+            clock=clock,
+            outward=self._from_compute_thread,
+            tells_steps=settings.log.level == "debug",
+        )
+        self._control = DealerChannel(
+            context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes
+        )
+        self._beats: BeatThread | None = None
+        self._connected = self._closed = False
+        self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
+        self._damper = Damper()  # for orders that can't be understood
+        self._renewed_at: float | None = None
+        self._up = asyncio.Event()
+        self._probe = LinkProbe(self._send, clock)
+        self._link: LinkCost | None = None
+        self._link_is_known = False  # or that it won't be
+        self._departure = Departure()
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+        self._lineage = NOBODYS  # of the broker that welcomed this worker last
+
+    async def run(self) -> int:
+        """Serve until something ends it; returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.set_exception_handler(self._fail)
+        self._compute.start()
+        log.info(
+            "worker_started", worker=self._name, broker=self._settings.client.url, model=self._executor.manifest.name
+        )
+        async with asyncio.TaskGroup() as group:
+            loops = [
+                group.create_task(self._hear_orders()),
+                group.create_task(self._measure_link()),
+                group.create_task(self._tell_stats()),
+                group.create_task(self._watch_lag()),
+            ]
+            await self._stop.wait()
+            for task in loops:
+                task.cancel()
+        if self._compute.failure is not None:
+            self._exit_code = 1
+        return self._exit_code
+
+    def close(self) -> bool:
+        """End threads and sockets; False if the compute thread is still busy and holds its sockets."""
+        if self._beats is not None:
+            self._beats.stop()
+        ended = self._compute.stop(STOP_GRACE_S)
+        self._closed = True  # what the compute thread handed over last may still be waiting for its turn
+        self._control.close()
+        return ended
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """A callback raised: that is a bug, and a worker that limps on would hide it. End; somebody starts us again."""
+        loop.default_exception_handler(context)
+        self._exit_code = 1
+        self._stop.set()
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: signal.Signals) -> None:
+        is_member = self._connected and self._core.welcome is not None
+        farewell = self._departure.signalled(number, is_member=is_member)
+        log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
+        if farewell is Farewell.TELL:
+            self._send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
+            self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
+        self._say_goodbye(farewell)
+
+    def _say_goodbye(self, farewell: Farewell | None) -> None:
+        if farewell is Farewell.END and self._departure.exit_code is not None:
+            self._exit_code = self._departure.exit_code
+            self._stop.set()
+
+    # --- control -----------------------------------------------------------------------------------------------------
+
+    async def _hear_orders(self) -> None:
+        async for event in self._control:
+            if event is Link.UP:
+                self._control.send(greeting(schema()))
+                waits_for = self._ungreeted = object()
+                self._loop.call_later(GREET_S, self._miss_greeting, waits_for)
+            elif event is Link.DOWN:
+                self._connected, self._ungreeted = False, None
+                self._say_goodbye(self._departure.disconnected())
+                log.warning("broker_gone", note="knocking until it is back")
+            elif not isinstance(event, Link):
+                self._take_order(event)
+
+    def _greeted(self, theirs: Greeting) -> None:
+        """The broker has said who it is; before, nothing else was said to it."""
+        self._ungreeted = None
+        reason = why_strangers(theirs, schema())
+        if reason is not None:
+            reason = f"this worker can't talk to the broker at {self._settings.client.url}: {reason}"
+            self._perform(act.Exit(EX_CONFIG, reason), None)
+            return
+        self._connected = True
+        self._up.set()
+        if self._link_is_known:
+            self._compute.post(BrokerConnected())
+
+    def _miss_greeting(self, waits_for: object) -> None:
+        if waits_for is self._ungreeted:
+            url = self._settings.client.url
+            log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
+
+    async def _measure_link(self) -> None:
+        """Once, before the first Hello, which tells of it."""
+        await self._up.wait()
+        self._link = await self._probe.measure()
+        self._link_is_known = True
+        if self._connected:
+            self._compute.post(BrokerConnected())
+
+    def _take_order(self, frames: list[memoryview]) -> None:
+        theirs = read_greeting(frames)
+        if theirs is not None:
+            self._greeted(theirs)
+            return
+        try:
+            order, _ = ORDER.decode(frames)
+        except ForeignMessage as error:
+            reason = f"the broker says what this worker does not understand ({error}): install the same version on both"
+            self._perform(act.Exit(EX_CONFIG, reason), None)
+            return
+        except WireError as error:
+            self._refuse_order(str(error))
+            return
+        if isinstance(order, Probed):
+            self._probe.answered(order.ticket)
+            return
+        if isinstance(order, Release):
+            self._say_goodbye(self._departure.released())
+        if isinstance(order, Rejoin):
+            self._loop.call_later(OBEY_S, self._end_if_stuck, self._clock.now())
+        self._raise_fence_flag(order)
+        self._compute.post(OrderArrived(order))
+
+    def _refuse_order(self, reason: str) -> None:
+        """It may have been the one that everybody waits for, and nobody will say it again. So we knock anew, say Hello
+        with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
+        now = self._clock.now()
+        if (left_out := self._damper.asks(now)) is not None:
+            log.warning("order_refused", reason=reason, left_out=left_out)
+        if self._renewed_at is None or now - self._renewed_at >= RENEW_S:
+            self._renewed_at = now
+            self._control.renew()
+
+    def _end_if_stuck(self, ordered_at: float) -> None:
+        """It was declared out and told to join anew, and the thread that should do so stands still. Nobody can use this
+        process any more; whoever starts workers shall start another."""
+        turned_at = self._vitals.turned_at
+        if turned_at is not None and turned_at < ordered_at and not self._stop.is_set():
+            log.error("worker_is_stuck", worker=self._name, stands_still_s=round(self._clock.now() - turned_at, 1))
+            self._exit_code = 1
+            self._stop.set()
+
+    def _raise_fence_flag(self, order: Order) -> None:
+        """The compute thread may be in the middle of a long step: forward looks at this flag between layers."""
+        if isinstance(order, Welcome) and order.lineage != self._lineage:
+            self._lineage, self._vitals.fence = order.lineage, order.epoch
+        if isinstance(order, Fence | Activate) and order.lineage == self._lineage:
+            self._vitals.fence = max(self._vitals.fence, order.epoch)
+
+    async def _tell_stats(self) -> None:
+        process = psutil.Process()
+        while True:
+            await asyncio.sleep(STATS_EVERY_S)
+            with contextlib.suppress(OSError):  # reading it takes a descriptor, and there may be none
+                self._vitals.memory_bytes = process.memory_info().rss
+            if not self._compute.alive:
+                self._stop.set()
+            if self._core.welcome is not None and not self._core.parked:
+                self._send(Stats(incarnation=self._incarnation, values=self._stats()))
+
+    def _stats(self) -> dict[str, float]:
+        """Counters of the core and the executor. Read across threads: a value may be a moment old."""
+        values = dict(self._core.counters) | self._executor.stats() | self._core.statistics.values()
+        values["log_bytes"] = self._core.log.num_bytes
+        values["log_evicted"] = self._core.log.num_evicted
+        values["sequences"] = len(self._core.sequences)
+        values["resident_bytes"] = self._vitals.memory_bytes
+        values["knockers_refused"] = self._pull.num_refused
+        values["door_shut"] = self._pull.num_shut
+        values["threads"] = threading.active_count()
+        return {name: float(value) for name, value in values.items()}
+
+    async def _watch_lag(self) -> None:
+        while True:
+            self._vitals.loop_turned()
+            await asyncio.sleep(LOOK_S)
+            if failpoints.armed:
+                failpoints.reached("loop.turn")
+
+    def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        """What its own schema refuses is not sent; if the broker waits for it, that has a deadline."""
+        try:
+            self._say(message, payload)
+        except WireError as error:
+            log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
+
+    def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        """Raises WireError."""
+        kind = type(message).__name__
+        if failpoints.armed:
+            failpoints.reached(f"tell.{kind.lower()}")
+        frames = WORKER.encode(message, payload)
+        if self._closed or not self._control.send(frames):
+            log.warning("control_not_sent", kind=kind)
+        if failpoints.armed:
+            failpoints.reached(f"told.{kind.lower()}")
+
+    # --- what the core wants of the control side ---------------------------------------------------------------------
+
+    def _from_compute_thread(self, action: Outward) -> None:
+        message = self._hello() if isinstance(action, act.Introduce) else None
+        self._loop.call_soon_threadsafe(self._perform, action, message)
+
+    def _perform(self, action: Outward, hello: Hello | None) -> None:
+        match action:
+            case act.Introduce():
+                assert hello is not None
+                if self._connected:  # else it is done when we are
+                    self._introduce(hello)
+            case act.Tell(message):
+                self._send(message)
+            case act.StartBeats(endpoint, interval_s):
+                self._start_beats(endpoint, interval_s)
+            case act.SendAssets(names):
+                self._send_assets(names)
+            case act.Exit(code, reason):
+                self._exit_code = self._departure.exit_code or code
+                (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
+                self._stop.set()
+
+    def _introduce(self, hello: Hello) -> None:
+        """A message that its own schema refuses is nobody's to answer: without an introduction there is no work."""
+        try:
+            self._say(hello)
+        except WireError as error:
+            reason = (
+                f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
+            )
+            self._perform(act.Exit(code_without(hello), reason), None)
+
+    def _hello(self) -> Hello:
+        """In the compute thread: what is held belongs to it."""
+        executor = self._executor
+        return Hello(
+            epoch=self._core.fence,
+            lineage=self._core.lineage,
+            name=self._name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            wire_versions=(PROTOCOL_VERSION,),
+            schema=schema(),
+            device=executor.device,
+            dtype=executor.dtype,
+            cores=os.cpu_count() or 1,
+            endpoint=self._endpoint,
+            memory_bytes=executor.memory_bytes,
+            costs=self._costs,
+            link=self._link,
+            manifest=executor.manifest,
+            held_layers=self._core.layers,
+            held=self._core.introduction(),
+            logs=tuple(self._core.log.ranges()),
+            kept=self._core.preparation.kept,
+        )
+
+    def _start_beats(self, endpoint: str, interval_s: float) -> None:
+        if self._beats is not None:
+            self._beats.stop()
+        self._beats = BeatThread(self._context, endpoint, interval_s, self._incarnation, self._vitals)
+        self._beats.start()
+
+    def _send_assets(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            data = (self._executor.checkpoint.folder / name).read_bytes()
+            log.debug("asset_sent", name=name, digest=xxhash.xxh3_128_hexdigest(data))
+            for offset in range(0, max(1, len(data)), ASSET_PART_BYTES):
+                part = data[offset : offset + ASSET_PART_BYTES]
+                message = AssetPart(name=name, offset=offset, total=len(data), payload=pack_bytes(part))
+                self._send(message, part)
+
+
+class BeatThread:
+    """Says that the process lives, whatever its other threads do."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        interval_s: float,
+        incarnation: str,
+        vitals: Vitals,
+    ) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._interval_s = interval_s
+        self._incarnation = incarnation
+        self._vitals = vitals
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        push = PushChannel(self._context, self._endpoint)
+        try:
+            while not self._stopped.wait(self._interval_s):
+                if failpoints.armed:
+                    failpoints.reached("beat.due")
+                push.send(BEAT.encode(self._beat()))
+        finally:
+            push.close()
+
+    def _beat(self) -> Beat:
+        vitals = self._vitals
+        return Beat(
+            epoch=vitals.epoch,
+            incarnation=self._incarnation,
+            progress=vitals.progress,
+            state=vitals.shown,
+            blocked_on=vitals.blocked_on,
+            since_s=max(0.0, vitals.clock.now() - vitals.shown_since),
+            loop_lag_s=vitals.loop_lag_s,
+            memory_bytes=vitals.memory_bytes,
+            kv_used=vitals.kv_used,
+            kv_capacity=vitals.kv_capacity,
+        )
+
+
+def code_without(hello: Hello) -> int:
+    """How to end if this can't be sent. What a worker says of itself before it holds anything, it says again at the
+    next start; only what it holds is gone then."""
+    return 1 if hello.held or hello.logs else EX_CONFIG
+
+
+def control_endpoint(url: str) -> str:
+    """Workers knock one port above the clients' door."""
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not port.isdecimal():
+        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+    return f"tcp://{host}:{int(port) + 1}"
+
+
+def _ports(settings: Settings) -> range:
+    low, _, high = settings.worker.data_ports.partition("-")
+    return range(int(low), int(high) + 1)
+
+
+def _model(settings: Settings) -> str:
+    if settings.model is not None:
+        return settings.model
+    return str(model_path())

@@ -1,0 +1,5 @@
+"""Doors: listening sockets that read their connections themselves, within bounds of frames, bytes and time.
+
+``listener`` is a door, ``connection`` one connection, ``zmtp`` its bytes, ``mechanisms`` who may speak, ``keys`` the
+secret in an address, ``watch`` how a door learns that a descriptor has news.
+"""

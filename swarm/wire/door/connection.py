@@ -1,0 +1,184 @@
+"""One connection that came in at a door: what it sends becomes messages (``zmtp``), what it is sent waits here.
+
+It decides nothing about others and watches no descriptor; that is the door's (``listener``). Nothing here waits, but
+``finish``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from swarm.wire.door.zmtp import Inlet, framed
+from swarm.wire.tensors import Bytes
+
+MESSAGE_S: Final = 15.0
+_SLOWEST: Final = 16 << 10  # bytes a second
+_MOST_QUEUED: Final = 1000
+_MOST_QUEUED_BYTES: Final = 16 << 20
+_JOIN_BYTES: Final = 64 << 10  # frames below this are copied together into one write
+
+
+class Read(Enum):
+    """What reading brought."""
+
+    NOTHING = "nothing"
+    PART = "part"  # of a large frame, and there is nothing else yet
+    SOME = "some"  # there may be a message
+    END = "end"
+
+
+class Connection:
+    """See the module's text. ``since`` is when the handshake or the message under way began."""
+
+    __slots__ = (
+        "_num_since",
+        "_out_bytes",
+        "_socket",
+        "counted",
+        "fd",
+        "has_spoken",
+        "inlet",
+        "is_over",
+        "is_ready",
+        "is_watched",
+        "leaves_at",
+        "out",
+        "since",
+        "writes",
+    )
+
+    def __init__(self, connected: socket.socket, inlet: Inlet, now: float) -> None:
+        """Raises OSError if it is gone already."""
+        _set_options(connected)
+        self._socket = connected
+        self.fd = connected.fileno()
+        self.inlet = inlet
+        self.is_watched = False  # for what comes
+        self.is_ready = False  # something came that was not looked at
+        self.is_over = False  # nothing comes any more
+        self.has_spoken = False
+        self.leaves_at: float | None = None  # hung up on then
+        self.since = now
+        self._num_since = 0  # bytes that came since
+        self.counted = 0  # of what is held, the part that the door knows of
+        self.out: deque[Bytes] = deque()
+        self._out_bytes = 0
+        self.writes = False  # it is waited for that it takes more
+
+    @property
+    def name(self) -> bytes:
+        """What the peer calls itself, once the handshake is through."""
+        assert self.inlet.identity is not None
+        return self.inlet.identity
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def receive(self, scratch: memoryview) -> Read:
+        """Read once. What is in ``scratch`` must stay there until ``inlet.keep``."""
+        inlet = self.inlet
+        room = inlet.room()
+        try:
+            num_bytes = self._socket.recv_into(scratch if room is None else room)
+        except (BlockingIOError, InterruptedError):
+            return Read.NOTHING
+        except OSError:  # reset, or timed out
+            num_bytes = 0
+        self._num_since += num_bytes
+        if not num_bytes:
+            return Read.END
+        if room is None:
+            inlet.feed(scratch[:num_bytes])
+            return Read.SOME
+        inlet.filled(num_bytes)
+        return Read.PART if num_bytes < len(room) or inlet.room() is not None else Read.SOME
+
+    def begins(self, now: float) -> None:
+        """A message is under way from now on."""
+        self.since, self._num_since = now, 0
+
+    @property
+    def give_up_at(self) -> float:
+        """The message under way should be whole by then."""
+        return self.since + MESSAGE_S + self._num_since / _SLOWEST
+
+    # --- what it is told ---------------------------------------------------------------------------------------------
+
+    def say(self, words: bytes) -> bool:
+        """Part of the handshake, so short that the kernel takes it at once. False: it does not, or nobody is there."""
+        with contextlib.suppress(OSError):
+            return self._socket.send(words) == len(words)
+        return False
+
+    @property
+    def is_full(self) -> bool:
+        """It does not read, and enough waits for it."""
+        return len(self.out) >= _MOST_QUEUED or self._out_bytes > _MOST_QUEUED_BYTES
+
+    def queue(self, frames: Sequence[Bytes]) -> None:
+        """Put a message behind those that wait."""
+        small: list[Bytes] = []
+        for index, frame in enumerate(frames):
+            small.append(framed(len(frame), more=index + 1 < len(frames)))
+            if len(frame) > _JOIN_BYTES:
+                self._append(b"".join(small))
+                self._append(frame)
+                small = []
+            else:
+                small.append(frame)
+        if small:
+            self._append(b"".join(small))
+
+    def _append(self, data: Bytes) -> None:
+        self.out.append(data)
+        self._out_bytes += len(data)
+
+    def write(self) -> bool:
+        """As much as the kernel takes. False: there is nobody any more; what waits is dropped."""
+        out = self.out
+        while out:
+            some = [out.popleft()]
+            size = len(some[0])
+            while out and size + len(out[0]) <= _JOIN_BYTES:
+                some.append(out.popleft())
+                size += len(some[-1])
+            data = some[0] if len(some) == 1 else b"".join(some)
+            try:
+                sent = self._socket.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                out.clear()
+                self._out_bytes = 0
+                return False
+            self._out_bytes -= sent
+            if sent < size:
+                out.appendleft(memoryview(data)[sent:])
+                return True
+        return True
+
+    def finish(self, give_up_at: float) -> None:
+        """The last words, before it is closed. Waits for them."""
+        with contextlib.suppress(OSError):
+            while self.out and (left_s := give_up_at - time.monotonic()) > 0:
+                self._socket.settimeout(left_s)
+                self.write()
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _set_options(connected: socket.socket) -> None:
+    """As ``sockets.set_options`` has it for those that knock."""
+    connected.setblocking(False)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 120_000)):
+        if (option := getattr(socket, name, None)) is not None:  # not all systems have all of them
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)

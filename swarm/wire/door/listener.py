@@ -1,0 +1,391 @@
+"""A door: a listening socket and the connections that came in there (``connection``), read within bounds.
+
+It waits for nobody. Whoever owns it watches descriptors for it (``watch``) and takes one event after the other: whole
+messages, in turns between the peers, and what became of peers and of the door.
+
+Bounds, at every door
+---------------------
+* *Parts and bytes* of a message: ``zmtp``. Of a peer that sends faster than its messages are taken, nothing is read
+  beyond ``_AT_ONCE``; the rest stays with the sender.
+* *Bytes of unfinished messages*, all of a door together: ``_MOST_HELD``. Beyond that, the one that has been under way
+  for longest goes. (Who has named a door's key may hold one message each, as large as the door takes.)
+* *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
+  time in which we looked counts: if this process stood still, what came meanwhile is read first.
+* *Strangers*: ``_MOST_SHAKING`` handshakes at a time; the oldest gives way.
+* *Descriptors*: the last ``RESERVE`` are not for newcomers. A process that has none left can neither write its files
+  nor open the connections that it needs itself. The door then lets nobody in until ``let_in``.
+* *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from swarm.errors import WireError
+from swarm.wire.door.connection import Connection, Read
+from swarm.wire.door.mechanisms import Mechanism
+from swarm.wire.door.watch import Watch
+from swarm.wire.door.zmtp import Inlet, greeting
+from swarm.wire.sockets import Frames
+from swarm.wire.tensors import Bytes
+
+HANDSHAKE_S: Final = 3.0
+RESERVE: Final = 16
+SWEEP_S: Final = 1.0
+_MOST_HELD: Final = 64 << 20
+_MOST_SHAKING: Final = 256
+_AT_ONCE: Final = 256 << 10  # bytes of one reading
+_ACCEPT_AT_ONCE: Final = 32
+_LEAVE_S: Final = 1.0  # for last words to who is hung up on
+_FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # else a failed accept is that peer's matter
+
+
+class Arrived(NamedTuple):
+    """A message, and who sent it."""
+
+    peer: bytes
+    frames: Frames
+
+
+class PeerLost(NamedTuple):
+    """A peer that had sent something has no connection any more. It may come back under the same name."""
+
+    peer: bytes
+
+
+class Overstepped(NamedTuple):
+    """A peer went over a bound, or speaks no ZMTP. Nothing more is read from it; it may be told why, and is hung up on
+    a moment later."""
+
+    peer: bytes
+    reason: str
+
+
+class GateClosed(NamedTuple):
+    """Nobody new is let in until ``let_in()``, for want of a descriptor or of memory, by this error number. Who is
+    connected stays so, and who knocks waits; the one who got a descriptor that is not for newcomers is hung up on."""
+
+    code: int
+
+
+Event = Arrived | PeerLost | Overstepped | GateClosed
+
+
+class Listener:
+    """See the module's text. ``wake`` is called when there may be something to take. ``asks``: makes the mechanism by
+    which the next newcomer shows whether it may be heard."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        limit_bytes: int,
+        watch: Watch,
+        wake: Callable[[], None],
+        asks: Callable[[], Mechanism],
+    ) -> None:
+        self._socket = bound
+        self._limit_bytes = limit_bytes
+        self._watch = watch
+        self._wake = wake
+        self._asks = asks
+        self._scratch = memoryview(bytearray(_AT_ONCE))
+        self._lent: Connection | None = None  # what it has not taken yet of what came may lie there
+        self._connections: set[Connection] = set()
+        self._peers: dict[bytes, Connection] = {}
+        self._shaking: dict[Connection, None] = {}  # the oldest first
+        self._unfinished: dict[Connection, None] = {}  # has part of a message; the oldest first
+        self._leaving: list[Connection] = []
+        self._ready: deque[Connection] = deque()
+        self._news: deque[PeerLost | GateClosed] = deque()
+        self._held = 0
+        self._clock = 0.0  # of time in which we looked
+        self._swept_at = time.monotonic()
+        self._is_open = False
+        self.num_refused = 0  # who overstepped, was too slow or did not know the key
+        self.let_in()
+
+    # --- what came ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        """May there be something to take?"""
+        return bool(self._news or self._ready)
+
+    def take(self) -> Event | None:
+        """The next event; None until more has come."""
+        while self._news or self._ready:
+            if self._news:
+                return self._news.popleft()
+            connection = self._ready.popleft()
+            connection.is_ready = False
+            if connection in self._connections and (event := self._next_of(connection)) is not None:
+                return event
+        return None
+
+    def has(self, peer: bytes) -> bool:
+        """Is it connected?"""
+        return peer in self._peers
+
+    def look(self) -> None:
+        """Read whatever is there, without waiting to be told."""
+        if self._is_open:
+            self._accept()
+        for connection in list(self._connections):
+            if connection.is_watched and not connection.is_ready:
+                self._receive(connection)
+
+    def _next_of(self, connection: Connection) -> Event | None:
+        """A message of this peer, or what became of it."""
+        frames, reason = None, ""
+        try:
+            frames = connection.inlet.next()
+        except WireError as error:
+            reason = str(error)
+        if reason:
+            return self._refuse(connection, reason)
+        if frames is None:
+            self._wait_for_more(connection)
+            return None
+        connection.has_spoken = True
+        self._unfinished.pop(connection, None)
+        self._count(connection)
+        self._make_ready(connection)  # its next one, if there is one already, comes after those of others
+        return Arrived(connection.name, frames)
+
+    def _wait_for_more(self, connection: Connection) -> None:
+        if connection.is_over:
+            self._end(connection)
+            return
+        if connection.inlet.num_held and connection not in self._shaking:
+            if connection not in self._unfinished:
+                self._unfinished[connection] = None
+                connection.begins(self._clock)
+            self._count(connection)
+            if self._held > _MOST_HELD:
+                self._end(next(iter(self._unfinished)), refused=True)
+        if not connection.is_watched and connection in self._connections:
+            self._watch_for(connection)
+
+    def _count(self, connection: Connection) -> None:
+        """What strangers have sent of unfinished messages is bounded for all of them together."""
+        if not connection.inlet.is_believed:
+            held = connection.inlet.num_held if connection in self._unfinished else 0
+            self._held += held - connection.counted
+            connection.counted = held
+
+    def _shake(self, connection: Connection) -> None:
+        """The handshake goes on: at once, whoever takes messages when."""
+        try:
+            is_through, refused = connection.inlet.shake(), False
+        except WireError:
+            is_through, refused = False, True
+        answer, connection.inlet.answer = connection.inlet.answer, b""
+        if (answer and not connection.say(answer)) or refused:
+            self._end(connection, refused=refused)
+        elif is_through:
+            self._welcome(connection)
+            self._make_ready(connection)  # a message may have come with it
+
+    def _welcome(self, connection: Connection) -> None:
+        """The handshake is through. Who comes back under its name takes the place of its former connection."""
+        del self._shaking[connection]
+        if not connection.inlet.identity:
+            connection.inlet.identity = secrets.token_bytes(16)
+        name = connection.name
+        former = self._peers.get(name)
+        self._peers[name] = connection
+        if former is not None:
+            connection.has_spoken |= former.has_spoken
+            self._end(former)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _watch_for(self, connection: Connection) -> None:
+        connection.is_watched = True
+        self._watch.add_reader(connection.fd, self._readable, connection)
+
+    def _unwatch(self, connection: Connection) -> None:
+        if connection.is_watched:
+            connection.is_watched = False
+            self._watch.remove_reader(connection.fd)
+
+    def _readable(self, connection: Connection) -> None:
+        if connection.is_ready:  # not all that came before has been taken: no more for now
+            self._unwatch(connection)
+        elif connection.is_watched:
+            self._receive(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        if self._lent is not None:
+            self._lent.inlet.keep()
+        self._lent = connection
+        match connection.receive(self._scratch):
+            case Read.SOME if connection in self._shaking:
+                self._shake(connection)
+            case Read.SOME:
+                self._make_ready(connection)
+            case Read.PART:
+                self._wait_for_more(connection)
+            case Read.END:
+                connection.is_over = True
+                self._unwatch(connection)
+                self._make_ready(connection)
+
+    def _make_ready(self, connection: Connection) -> None:
+        if not connection.is_ready:
+            connection.is_ready = True
+            self._ready.append(connection)
+            self._wake()
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def let_in(self) -> None:
+        """Whoever knocks is accepted (again)."""
+        if not self._is_open:
+            self._is_open = True
+            self._watch.add_reader(self._socket.fileno(), self._accept)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def _shut(self, code: int) -> None:
+        self._is_open = False
+        self._watch.remove_reader(self._socket.fileno())
+        self._news.append(GateClosed(code))
+        self._wake()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_AT_ONCE if self._is_open else 0):
+            try:
+                connected, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _FULL:
+                    self._shut(error.errno)
+                return
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
+                connected.close()
+                self._shut(errno.EMFILE)
+                return
+            self._begin(connected)
+
+    def _begin(self, connected: socket.socket) -> None:
+        how = self._asks()
+        try:
+            connection = Connection(connected, Inlet(self._limit_bytes, how), self._clock)
+        except OSError:  # gone already
+            connected.close()
+            return
+        if not connection.say(greeting(how.name)):
+            connection.close()
+            return
+        if len(self._shaking) >= _MOST_SHAKING:
+            self._end(next(iter(self._shaking)), refused=True)
+        self._connections.add(connection)
+        self._shaking[connection] = None
+        self._watch_for(connection)
+
+    def _refuse(self, connection: Connection, reason: str) -> Overstepped:
+        self.num_refused += 1
+        connection.has_spoken = True  # that it is lost will be told, too
+        self._unfinished.pop(connection, None)
+        self._count(connection)
+        self.hang_up(connection.name)
+        return Overstepped(connection.name, reason)
+
+    def hang_up(self, peer: bytes) -> None:
+        """No more is read from it; what it was told still leaves. It is lost a moment later."""
+        connection = self._peers.get(peer)
+        if connection is not None and connection.leaves_at is None:
+            self._unwatch(connection)
+            connection.is_ready = True  # so that it is read no more
+            with contextlib.suppress(ValueError):
+                self._ready.remove(connection)
+            connection.leaves_at = self._clock + _LEAVE_S
+            self._leaving.append(connection)
+
+    def _end(self, connection: Connection, *, refused: bool = False) -> None:
+        if connection not in self._connections:
+            return
+        self.num_refused += refused
+        self._connections.discard(connection)
+        self._shaking.pop(connection, None)
+        self._unfinished.pop(connection, None)
+        self._count(connection)
+        self._unwatch(connection)
+        if connection.writes:
+            self._watch.remove_writer(connection.fd)
+        connection.close()
+        name = connection.inlet.identity
+        if name and self._peers.get(name) is connection:
+            del self._peers[name]
+            if connection.has_spoken:
+                self._news.append(PeerLost(name))
+                self._wake()
+
+    def sweep(self) -> None:
+        """Hang up on who takes too long. To be called about every ``SWEEP_S``."""
+        now = time.monotonic()
+        self._clock += min(now - self._swept_at, 2 * SWEEP_S)
+        self._swept_at = now
+        for connection in [c for c in self._shaking if self._clock - c.since > HANDSHAKE_S]:
+            self._end(connection, refused=True)
+        for connection in [c for c in self._unfinished if self._clock > c.give_up_at]:
+            self._end(connection, refused=True)
+        for connection in self._leaving:
+            if connection.leaves_at is not None and self._clock >= connection.leaves_at:
+                self._end(connection)
+        self._leaving = [c for c in self._leaving if c in self._connections]
+
+    def close(self) -> None:
+        """What was sent may still leave, for a second. Who does not read takes no time from others."""
+        if self._is_open:
+            self._is_open = False
+            self._watch.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for connection in self._connections:
+            connection.write()
+        give_up_at = time.monotonic() + _LEAVE_S
+        for connection in list(self._connections):
+            connection.finish(give_up_at)
+            self._end(connection)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
+        """Put a message behind those that wait; all leave at the end of this turn. False: the peer is not there, or it
+        does not read and enough waits for it."""
+        connection = self._peers.get(peer)
+        if connection is None or connection.is_full:
+            return False
+        if not connection.out:
+            self._watch.call_soon(self._flush, connection)
+        connection.queue(frames)
+        return True
+
+    def _flush(self, connection: Connection) -> None:
+        """Send what can be sent now."""
+        if connection not in self._connections:
+            return
+        if not connection.write():
+            connection.is_over = True
+            if connection.leaves_at is None:
+                self._unwatch(connection)
+                self._make_ready(connection)
+        if bool(connection.out) is not connection.writes:
+            connection.writes = bool(connection.out)
+            if connection.writes:
+                self._watch.add_writer(connection.fd, self._flush, connection)
+            else:
+                self._watch.remove_writer(connection.fd)

@@ -1,0 +1,83 @@
+"""More workers that take turns on one machine than every order of which is looked at; and plans that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from swarm.broker.planner.solve import EXACT
+from swarm.testing import fake_manifest
+from swarm.wire.messages import Query, Suppose
+from tests.unit.broker.bench import Bench, ranges
+from tests.unit.broker.drafts.test_plan_wanted import costs, join, lengths, plan_of, ruled
+
+
+def together(bench: Bench, num_layers: int, names: list[str], host: str = "here") -> None:
+    for name in names:
+        worker = bench.add(name, manifest=fake_manifest(num_layers=num_layers), host=host)
+        bench.tell(name, worker.hello(costs=costs(0.001)))
+
+
+@pytest.mark.parametrize(("layers", "count"), [(24, EXACT + 1), (24, 12), (6, 20), (10, 9)])
+def test_any_number_that_takes_turns_has_even_shares(make_bench: Callable[..., Bench], layers: int, count: int) -> None:
+    """As many layers each, up to one; and what is asked for by hand would be the same again."""
+    bench = make_bench(ruled())
+    together(bench, layers, [f"w{i}" for i in range(count)])
+    bench.tick()
+    found = list(lengths(bench).values())
+    assert len(found) == min(layers, count)
+    assert max(found) - min(found) <= 1
+    assert plan_of(bench, objective="throughput")["state"] == "would stay as it is"
+
+
+def test_shares_of_many_stay_when_one_goes(make_bench: Callable[..., Bench]) -> None:
+    """One that holds nothing goes: nobody loads anything again."""
+    bench = make_bench(ruled())
+    together(bench, 6, [f"w{i}" for i in range(EXACT + 2)])
+    bench.tick()
+    before = ranges(bench)
+    assert len(before) == 6
+    bench.lose(next(f"w{i}" for i in range(EXACT + 2) if f"w{i}" not in before))
+    bench.tick(1.0)
+    assert ranges(bench) == before
+
+
+@pytest.mark.parametrize("count", [3, EXACT + 1])
+def test_what_would_be_made_is_what_is_done(make_bench: Callable[..., Bench], count: int) -> None:
+    """A newcomer that would gain less than the margin: the plan stays, and that is the answer."""
+    bench = make_bench(ruled(margin=5.0))
+    for index in range(count - 1):
+        join(bench, f"w{index}", 0.001)
+    bench.tick()
+    before = ranges(bench)
+    join(bench, "late", 0.0005)
+    bench.tick(1.0)
+    assert ranges(bench) == before
+    answer = bench.ask(Query(what="plan", suppose=Suppose()))
+    assert answer.body["state"] == "would stay as it is"
+    assert answer.body["step_s"] == answer.body["now_step_s"]
+
+
+@pytest.mark.parametrize("count", [EXACT, EXACT + 1, 3 * EXACT])
+def test_one_more_is_told_among_many(make_bench: Callable[..., Bench], count: int) -> None:
+    """With many workers too it is said what one more would change: here it takes a layer from each of some."""
+    bench = make_bench(ruled())
+    for index in range(count):
+        worker = bench.add(f"w{index}", manifest=fake_manifest(num_layers=2 * count))
+        bench.tell(f"w{index}", worker.hello(costs=costs(0.001 if index else 0.002)))
+    bench.tick()
+    found = plan_of(bench)["forecast"]
+    assert isinstance(found, dict)
+    assert found["one_more"]["like"] != "w0"
+    assert found["one_more"]["step_s"] == pytest.approx(0.002)
+
+
+def test_one_more_never_makes_it_slower(make_bench: Callable[..., Bench]) -> None:
+    """Where stages take turns on one machine, another one may be of no use: then nothing is promised."""
+    bench = make_bench(ruled())
+    together(bench, 24, [f"w{i}" for i in range(EXACT + 1)])
+    bench.tick()
+    found = plan_of(bench)["forecast"]
+    assert isinstance(found, dict)
+    assert found["one_more"]["step_s"] <= found["step_s"]

@@ -1,0 +1,329 @@
+"""Which layers are rebuilt from whose log after a change of plan, and when their sequences go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from swarm.broker.events import Tick
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.recovery.rebuild import RebuildSettings, runs_to_rebuild
+from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
+from swarm.wire.messages import (
+    Activated,
+    Cancel,
+    HeldSequence,
+    LayerRange,
+    LogRange,
+    RangePosition,
+    Replay,
+    ReplayDone,
+    ReplayMissing,
+)
+from tests.unit.broker.bench import CLIENT, Bench, orders, row, settings, steps, submit
+
+SEQUENCE = 5
+TARGET = 100
+
+Held = tuple[tuple[int, int, int], ...]  # (first, stop, position)
+Logs = tuple[tuple[int, int], ...]  # (boundary, stop)
+
+
+def plan_of(*stages: tuple[str, int, int]) -> Plan:
+    plans = tuple(StagePlan(name, name, LayerRange(first, stop), "", 0, host=name) for name, first, stop in stages)
+    return Plan(3, plans, "throughput")
+
+
+def said(held: Mapping[str, Held], logs: Mapping[str, Logs] | None = None) -> dict[str, Activated]:
+    """What the stages say of the one sequence."""
+    found = {}
+    for name, ranges in held.items():
+        kv = tuple(RangePosition(LayerRange(first, stop), position) for first, stop, position in ranges)
+        entries = tuple(LogRange(SEQUENCE, boundary, 0, stop) for boundary, stop in (logs or {}).get(name, ()))
+        found[name] = Activated(
+            epoch=3, incarnation=name, held=(HeldSequence(SEQUENCE, kv),) if kv else (), logs=entries
+        )
+    return found
+
+
+def runs(plan: Plan, stages: dict[str, Activated]) -> list[tuple[str | None, int, int, int]] | int:
+    """(source, first layer, layer behind the last, first position); or whence it is computed again as a whole."""
+    request = Request(submit("r"), CLIENT, 0.0, None)
+    sequence = Sequence(id=SEQUENCE, request=request, index=0, seed=1, tokens=list(range(TARGET)), limit=200)
+    sequence.kv = TARGET
+    found = runs_to_rebuild(sequence, plan, stages)
+    return found if isinstance(found, int) else [_short(run) for run in found]
+
+
+def _short(run: Rebuild) -> tuple[str | None, int, int, int]:
+    assert run.stop == TARGET
+    assert run.done == run.start
+    return run.source, run.through.first, run.through.stop, run.start
+
+
+THREE = plan_of(("a", 0, 4), ("b", 4, 8), ("c", 8, 12))
+A, B, C = ((0, 4, 100),), ((4, 8, 100),), ((8, 12, 100),)
+
+CASES = {
+    "all level": (THREE, {"a": A, "b": B, "c": C}, {}, []),
+    "a spare for the middle": (THREE, {"a": A, "b": (), "c": C}, {"a": ((4, 100),)}, [("a", 4, 8, 0)]),
+    "a spare for the last": (THREE, {"a": A, "b": B, "c": ()}, {"a": ((4, 100),), "b": ((8, 100),)}, [("b", 8, 12, 0)]),
+    "a spare for the first": (THREE, {"a": (), "b": B, "c": C}, {"b": ((8, 100),)}, [(None, 0, 4, 0)]),
+    "the neighbour before takes it": (
+        plan_of(("a", 0, 8), ("c", 8, 12)),
+        {"a": ((0, 4, 100), (4, 8, 0)), "c": C},
+        {"a": ((4, 100),)},
+        [("a", 4, 8, 0)],
+    ),
+    "the neighbour behind takes it": (
+        plan_of(("a", 0, 4), ("c", 4, 12)),
+        {"a": A, "c": ((4, 8, 0), (8, 12, 100))},
+        {"a": ((4, 100),)},
+        [("a", 4, 8, 0)],
+    ),
+    "both neighbours share it": (
+        plan_of(("a", 0, 6), ("c", 6, 12)),
+        {"a": ((0, 4, 100), (4, 6, 0)), "c": ((6, 8, 0), (8, 12, 100))},
+        {"a": ((4, 100),)},
+        [("a", 4, 8, 0)],
+    ),
+    "two neighbours lost": (THREE, {"a": A, "b": (), "c": ()}, {"a": ((4, 100),)}, [("a", 4, 12, 0)]),
+    "two lost apart": (
+        plan_of(("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)),
+        {"a": (), "b": ((2, 4, 100),), "c": (), "d": ((6, 8, 100),)},
+        {"b": ((4, 100),)},
+        [(None, 0, 2, 0), ("b", 4, 6, 0)],
+    ),
+    "the log was evicted": (THREE, {"a": A, "b": (), "c": C}, {}, [(None, 0, 8, 0)]),
+    "the log is too short": (THREE, {"a": A, "b": (), "c": C}, {"a": ((4, 99),)}, [(None, 0, 8, 0)]),
+    "only a log further up": (
+        THREE,
+        {"a": A, "b": B, "c": ()},
+        {"a": ((4, 100),)},
+        [("a", 4, 12, 0)],
+    ),
+    "a log that can't be sent there": (THREE, {"a": A, "b": (), "c": C}, {"c": ((4, 100),)}, [(None, 0, 8, 0)]),
+    "a replay that was cut short": (THREE, {"a": A, "b": ((4, 8, 40),), "c": C}, {"a": ((4, 100),)}, [("a", 4, 8, 40)]),
+    "the second replay would go through the first": (
+        plan_of(("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)),
+        {"a": (), "b": ((2, 4, 100),), "c": (), "d": ((6, 8, 100),)},
+        {},
+        [(None, 0, 6, 0)],
+    ),
+    "the same, and the second one lacks less": (
+        plan_of(("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)),
+        {"a": (), "b": ((2, 4, 100),), "c": ((4, 6, 40),), "d": ((6, 8, 100),)},
+        {},
+        [(None, 0, 6, 0)],
+    ),
+    "the same, and the first one lacks less": (
+        plan_of(("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)),
+        {"a": ((0, 2, 40),), "b": ((2, 4, 100),), "c": ((4, 6, 30),), "d": ((6, 8, 100),)},
+        {},
+        [(None, 0, 6, 30)],
+    ),
+    "everything lost": (THREE, {"a": (), "b": (), "c": ()}, {}, 0),
+    "all cut short": (THREE, {"a": ((0, 4, 30),), "b": ((4, 8, 20),), "c": ((8, 12, 25),)}, {}, 20),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lost_layers_are_rebuilt_from_the_nearest_log(name: str) -> None:
+    """Through the lost layers only, where a log lies before them; else through those between it and them, too."""
+    plan, held, logs, expected = CASES[name]
+    assert runs(plan, said(held, logs)) == expected
+
+
+# --- with a broker ----------------------------------------------------------------------------------------------------
+
+
+def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
+    """Three workers and running sequences; the second worker dies. What the third one holds then is new to it, and the
+    first one has the log of what it sent."""
+    plan = PlanSettings(settle_s=0.0, rebuild=RebuildSettings(chunk=chunk))
+    bench = Bench(settings(plan=plan)).serve(3)
+    for index in range(count):
+        bench.say(submit(f"r{index}", num_prompt=10 * (count - index), max_tokens=8))
+    for _ in range(3):
+        for _ in range(len(bench.pipe)):
+            bench.finish()
+    first, last = (
+        worker for worker in (bench.workers[name] for name in ordered(bench)) if worker.name != second(bench)
+    )
+    for sequence in bench.state.running:
+        last.held[sequence.id] = 0
+        if logged:
+            first.logged[sequence.id] = sequence.kv
+    bench.take()
+    bench.lose(second(bench))
+    assert bench.state.book.serving
+    return bench
+
+
+def ordered(bench: Bench) -> list[str]:
+    assert bench.state.book.current is not None
+    return [stage.name for stage in bench.state.book.current.stages]
+
+
+def second(bench: Bench) -> str:
+    return ordered(bench)[1]
+
+
+def replays(bench: Bench) -> list[Replay]:
+    """What was ordered since the last time."""
+    return [order for _, order in orders(bench.take(), Replay) if isinstance(order, Replay)]
+
+
+def done(bench: Bench, order: Replay) -> None:
+    """The chunk went through."""
+    name = ordered(bench)[-1]
+    message = ReplayDone(
+        epoch=order.epoch,
+        incarnation=bench.workers[name].incarnation,
+        sequence=order.sequence,
+        layers=order.through,
+        kv=order.stop,
+    )
+    bench.tell(name, message)
+
+
+def test_a_sequence_waits_for_its_layers_and_goes_on() -> None:
+    """It is not in any step until they are level; then it goes on where it was, and nothing is computed again."""
+    bench = lose_one()
+    sequence = bench.sequence("r0")
+    (order,) = replays(bench)
+    assert (order.sequence, order.start, order.stop) == (sequence.id, 0, sequence.kv)
+    assert order.through.stop == 6
+    assert not bench.pipe
+    before = sequence.kv
+    done(bench, order)
+    (step,) = bench.pipe
+    assert row(step) == [(sequence.id, before, 1)]
+    bench.run_dry()
+    assert sequence.reason == "length"
+    assert sequence.num_recomputed
+
+
+def test_one_chunk_after_the_other() -> None:
+    """The next one is ordered when the one before is done, and they leave nothing out."""
+    bench = lose_one(chunk=4)
+    target, at = bench.sequence("r0").kv, 0
+    while at < target:
+        (order,) = replays(bench)
+        assert (order.start, order.stop) == (at, min(target, at + 4))
+        at = order.stop
+        done(bench, order)
+    assert not replays(bench)
+    assert bench.pipe
+
+
+def test_the_cheapest_first_and_no_barrier() -> None:
+    """Sequences with little to rebuild go on while others are still waiting."""
+    bench = lose_one(count=3)
+    found = []
+    while (waiting := replays(bench)) or found == []:
+        for order in waiting:
+            found.append(order.sequence)
+            done(bench, order)
+            assert any(order.sequence == r.sequence for step in bench.pipe for r in step.rows) or len(bench.pipe) >= 2
+    costs = {s.id: s.kv for s in bench.state.running}
+    assert found == sorted(costs, key=lambda each: costs[each])
+
+
+def test_a_log_that_has_gone_meanwhile_is_replaced_by_the_tokens() -> None:
+    """Through all layers up to the end of the run, from the broker itself."""
+    bench = lose_one()
+    (order,) = replays(bench)
+    name = ordered(bench)[0]
+    message = ReplayMissing(
+        epoch=order.epoch,
+        incarnation=bench.workers[name].incarnation,
+        sequence=order.sequence,
+        boundary=order.boundary,
+        has_from=order.stop,
+    )
+    bench.tell(name, message)
+    (step,) = [step for step in steps(bench.take()) if step.replay]
+    assert step.through == LayerRange(0, 6)
+    assert row(step) == [(order.sequence, 0, order.stop)]
+    assert step.open[0].sequence == order.sequence
+    assert len(step.tokens) == order.stop
+    assert bench.state.counters["replays_missing"] == 1
+
+
+def test_without_any_log_all_is_computed_again_in_steps() -> None:
+    """Then nothing is cheaper than a prompt."""
+    bench = lose_one(logged=False)
+    assert not replays(bench)
+    assert row(bench.pipe[0])[0][1] == 0
+    bench.run_dry()
+    assert bench.sequence("r0").reason == "length"
+
+
+def test_an_end_during_a_replay() -> None:
+    """What still comes of it is counted, and the next sequence is begun."""
+    bench = lose_one(count=2)
+    first = replays(bench)
+    for order in first:
+        sequence = next(s for s in bench.state.running if s.id == order.sequence)
+        bench.say(Cancel(request_id=sequence.request.id))
+    bench.tick()
+    for order in first:
+        done(bench, order)
+    assert bench.state.counters["stale_replays"] == len(first)
+    for order in replays(bench):
+        done(bench, order)
+    bench.run_dry()
+    assert not bench.state.running
+
+
+def test_a_death_during_a_replay_begins_it_anew() -> None:
+    """With a higher epoch; answers of the old one count for nothing."""
+    bench = lose_one(chunk=4)
+    (order,) = replays(bench)
+    bench.join("w9")
+    bench.lose(ordered(bench)[-1])
+    done_late = ReplayDone(
+        epoch=order.epoch, incarnation="w9.1", sequence=order.sequence, layers=order.through, kv=order.stop
+    )
+    bench.tell("w9", done_late)
+    assert bench.state.counters["stale_replays"] == 1
+    assert bench.sequence("r0").kv == 0 or bench.sequence("r0").rebuilds or bench.pipe
+
+
+def test_the_end_of_a_replay_counts_in_its_own_epoch_only() -> None:
+    """The same replay, ordered anew: the answer to the first order says nothing of what the second one has reached."""
+    bench = lose_one(chunk=4)
+    (order,) = replays(bench)
+    run = bench.sequence("r0").rebuilds[0]
+    before = run.done
+    done(bench, replace(order, epoch=order.epoch - 1))
+    assert (run.done, bench.state.counters["stale_replays"]) == (before, 1)
+    assert not replays(bench)
+    done(bench, order)
+    assert run.done == order.stop
+
+
+def test_a_replay_that_nobody_answers_is_noticed() -> None:
+    """All stages idle, nothing heard: the plan is made anew with the same workers."""
+    bench = lose_one()
+    (order,) = replays(bench)
+    epoch = bench.epoch
+    for _ in range(30):
+        bench.now += 0.1
+        for name in bench.workers:
+            bench.beat(name, since_s=2.0)
+        bench.feed(Tick())
+    assert bench.epoch > epoch
+    assert order.epoch == epoch
+
+
+def test_who_is_present_at_deaths_during_replays_is_suspected() -> None:
+    """A request whose replay kills whoever computes it must not go on for ever."""
+    bench = lose_one()
+    before = bench.sequence("r0").num_deaths
+    bench.join("w9")
+    bench.lose(ordered(bench)[-1])
+    assert bench.sequence("r0").num_deaths == before + 1

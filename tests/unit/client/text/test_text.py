@@ -1,0 +1,112 @@
+"""The model's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swarm.client.text.tokenizer import TextModel
+from swarm.errors import InvalidRequest, ModelError
+from tests.integration.fake_broker import tokenizer_files
+
+USER = {"role": "user", "content": "hi"}
+
+
+def model(template: str | None = None, **config: object) -> TextModel:
+    files = tokenizer_files()
+    if template is not None:
+        files["chat_template.jinja"] = template.encode()
+    if config:
+        files["tokenizer_config.json"] = json.dumps(config).encode()
+    loaded = TextModel.load(files)
+    assert loaded is not None
+    return loaded
+
+
+def test_encoding_adds_what_the_model_expects() -> None:
+    """A plain prompt gets the special tokens around it; a template writes its own."""
+    assert model().encode("hello")[0] == 0
+    assert model().encode("hello", add_special_tokens=False)[0] != 0
+    assert model().encode_chat([USER])[:1] == (0,)
+    assert list(model().encode_chat([USER])).count(0) == 2  # as often as the template says
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "empty"), ("a\ud800b", "not valid Unicode")])
+def test_text_that_is_no_prompt(text: str, why: str) -> None:
+    """One clear error each."""
+    with pytest.raises(InvalidRequest, match=why):
+        model().encode(text)
+
+
+def test_truncation_and_padding_are_off() -> None:
+    """Settings that a training left in the file would cut prompts in silence."""
+    files = tokenizer_files()
+    settings = json.loads(files["tokenizer.json"])
+    settings["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    files["tokenizer.json"] = json.dumps(settings).encode()
+    loaded = TextModel.load(files)
+    assert loaded is not None
+    assert len(loaded.encode("x" * 50)) == 51
+
+
+def test_broken_files_are_named() -> None:
+    """The error says which file."""
+    assert TextModel.load({}) is None
+    with pytest.raises(ModelError, match=r"tokenizer\.json can't be read"):
+        TextModel.load({"tokenizer.json": b"{}"})
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        TextModel.load({**tokenizer_files(), "tokenizer_config.json": b"{"})
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json must be a JSON object"):
+        TextModel.load({**tokenizer_files(), "tokenizer_config.json": b"[]"})
+    with pytest.raises(ModelError, match="the chat template can't be read"):
+        model("{% if %}")
+
+
+def test_a_template_file_goes_before_the_configuration() -> None:
+    """And of several named templates in the configuration, the default one counts."""
+    assert model("{{ messages[0].content }}!").render_chat([USER]) == "hi!"
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
+    assert model(chat_template=named).render_chat([USER]) == "yes"
+
+
+def test_templates_see_what_transformers_shows_them() -> None:
+    """Special tokens, the generation prompt, loop controls, trimmed blocks, plain JSON, generation marks."""
+    template = (
+        "{%- for m in messages %}\n  {% if m.role == 'skip' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}"
+        "{% generation %}{{ {'a': '<b>'} | tojson }}{% endgeneration %}{{ bos_token }}{{ eos_token }}"
+        "{{ add_generation_prompt }}{{ strftime_now('%%') }}{{ dict(a=1).a }}"
+        "{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}"
+    )
+    loaded = model(template, bos_token="<s>", eos_token={"content": "</s>"})
+    said = loaded.render_chat([{"role": "skip", "content": "?"}, USER])
+    assert said == 'hi{"a": "<b>"}<s></s>True%12'
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[0].nothing.more }}",
+        "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{% set ns = namespace(_x=1) %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_templates_that_refuse_or_misbehave(template: str) -> None:
+    """A template's own complaint, its mistakes and its attempts to climb out of the sandbox: one kind of error."""
+    with pytest.raises(InvalidRequest, match="the chat template refuses"):
+        model(template).render_chat([USER])
+
+
+def test_conversations_that_are_none() -> None:
+    """Empty ones, messages without a role, and models without a template."""
+    with pytest.raises(InvalidRequest, match="conversation is empty"):
+        model().render_chat([])
+    with pytest.raises(InvalidRequest, match=r"messages\[1\] must be a mapping"):
+        model().render_chat([USER, {"content": "x"}])
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        model(bos_token="<s>").render_chat([USER])

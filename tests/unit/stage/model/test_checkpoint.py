@@ -1,0 +1,69 @@
+"""A model's folder: what ends an answer, and what its parts weigh; without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ModelError
+from swarm.stage.model.checkpoint import Checkpoint
+from tests.files_of_models import TINY_CONFIG, safetensors
+
+LAYERS = ("model.layers.0.q", "model.layers.1.q")
+
+
+def model(folder: Path, *tensors: str, **config: object) -> Checkpoint:
+    (folder / "model.safetensors").write_bytes(safetensors(*tensors))
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG | config))
+    return Checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        (7, 8, (7,)),
+        ([7, 9], 8, (7, 9)),
+        ([], 8, (8,)),
+        (None, [8], (8,)),
+        (None, None, ()),
+        ("seven", 8, (8,)),
+    ],
+)
+def test_what_ends_an_answer(tmp_path: Path, generation: object, config: object, expected: tuple[int, ...]) -> None:
+    """As the settings for generation have it, or the model's own, where they say nothing that can be used."""
+    found = model(tmp_path, "embed.weight", *LAYERS, "head.weight", eos_token_id=config)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert found.eos_token_ids == expected
+
+
+@pytest.mark.parametrize("tables", [("embed.weight", "head.weight"), ("embed.weight",)])
+def test_what_the_parts_weigh(tmp_path: Path, tables: tuple[str, ...]) -> None:
+    """One table serves at both ends, and is loaded twice."""
+    found = model(tmp_path, *tables, *LAYERS)
+    manifest = found.manifest("bfloat16")
+    assert (manifest.layer_bytes, manifest.embed_bytes, manifest.head_bytes) == ((32, 32), 32, 32)
+    more = model(tmp_path, *tables, *LAYERS, "model.layers.0.k").manifest("float32")
+    assert (more.layer_bytes, more.embed_bytes, more.head_bytes) == ((128, 64), 64, 64)
+
+
+def test_a_model_without_tables_is_none(tmp_path: Path) -> None:
+    """Nor one that lacks a layer, or has one too many."""
+    with pytest.raises(ModelError, match="has no embedding of 5 tokens"):
+        model(tmp_path, "embed.weight", *LAYERS, vocab_size=5).manifest("float32")
+    with pytest.raises(ModelError, match="has no weights for layer 1"):
+        model(tmp_path, "embed.weight", LAYERS[0]).manifest("float32")
+    with pytest.raises(ModelError, match="json says 1 layers"):
+        model(tmp_path, "embed.weight", *LAYERS, num_hidden_layers=1).manifest("float32")
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    """The error tells a model in another form from one of which a part was not fetched."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    with pytest.raises(ModelError, match="and no index of shards"):
+        _ = Checkpoint(tmp_path).tensors
+    index = {"weight_map": {"embed.weight": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"a\.safetensors is missing; download it again"):
+        _ = Checkpoint(tmp_path).tensors

@@ -1,0 +1,44 @@
+"""What a memory limit leaves for the model."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import ConfigError
+from swarm.stage.shell.budget import LEAST_BYTES, Budget, share_out
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "base", "log", "model_share", "log_share"),
+    [
+        (8192, 392, 256, 7544, 256),  # room for all
+        (1024, 392, 256, 504, 128),  # the log shrinks to an eighth of the limit
+        (448, 392, 256, 42, 14),  # and to a quarter of what is left
+        (8192, 392, 0, 7800, 0),
+    ],
+)
+def test_a_limit_is_shared_out(limit: int, base: int, log: int, model_share: int, log_share: int) -> None:
+    """All figures in MiB."""
+    assert share_out(limit * MIB, base * MIB, log * MIB) == Budget(model_share * MIB, log_share * MIB)
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 30), st.integers(0, 1 << 32))
+def test_nothing_is_promised_twice(limit: int, base: int, log: int) -> None:
+    """Process, model and log together are within the limit, and the model has a share; or the limit is refused, with
+    one that works."""
+    try:
+        budget = share_out(limit, base, log)
+    except ConfigError as error:
+        assert limit < base + LEAST_BYTES
+        found = re.search(r"the least is (\d+) MiB", str(error))
+        assert found is not None
+        share_out(int(found[1]) * MIB, base, log)
+    else:
+        assert base + budget.model_bytes + budget.log_bytes == limit
+        assert budget.model_bytes > budget.log_bytes >= 0
