@@ -1,7 +1,7 @@
 """Drafts: the plan that would be made now, from what members have said of themselves.
 
 ``candidates`` turns members into the planner's devices and asks it; ``proposals`` answers what is wanted: the best
-plan, the one in force if it may stay, the one after a death. ``draft`` makes of a proposal the plan that is carried out,
+plan, the one in force if it may stay, the one after a death. ``draft`` makes of a proposal the plan to be carried out,
 and ``pipeline`` refuses what is none. ``rules`` were set by hand; ``speeds`` compares stages with what they promised;
 ``questions`` are answered beside the broker's loop. Changes nothing: ``recovery`` does.
 """
