@@ -287,7 +287,7 @@ class BrokerCore:
     def _step_finished(self, done: StepDone, now: float) -> None:
         current = self.state.book.current
         counts = current is not None and current.epoch == done.epoch and done.lineage == self.state.lineage
-        flight = self.state.flights.pop(done.step, None) if counts else None
+        flight = self.state.landed(done.step) if counts else None
         if flight is None:
             self.state.count("stale_steps")
             return
@@ -317,11 +317,10 @@ class BrokerCore:
             if sequence is None or sequence.stay != flight.stays.get(sequence_id):
                 continue  # it has given its room back since
             if sequence.state is SequenceState.RUNNING:
-                sequence.kv = min(max(sequence.kv, position), sequence.scheduled)
+                sequence.acknowledge(position)
                 self.state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
                 if not self.settings.scheduler.kv_cache and sequence.kv == sequence.scheduled == sequence.sampled:
-                    sequence.kv = sequence.scheduled = 0
-                    sequence.truncate = True
+                    sequence.drop_kv()
                     self.state.running.refresh(sequence)
 
     def _take_step_time(self, seconds: float) -> None:

@@ -436,7 +436,7 @@ class Planner:
         """Whoever was in the pipe was present at the death; the core ends those present too often."""
         in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
         for sequence in in_steps | set(self.rebuilder.under_way):
-            sequence.num_deaths += 1
+            sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
 
     def _blame_the_late(self, now: float) -> None:

@@ -90,10 +90,32 @@ class State:
     started_at: float = 0.0
     now: float = 0.0  # of the event that is being handled
 
+    def give_up(self, sequence: Sequence) -> None:
+        """Its deadline can't be kept any more: the core ends it."""
+        self.hopeless.append(sequence)
+
+    def dispatched(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
+        """The next step is in the pipe, and has told the stages whom to let go of."""
+        stays = {sequence.id: sequence.stay for sequence, _ in ends}
+        self.flights[self.next_step] = Flight(ends, now, num_tokens, stays)
+        self.next_step += 1
+        self.to_release.clear()
+        self.to_retire.clear()
+        for sequence, _ in ends:
+            self.running.refresh(sequence)
+
+    def landed(self, step: int) -> Flight | None:
+        """A step came through; None if nobody waits for it."""
+        return self.flights.pop(step, None)
+
+    def evict(self, blocks: int, places: int) -> None:
+        """Let retired sequences go, so that so much room is free."""
+        self.to_release.extend(self.prefix.evict(blocks, places))
+
     def leave_stages(self, sequence: Sequence) -> None:
         """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""
         self.running.remove(sequence)
-        sequence.rebuilds.clear()
+        sequence.stop_rebuilding()
         self.unfork(sequence)
         retired = self.prefix.retire(sequence.id)
         if retired is None:
