@@ -160,7 +160,7 @@ class BrokerCore:
         self._requests.durability.restore(past, now)
         self._planner.restart.begin(past, now, self.settings.plan.gather_s)
         if past.manifest is not None:
-            self.state.manifest = past.manifest
+            self.state.learn(past.manifest)
             self._requests.durability.model_known(now)
         self.state.journal_notes = past.notes
         for text in past.notes:

@@ -23,7 +23,7 @@ import psutil
 import uvloop
 import zmq
 
-from swarm import __version__, failpoints
+from swarm import failpoints
 from swarm.broker import actions as act
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
@@ -62,6 +62,7 @@ from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
+from swarm.version import __version__
 from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.door.keys import address_and_key, is_address

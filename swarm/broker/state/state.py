@@ -90,6 +90,10 @@ class State:
     started_at: float = 0.0
     now: float = 0.0  # of the event that is being handled
 
+    def learn(self, manifest: Manifest | None) -> None:
+        """This is the model; None: another one than it was."""
+        self.manifest = manifest
+
     def give_up(self, sequence: Sequence) -> None:
         """Its deadline can't be kept any more: the core ends it."""
         self.hopeless.append(sequence)
