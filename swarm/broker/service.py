@@ -510,6 +510,7 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, l
         prefix_cache=broker.prefix_cache and broker.kv_cache,
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,
+        check_rules=broker.check_rules,
         run=f"{secrets.token_hex(2)}-",
         requests=RequestSettings(
             broker.max_queue,

@@ -12,6 +12,7 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+from swarm.broker.state.blocks import BLOCK
 from swarm.wire.messages import FinishReason, Hop, LayerRange, Submit, Timing, TokenLogprob
 
 
@@ -147,11 +148,19 @@ class Sequence:
         )
 
     def check(self) -> str | None:
-        """Return which rule its positions break, if any."""
-        if not 0 <= self.kv <= self.scheduled <= self.sampled:
+        """Return which rule it breaks, if any."""
+        sampled = len(self.tokens)
+        if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
             return f"kv <= scheduled <= sampled does not hold: {self.story()}"
-        if not self.delivered <= self.sent <= self.committed <= self.sampled:
+        if not self.delivered <= self.sent <= self.committed <= sampled:
             return f"delivered <= sent <= committed <= sampled does not hold: {self.story()}"
+        if sampled > max(self.limit, self.num_prompt):
+            return f"it has grown past its limit: {self.story()}"
+        if self.state is SequenceState.RUNNING:
+            if self.scheduled > self.blocks * BLOCK:
+                return f"it has no room for what is dispatched: {self.story()}"
+        elif self.blocks:
+            return f"it holds room and does not run: {self.story()}"
         return None
 
     def _move(self, to: SequenceState) -> None:
