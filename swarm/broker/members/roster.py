@@ -19,7 +19,7 @@ from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
 from swarm.broker.recovery import speeds
 from swarm.broker.recovery.inventory import what_counts
-from swarm.broker.recovery.procedure import QUARANTINE_AFTER, Planner
+from swarm.broker.recovery.procedure import Planner
 from swarm.broker.requests.door import Requests
 from swarm.broker.state import Plan, State, Worker, WorkerState
 from swarm.wire.messages import (
@@ -332,9 +332,7 @@ class Members:
             recoveries.lost(worker.name, evidence, None if held is None else held.layers, heard_at, now)
 
     def _end_the_dangerous(self, now: float) -> None:
-        """A request present at several deaths may be their cause; it must not take the swarm with it."""
-        for sequence in [s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER]:
-            detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths or losses of steps"
+        for sequence, detail in self.lies.dangerous():
             self._requests.ends.end(sequence, "failed", now, detail)
 
     def _member(self, peer: bytes) -> Worker | None:

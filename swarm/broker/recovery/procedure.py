@@ -43,6 +43,7 @@ from swarm.broker.state import (
     Worker,
     WorkerState,
 )
+from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.recoveries import Recovery
 from swarm.wire.messages import (
     Activate,
@@ -56,8 +57,6 @@ from swarm.wire.messages import (
     Refused,
     Release,
 )
-
-QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +369,7 @@ class Planner:
             self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")
         stages = [f"{s.name} {s.layers}" for s in book.current.stages]
-        capacity = book.kv_blocks * 32
+        capacity = book.kv_blocks * BLOCK
         for worker in self._state.workers.values():
             if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
