@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew, WriteSteps
+from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetPartArrived,
@@ -39,7 +39,6 @@ from swarm.broker.events import (
     RequestRead,
     Solved,
     StepFinished,
-    Stopping,
     Tick,
     TokensWritten,
     WorkerDisconnected,
@@ -240,8 +239,6 @@ class BrokerCore:
                 self.state.journal_figures = values
             case ProcessFigures(values):
                 self.state.process_figures = values
-            case Stopping():
-                self._write_steps(now, at_once=True)
             case _:
                 self._journal_is(event, now)
 
@@ -386,17 +383,11 @@ class BrokerCore:
         self._notice_lost_steps(now)
         self._requests.ends.tick(now)
         self._tracer.forget_old(now)
-        self._write_steps(now)
         self._doors.tick(now)
         self._planner.rebuilder.tick(now)
         if not self.state.running:
             self._planner.recovered(self.state.recoveries.nothing_runs(now))
         self._planner.tick(now)
-
-    def _write_steps(self, now: float, *, at_once: bool = False) -> None:
-        """For traces by a broker after this one."""
-        if self.settings.requests.has_journal and (steps := self._tracer.to_write(now, at_once=at_once)):
-            self._out.append(WriteSteps(steps))
 
     def _notice_lost_steps(self, now: float) -> None:
         """A step is under way, and yet no stage has computed for a while: the step is lost, without a death."""

@@ -1,7 +1,7 @@
 """The durable record: what must not be forgotten before somebody is told of it.
 
 Comes in: writes that the core asks for. Goes out: facts that they are done. Dispatch never waits. ``store`` is the
-file, ``writer`` the thread that writes it, ``steps`` what it has for traces. ``doubts`` says whether it can still be
+file, ``writer`` the thread that writes it, ``reader`` those that read it. ``doubts`` says whether it can still be
 believed, ``salvage`` makes a new one of what is left.
 """
 

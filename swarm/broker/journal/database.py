@@ -15,7 +15,7 @@ from swarm.broker.journal.reserve import Reserve
 from swarm.errors import JournalError
 
 FILE = "journal.db"
-VERSION = 3
+VERSION = 4
 BUSY_S = 1.0  # nobody else writes; a reader at the wrong moment is waited for so long
 # Of 4 KiB: how much the write-ahead log holds before it is folded into the file. Folding takes syncs: with 512 a small
 # transaction costs up to half as much again as with 2,048. But a small disk must not be filled by the log alone.
@@ -55,19 +55,6 @@ CREATE TABLE tokens (
 _TIMES = """
 -- By the same clock as accepted_tick; NULL if the machine was started again since.
 ALTER TABLE requests ADD COLUMN ended_tick REAL;
-CREATE TABLE steps (                -- see ``journal.steps``
-    number INTEGER PRIMARY KEY,
-    boot TEXT NOT NULL,             -- whose monotonic clock the ticks are of
-    first_tick REAL NOT NULL,       -- when the first of them was dispatched
-    last_tick REAL NOT NULL,        -- when the last of them was answered
-    lowest INTEGER NOT NULL,        -- of the sequences that had rows in them
-    highest INTEGER NOT NULL,
-    written_at REAL NOT NULL,       -- wall clock
-    num_bytes INTEGER NOT NULL,     -- that this row takes, about
-    steps BLOB NOT NULL
-);
-CREATE INDEX steps_in_time ON steps (boot, last_tick);
-CREATE INDEX steps_by_age ON steps (written_at, num_bytes);
 """
 _RECENT = """
 CREATE TABLE recent (               -- tokens of the last steps; see ``journal.recent``
@@ -76,9 +63,13 @@ CREATE TABLE recent (               -- tokens of the last steps; see ``journal.r
 );
 """
 
+_NO_STEPS = """
+DROP TABLE IF EXISTS steps;           -- versions 2 and 3 kept times of steps for traces
+"""
+
 _PIECE = 1 << 20
 _REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
-_STEPS = (_TABLES, _TIMES, _RECENT)  # from version n to n + 1
+_STEPS = (_TABLES, _TIMES, _RECENT, _NO_STEPS)  # from version n to n + 1
 _CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
 _NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 

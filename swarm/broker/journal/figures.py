@@ -9,15 +9,12 @@ from swarm.series import Series
 
 @dataclass(slots=True)
 class Figures:
-    """What the thread did. ``durable``: transactions that were synced; ``chunks``: those of steps; ``computed_s``: its
+    """What the thread did. ``durable``: transactions that were synced; ``computed_s``: its
     processor time in all, without what it waited for the disk or for its turn."""
 
     transactions: Series = field(default_factory=Series)
     durable: Series = field(default_factory=Series)
     writes: int = 0
-    chunks: Series = field(default_factory=Series)
-    chunk_bytes: int = 0
-    chunks_dropped: int = 0
     failures: int = 0
     renewals: int = 0
     num_bytes: int = 0
@@ -32,10 +29,6 @@ class Figures:
             "transaction_us": round(self.transactions.average * 1e6, 1),
             "durable_us": round(self.durable.average * 1e6, 1),
             "longest_us": round(max(self.transactions.most, self.durable.most) * 1e6, 1),
-            "step_chunks": self.chunks.num,
-            "step_chunk_us": round(self.chunks.average * 1e6, 1),
-            "step_bytes": self.chunk_bytes,
-            "step_chunks_dropped": self.chunks_dropped,
             "failures": self.failures,
             "renewals": self.renewals,
             "bytes": self.num_bytes,

@@ -45,7 +45,6 @@ _KEYS = {  # of each table that is copied, in this order
     "sequences": "id",
     "tokens": "sequence, first",
     "recent": "number",
-    "steps": "number",
 }
 _SUFFIXES = ("", "-wal", "-shm")
 _WIDTH = {"requests": 9}  # columns that were added to a table: what is older has none
@@ -301,7 +300,6 @@ _SEALED: dict[str, tuple[int, type]] = {
     "sequences": (5, RawPart),  # what stands beside the tokens is safe by its checksum, and takes long to look at
     "tokens": (2, RawPart),
     "recent": (1, recent.Row[RawPart]),
-    "steps": (8, bytes),
 }
 
 

@@ -322,18 +322,6 @@ class Store:
         return int((pages - free) * size)
 
     @contextmanager
-    def unsynced(self) -> Iterator[sqlite3.Connection]:
-        """A transaction for whoever writes beside what must last. Raises JournalError; then nothing of it is there."""
-        try:
-            if self._durable:
-                self._db.execute("PRAGMA synchronous = NORMAL")
-                self._durable = False
-            with transaction(self._db):
-                yield self._db
-        except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
-
-    @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The database, for looking at it. Raises JournalError."""
         try:

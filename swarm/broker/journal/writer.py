@@ -4,8 +4,7 @@ The broker's loop hands writes over and goes on; what has been written comes bac
 is dropped: the writes are kept and tried again, and the loop is told, so that new requests are refused meanwhile while
 those that run go on. Epochs don't wait: some room is set aside for them. A disk that is far too slow counts as one that
 refuses. A journal that can't be believed any more (``doubts``) is begun anew: then the loop is told to hand over once
-more what memory has, and it counts as broken until that is written. Only steps, which traces are made of, are dropped
-at once; they are written when nothing else waits, and one by one between the rest when that has not been so for long.
+more what memory has, and it counts as broken until that is written.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarm import failpoints
-from swarm.broker.actions import StepTimes, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import WriteAnew, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.events import EndNotWritten, JournalBroke, JournalFigures, JournalMended, JournalRenewed
-from swarm.broker.journal import Lasting, Write, Written, salvage, steps, written
+from swarm.broker.journal import Lasting, Write, Written, salvage, written
 from swarm.broker.journal.database import DamagedJournal, FullDisk
 from swarm.broker.journal.doubts import Doubts, Next, seen
 from swarm.broker.journal.figures import Figures
@@ -33,7 +32,6 @@ LOOK_S = 0.5  # how often the files are looked at when there is nothing to write
 TIDY_S = 60.0
 TELL_S = 1.0  # how often the figures are told, at most
 MAX_TOGETHER = 1024  # writes in one transaction
-MAX_CHUNKS = 8  # of steps that wait; then the oldest go. From half of that on they don't wait for a quiet moment
 MAX_WAITING = 1 << 16  # beyond, tokens that can't be written are no longer kept: they can be computed again
 STOP_S = 10.0
 
@@ -57,7 +55,6 @@ class JournalWriter:
     figures: Figures = field(default_factory=Figures)
     _waiting: deque[Write] = field(default_factory=deque)
     _epochs: list[WriteEpoch] = field(default_factory=list)  # those that must not wait behind what the disk refuses
-    _steps: deque[tuple[StepTimes, ...]] = field(default_factory=deque)
     _batch: list[Write] = field(default_factory=list)  # under way, or refused and to be tried again; the thread's own
     _work: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
@@ -87,15 +84,6 @@ class JournalWriter:
                 self._epochs.append(write)
             else:
                 self._waiting.append(write)
-            self._work.notify()
-
-    def write_steps(self, new: tuple[StepTimes, ...]) -> None:
-        """Hand over steps for traces, at least one; no fact comes. They may be dropped."""
-        with self._work:
-            self._steps.append(new)
-            if self._broken or len(self._steps) > MAX_CHUNKS:
-                self._steps.popleft()
-                self.figures.chunks_dropped += 1
             self._work.notify()
 
     def doubt(self, reason: str) -> None:
@@ -139,19 +127,12 @@ class JournalWriter:
                 continue
             if self._batch:
                 self._write()
-            elif self._stopping and not self._steps:
+            elif self._stopping:
                 return
             elif self._broken:
                 self._mended()
-            if self._has_time_for_steps:
-                self._write_steps()
             self._tidy()
             self._doubts.left(seen(self.store.path))
-
-    @property
-    def _has_time_for_steps(self) -> bool:
-        """Nothing else is to be written now; or something always was for so long that steps would soon be dropped."""
-        return bool(self._steps) and not self._batch and (not self._waiting or len(self._steps) > MAX_CHUNKS // 2)
 
     def _take_batch(self) -> None:
         """What waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
@@ -166,7 +147,7 @@ class JournalWriter:
                 self._batch.append(self._waiting.popleft())
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._epochs or self._steps or self._batch or self._reported or self._stopping)
+        return bool(self._waiting or self._epochs or self._batch or self._reported or self._stopping)
 
     # --- whether the file can be believed ----------------------------------------------------------------------------
 
@@ -260,24 +241,6 @@ class JournalWriter:
                 raise
             return self.store.write(self._batch, Moment.now())
 
-    def _write_steps(self) -> None:
-        """That it can't be done is nobody's business: whoever writes what counts will find it out."""
-        with self._work:
-            new = self._steps.popleft()
-        began = self.clock.now()
-        try:
-            num_bytes = steps.write(self.store, new, Moment.now())
-        except JournalError as error:
-            self._doubts.failed(error)
-            log.info("journal_steps_not_written", steps=len(new), reason=str(error))
-            num_bytes = 0
-        if num_bytes:
-            self.figures.chunks.add(self.clock.now() - began)
-            self.figures.chunk_bytes += num_bytes
-            return
-        with self._work:  # whoever hands steps over counts, too
-            self.figures.chunks_dropped += 1
-
     def _refused(self, error: JournalError) -> None:
         """What could not be written is kept."""
         self.figures.failures += 1
@@ -321,8 +284,6 @@ class JournalWriter:
                 self._broken = reason
                 self._epochs += [write for write in self._waiting if isinstance(write, WriteEpoch)]
                 self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteEpoch))
-                self.figures.chunks_dropped += len(self._steps)
-                self._steps.clear()
                 self.told([JournalBroke(reason)])
 
     def _mended(self) -> None:
@@ -338,7 +299,6 @@ class JournalWriter:
             return
         self._tidied_at = now
         try:
-            steps.tidy(self.store, Moment.now())
             gone = self.store.tidy(Moment.now())
             self.figures.num_bytes = self.store.num_bytes
             self.store.reserve.fill()

@@ -4,17 +4,17 @@ requests again when somebody asks for them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from swarm.broker.reports.scheduling import class_name
+from swarm.broker.reports.trace import stages_of
 from swarm.broker.state import Request, SequenceState
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Json
 
 NO_TIMES = (
-    "where the time of its tokens went is not known: its steps are not in the journal (any more), or the machine was "
-    "started again meanwhile"
+    "where the time of its tokens went is not known any more: the times of steps are kept in memory alone, for "
+    "broker.retain_s after a request's end and until the broker starts again"
 )
 
 
@@ -82,6 +82,7 @@ def row_of(record: RequestRecord) -> Json:
                 "detail": each.detail,
                 "num_prompt": len(submit.prompt),
                 "num_tokens": len(each.tokens),
+                **({"stages": stages_of(hop for hops in each.hops for hop in hops)} if each.hops else {}),
             }
             for each in record.sequences
         ],
@@ -94,13 +95,6 @@ def listed(rows: Iterable[Json], under_way: Iterable[str]) -> list[Json]:
     return [row | {"sequences": []} for row in rows if row["request_id"] not in known]
 
 
-def traced(row: Json, trace: Json) -> Json:
-    """The row of a request with where its time went."""
-    known, times = cast("list[Json]", row["sequences"]), cast("list[Json]", trace["sequences"])
-    together = [each | more for each, more in zip(known, times, strict=True)]
-    return row | {"times": trace["times"], "sequences": together}
-
-
 def trace(asked: str, rows: Sequence[Json]) -> Json:
     """What the journal can tell of the request whose id begins so; "" is the one that ended last."""
     exact = [row for row in rows if row["request_id"] == asked]
@@ -110,5 +104,5 @@ def trace(asked: str, rows: Sequence[Json]) -> Json:
         return {"error": f"{what} under way, nor in the journal (any more)"}
     if len(found) > 1:
         return {"error": f"several requests begin with {asked!r}: give more of the id"}
-    names = ("request_id", "state", "age_s", "ended_age_s", "sequences", "times")
-    return {"times": NO_TIMES} | {name: found[0][name] for name in names if name in found[0]}
+    names = ("request_id", "state", "age_s", "ended_age_s", "sequences")
+    return {"times": NO_TIMES} | {name: found[0][name] for name in names}
