@@ -43,6 +43,20 @@ class Proposal:
     standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()
     back: Back | None = None
 
+    def is_like(self, plan: Plan) -> bool:
+        """The same workers with the same layers, in the same order."""
+        return list(self.shares) == [(stage.incarnation, stage.layers) for stage in plan.stages]
+
+    def is_worth_it(self, current: Plan, margin: float) -> bool:
+        """Whether to change from the plan in force to this one: that one can't go on, or this one is quicker by more
+        than the margin; or, where stages take turns, a newcomer gets its part and nobody goes."""
+        if self.is_like(current):
+            return False
+        chosen = {incarnation for incarnation, _ in self.shares}
+        if self.now_s is None or (self.forecast.takes_turns and current.members < chosen):
+            return True
+        return self.now_s > self.forecast.step_s * (1 + margin)
+
 
 class Table:
     """The workers at hand, as devices, and what is asked of them. ``thorough``: see ``Forecast``."""
@@ -70,7 +84,9 @@ class Table:
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
 
     def best(self) -> Proposal | Shortage:
-        """The quickest of all ways; with room for the keys and values that are wanted, or failing that, without."""
+        """Find the quickest way; with room for the keys and values that are wanted, or failing that, without."""
+        if self._lacks_a_second is not None:
+            return self._lacks_a_second
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             found = [each for problem, chosen in self._problems(kv_positions) if (each := self._solve(problem, chosen))]
             if found:
@@ -106,6 +122,16 @@ class Table:
     def _on_one_machine(self, line: Line) -> bool:
         used = [self._workers[share.device].hello for share in line]
         return all(h.device == "cpu" for h in used) and len({self._host(share.device) for share in line}) == 1
+
+    @property
+    def _lacks_a_second(self) -> Shortage | None:
+        """One worker is pinned to all layers, in a mode that needs two stages."""
+        whole = LayerRange(0, self._manifest.num_layers)
+        found = [name for name in self._names if self._rules.pins.get(name) == whole]
+        if self._rules.mode != "overlapped" or not found:
+            return None
+        text = f"another pin for {found[0]}, or another broker.mode: all layers are pinned to it, and mode overlapped"
+        return Shortage(f"{text} needs two stages", 0)
 
     # --- the problems ------------------------------------------------------------------------------------------------
 
@@ -269,22 +295,11 @@ class Table:
         return None if found is None else self._proposal(*found, list(range(len(self._ids))))
 
     def kept(self, found: Proposal) -> Proposal:
-        """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where
-        stages take turns, a newcomer gets its part."""
+        """Propose the plan in force instead of this one, if it can go on and this one is not worth a change."""
         in_force = self._current_line()
-        if in_force is None or self._current is None or found.now_s is None:
+        if in_force is None or self._current is None or found.is_like(self._current) or self._is_refused():
             return found
-        members = [stage.incarnation for stage in self._current.stages]
-        newcomers = {incarnation for incarnation, _ in found.shares} - set(members)
-        if (
-            newcomers
-            and found.forecast.takes_turns
-            and set(members) <= {incarnation for incarnation, _ in found.shares}
-        ):
-            return found
-        if found.now_s > found.forecast.step_s * (1 + self._rules.margin) or self._is_refused():
-            return found
-        if list(found.shares) == [(stage.incarnation, stage.layers) for stage in self._current.stages]:
+        if found.is_worth_it(self._current, self._rules.margin):
             return found
         return self._proposal(*in_force, list(range(len(self._ids))))
 

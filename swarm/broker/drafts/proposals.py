@@ -91,7 +91,7 @@ def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
 def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, str], ...]:
     """The same reasons as if the plan were made now. It may be another one than would be made, as after a death."""
     found: Proposal | Shortage | None = propose(state, rules, thorough=True)
-    if not isinstance(found, Proposal) or list(found.shares) != [(s.incarnation, s.layers) for s in plan.stages]:
+    if not isinstance(found, Proposal) or not found.is_like(plan):
         workers = _usable(state, rules)
         found = Table(state, rules, workers, Suppose(), thorough=True).in_force() if workers else None
     if found is None:
@@ -152,16 +152,7 @@ class Wanted:
         if current is None:
             return False
         found = self.now()
-        if isinstance(found, Shortage):
-            return False
-        if list(found.shares) == [(s.incarnation, s.layers) for s in current.stages]:
-            return False
-        if found.now_s is None:
-            return True
-        newcomers = {incarnation for incarnation, _ in found.shares} - current.members
-        if newcomers and found.forecast.takes_turns and current.members <= {i for i, _ in found.shares}:
-            return True
-        return found.now_s > found.forecast.step_s * (1 + self.rules.margin)
+        return isinstance(found, Proposal) and found.is_worth_it(current, self.rules.margin)
 
     def shortage_without(self, worker: Worker) -> str | None:
         """What the swarm would wait for without this worker; None if it could do without."""

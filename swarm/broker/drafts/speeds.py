@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from swarm.broker.actions import Action, Note
 from swarm.broker.planner.gauge import StageGauge
 from swarm.broker.planner.load import Speeds
 from swarm.broker.planner.problem import Model
-from swarm.broker.state import Plan, State
+from swarm.broker.state import Plan, State, Worker
 
 # How often the workers' pace is compared with what was predicted, and how much it must differ to be believed: a plan
 # made anew for every whim of a machine would move layers for nothing.
@@ -20,23 +19,24 @@ PACE_LEAST, PACE_MOST = 0.2, 20.0
 class Paces:
     """What a worker takes, measured, against what was predicted of it."""
 
-    def __init__(self, state: State, out: list[Action]) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._out = out
         self._looked_at = 0.0
 
-    def take(self, now: float) -> None:
-        """Believe what is measured, where it differs much from what was predicted."""
+    def take(self, now: float) -> list[Worker]:
+        """Believe what is measured, where it differs much from what was predicted: of the workers returned."""
         if now - self._looked_at < LOOK_AGAIN_S:
-            return
+            return []
         self._looked_at = now
+        corrected = []
         current = self._state.book.current
         for stage in current.stages if current is not None else ():
             worker, gauge = self._state.workers[stage.incarnation], self._state.book.gauge.stages.get(stage.name)
             pace = None if gauge is None else gauge.pace
             if pace is not None and not 1 - PACE_DIFFERS < pace / worker.pace < 1 + PACE_DIFFERS:
                 worker.pace = min(PACE_MOST, max(PACE_LEAST, pace))
-                self._out.append(Note("worker_pace", fields={"worker": worker.name, "pace": round(worker.pace, 3)}))
+                corrected.append(worker)
+        return corrected
 
 
 def of_newcomer(state: State, host: str) -> float:
