@@ -9,19 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swarm.broker.journal import reserve
-from swarm.broker.journal.log_length import PAGE
-from swarm.broker.journal.reserve import Reserve
+from swarm.broker.journal.disk import NO_ROOM, PAGE, Reserve, checkpoint_pages, is_full
 from swarm.errors import JournalError
 
 FILE = "journal.db"
 VERSION = 4
 BUSY_S = 1.0  # nobody else writes; a reader at the wrong moment is waited for so long
-# Of 4 KiB: how much the write-ahead log holds before it is folded into the file. Folding takes syncs: with 512 a small
-# transaction costs up to half as much again as with 2,048. But a small disk must not be filled by the log alone.
-CHECKPOINT_PAGES = 2048
-LEAST_PAGES = 64
-SHARE_OF_DISK = 256  # the log takes no more than one part in so many of the whole file system
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -141,7 +134,7 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA wal_autocheckpoint = 0")  # see ``log_length``
+    db.execute("PRAGMA wal_autocheckpoint = 0")  # see ``disk``
     db.execute(f"PRAGMA journal_size_limit = {checkpoint_pages(path.parent) * PAGE}")
     _migrate(db, version)
     # What a killed process has written, and perhaps not synced, is about to be believed: from here on it lasts.
@@ -149,14 +142,6 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise sqlite3.DatabaseError(problem)
-
-
-def checkpoint_pages(directory: Path) -> int:
-    try:
-        disk = os.statvfs(directory)
-    except OSError:
-        return CHECKPOINT_PAGES
-    return max(LEAST_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // SHARE_OF_DISK // PAGE))
 
 
 def _make_last(path: Path, db: sqlite3.Connection) -> None:
@@ -192,7 +177,7 @@ def _write_again(file: int) -> None:
 
 
 def _no_access(path: Path, error: Exception) -> JournalError:
-    kind = FullDisk if getattr(error, "errno", None) in reserve.NO_ROOM else JournalError
+    kind = FullDisk if getattr(error, "errno", None) in NO_ROOM else JournalError
     return kind(f"the journal {path} can't be opened ({_reason(error)}): {_REMEDY}")
 
 
@@ -216,7 +201,7 @@ def in_words(path: Path, error: sqlite3.Error) -> JournalError:
     if is_damage(error):
         return DamagedJournal(f"the journal {path} is damaged ({_reason(error)})")
     if _is_unsynced(error):
-        why = "the disk is full" if reserve.is_full(path.parent) else _reason(error)
+        why = "the disk is full" if is_full(path.parent) else _reason(error)
         return UnsyncedJournal(
             f"the journal {path} could not be synced, so it is not known what is on the disk ({why})"
         )
@@ -288,7 +273,7 @@ def _is_full(path: Path, error: sqlite3.Error) -> bool:
     and output like any other: then it is tried out."""
     if _is(error, sqlite3.SQLITE_FULL):
         return True
-    return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and reserve.is_full(path.parent)
+    return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and is_full(path.parent)
 
 
 def _is(error: sqlite3.Error, *codes: int) -> bool:

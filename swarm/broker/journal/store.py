@@ -12,38 +12,33 @@ How long ago that is, says ``moment``.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from random import SystemRandom
 from typing import TypeVar
 
 from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.journal import Lasting, Write, recent
+from swarm.broker.journal import Lasting, Write, recent, records
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
     FullDisk,
     UnsyncedJournal,
-    checkpoint_pages,
     in_words,
-    is_damage,
     log_of,
     opened,
     opened_for_reading,
-    snapshot,
     transaction,
 )
-from swarm.broker.journal.log_length import LogLength
+from swarm.broker.journal.disk import LogLength, Reserve, checkpoint_pages
 from swarm.broker.journal.moment import Moment, old
-from swarm.broker.journal.reserve import Reserve
-from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, counted, joined, sealed, unsealed
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord, following
+from swarm.broker.journal.values import Damaged, RawPart, joined, sealed, unsealed
+from swarm.broker.state.past import Past, RequestRecord, following
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.wire.messages import NOBODYS, FinishReason, Lineage, Manifest, Submit
+from swarm.wire.messages import NOBODYS, Lineage
 
 __all__ = ["MAX_LISTED", "Bounds", "Moment", "Store"]
 
@@ -53,9 +48,6 @@ D = TypeVar("D")
 MAX_LISTED = 1000
 
 log = get_logger(__name__)
-
-Row = tuple[int, bytes, str, float, float, str, float | None, float | None]
-SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +247,7 @@ class Store:
         """Its tokens become one value, without those that a client's stop string took back."""
         self._fold()
         try:
-            whole = joined(self._folded(write.sequence, RawPart), RawPart, write.num_tokens)
+            whole = joined(records.folded(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
         except Damaged:  # whoever reads it later shall not fail by it
             self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
             return False
@@ -321,6 +313,8 @@ class Store:
             raise in_words(self.path, error) from None
         return int((pages - free) * size)
 
+    # --- reading -----------------------------------------------------------------------------------------------------
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The database, for looking at it. Raises JournalError."""
@@ -328,109 +322,26 @@ class Store:
             yield self._db
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
-
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    def past(self, now: Moment, *, retained_s: float) -> Past:
-        """What a broker must know to go on: everything that has not ended, and what ended within ``retained_s``."""
-        try:
-            facts = dict(self._db.execute("SELECT name, value FROM facts"))
-            counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "its generation")
-            rows = self._db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
-            gathered = recent.read(self._db, Part)
-            return Past(
-                epoch=counted(_fact(facts, "epoch", int, 0), "its epoch"),
-                workers=_fact(facts, "workers", tuple[str, ...], ()),
-                next_sequence=counted(_fact(facts, "next_sequence", int, 1), "its next sequence's number"),
-                manifest=_fact(facts, "manifest", Manifest, None),
-                blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
-                requests=tuple(self._record(row, now, gathered) for row in rows),
-            )
-        except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
         except Damaged as error:
             raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
+
+    def past(self, now: Moment, *, retained_s: float) -> Past:
+        """What a broker must know to go on: see ``records.past``."""
+        with self.reading() as db:
+            return records.past(db, now, retained_s)
 
     def request(self, request_id: str, now: Moment) -> RequestRecord | None:
         """One of them, however long ago it ended."""
-        try:
-            with snapshot(self._db):  # else its end might come between two looks at it
-                row = self._db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
-                return None if row is None else self._record(row, now)
-        except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
-        except Damaged as error:
-            raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
+        with self.reading() as db:
+            return records.request(db, request_id, now)
 
     def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
         """Those that have ended and whose ids begin like that; else as ``ended``."""
-        rows = self._db.execute(
-            f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ? ORDER BY ended_at DESC LIMIT ?",
-            (len(prefix), prefix, limit),
-        ).fetchall()
-        return self._readable(rows, now)
+        return records.beginning(self._db, prefix, now, limit)
 
     def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
-        """Those that have ended, the latest first; with their tokens, and nothing of what was asked for beside them."""
-        rows = self._db.execute(
-            f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?", (limit,)
-        ).fetchall()
-        return self._readable(rows, now)
-
-    def _readable(self, rows: Iterable[Row], now: Moment) -> Iterator[RequestRecord]:
-        """A list is none the worse for one of them that is damaged."""
-        for row in rows:
-            try:
-                yield self._record(row, now, {}, kind=Ids)
-            except Damaged as error:
-                log.warning("journal_row_skipped", number=row[0], reason=str(error))
-            except sqlite3.Error as error:
-                if not is_damage(error):
-                    raise
-                log.warning("journal_row_skipped", number=row[0], reason=str(error))
-
-    def _record(
-        self,
-        row: Row,
-        now: Moment,
-        gathered: recent.Parts[Part] | None = None,
-        kind: type[Part] | type[Ids] = Part,
-    ) -> RequestRecord:
-        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them.
-        ``kind``: what of an ended one's tokens is wanted."""
-        number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
-        found = self._db.execute(
-            "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
-        ).fetchall()
-        if gathered is None:
-            is_open = any(tokens is None for *_, tokens in found)
-            gathered = recent.read(self._db, Part) if is_open else {}
-        return RequestRecord(
-            submit=unsealed(submit, Submit),
-            tenant=tenant,
-            age_s=now.age_s(wall, tick, boot),
-            sequences=[self._sequence(each, gathered, kind) for each in found],
-            ended_age_s=None if ended_at is None else now.age_s(ended_at, ended_tick, boot),
-        )
-
-    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part], kind: type[Part] | type[Ids]) -> SequenceRecord:
-        number, place, reason, detail, tokens = row
-        counted(number, "a sequence's number")
-        if tokens is not None and kind is Ids:
-            return SequenceRecord(number, place, list(unsealed(tokens, Ids).ids), reason=reason, detail=detail)
-        if tokens is not None:
-            part = unsealed(tokens, Part)
-        else:
-            parts = [*self._folded(number, Part), *gathered.get(number, [])]
-            part = joined(sorted(parts, key=itemgetter(0)), Part)
-        return SequenceRecord(number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail)
-
-    def _folded(self, sequence: int, kind: type[AnyPart]) -> Iterator[tuple[int, AnyPart]]:
-        rows = self._db.execute("SELECT first, part FROM tokens WHERE sequence = ? ORDER BY first", (sequence,))
-        for first, blob in rows.fetchall():
-            part = unsealed(blob, kind)
-            if part.place in (None, (sequence, first)):  # else its columns are damaged: it is as if it were missing
-                yield first, part
+        """Those that have ended, the latest first."""
+        return records.ended(self._db, now, limit)
 
 
 def _facts_of(write: WriteEpoch) -> dict[str, object]:
@@ -438,21 +349,12 @@ def _facts_of(write: WriteEpoch) -> dict[str, object]:
     return facts if write.manifest is None else facts | {"manifest": write.manifest}
 
 
-def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:
-    return unsealed(facts[name], kind) if name in facts else default
-
-
 _INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
-_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at, ended_tick FROM requests"
 # By the wall clock, which has an index; then by the clock that counts. What ended in the future was written when the
 # wall clock was wrong.
 _DELETE_OLD = (
     "DELETE FROM requests WHERE (ended_at < :wall_limit OR ended_at > :wall) AND CASE WHEN boot = :boot AND ended_tick "
     "IS NOT NULL THEN ended_tick < :tick_limit ELSE :knows AND ended_at < :wall_limit END"
-)
-_SELECT_PAST = (
-    f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR CASE WHEN boot = :boot AND ended_tick IS NOT NULL "
-    "THEN ended_tick > :tick_limit ELSE ended_at > :wall_limit END ORDER BY number"
 )
 _DELETE_OLDEST = (
     "DELETE FROM requests WHERE number IN "

@@ -21,11 +21,11 @@ from swarm.broker.events import EndNotWritten, JournalBroke, JournalFigures, Jou
 from swarm.broker.journal import Lasting, Write, Written, salvage, written
 from swarm.broker.journal.database import DamagedJournal, FullDisk
 from swarm.broker.journal.doubts import Doubts, Next, seen
-from swarm.broker.journal.figures import Figures
 from swarm.broker.journal.store import Moment, Store
 from swarm.clock import Clock
 from swarm.errors import JournalError
 from swarm.log import get_logger
+from swarm.series import Series
 
 RETRY_S = 1.0
 LOOK_S = 0.5  # how often the files are looked at when there is nothing to write
@@ -38,6 +38,34 @@ STOP_S = 10.0
 log = get_logger(__name__)
 
 Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed | JournalFigures
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the thread did, for reports. ``durable``: transactions that were synced; ``computed_s``: its
+    processor time in all, without what it waited for the disk or for its turn."""
+
+    transactions: Series = field(default_factory=Series)
+    durable: Series = field(default_factory=Series)
+    writes: int = 0
+    failures: int = 0
+    renewals: int = 0
+    num_bytes: int = 0
+    computed_s: float = 0.0
+
+    def values(self) -> dict[str, float]:
+        num = self.transactions.num + self.durable.num
+        return {
+            "transactions": num,
+            "computed_us": round(self.computed_s / max(1, num) * 1e6, 1),
+            "writes": self.writes,
+            "transaction_us": round(self.transactions.average * 1e6, 1),
+            "durable_us": round(self.durable.average * 1e6, 1),
+            "longest_us": round(max(self.transactions.most, self.durable.most) * 1e6, 1),
+            "failures": self.failures,
+            "renewals": self.renewals,
+            "bytes": self.num_bytes,
+        }
 
 
 @dataclass(slots=True)
