@@ -1,4 +1,4 @@
-"""From a proposal to the plan that is carried out: every stage with its endpoint and its bytes."""
+"""Makes of a proposal the plan that is carried out: every stage with its endpoint and its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a pipeline, and what is not.
+"""Refuses what is no pipeline.
 
 Pins and a mode that can't go together are refused before the search (``planner.lacking``, ``candidates``), with what to
 change; a device that nobody serves is refused at the worker's hello. What the search finds is checked once more here:

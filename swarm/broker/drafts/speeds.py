@@ -1,4 +1,4 @@
-"""How fast the stages of a plan should be, and how fast they are."""
+"""Compares how fast the stages of a plan should be with how fast they are."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PACE_LEAST, PACE_MOST = 0.2, 20.0
 
 
 class Paces:
-    """What a worker takes, measured, against what was predicted of it."""
+    """Compares what a worker takes, measured, with what was predicted of it."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._looked_at = 0.0
 
     def take(self, now: float) -> list[Worker]:
-        """Believe what is measured, where it differs much from what was predicted: of the workers returned."""
+        """Believe what is measured, where it differs much from what was predicted. Returns these workers."""
         if now - self._looked_at < LOOK_AGAIN_S:
             return []
         self._looked_at = now
@@ -40,13 +40,13 @@ class Paces:
 
 
 def of_newcomer(state: State, host: str) -> float:
-    """What is seen of workers on its machine holds for it, too, until it is measured: as far as the quickest of them.
-    If they wait for each other's cores, a fresh one would seem to be worth all of them together."""
+    """Expect of a newcomer what is seen of the quickest worker on its machine, until it is measured. If they wait for
+    each other's cores, a fresh one would seem to be worth all of them together."""
     return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
 
 
 def gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
-    """What measures the stages of a plan that begins to serve."""
+    """Make what measures the stages of a plan that begins to serve."""
     manifest = state.manifest
     assert manifest is not None
     alone = mode == "batch" or (mode == "auto" and plan.shares_cores) or len(plan.stages) == 1

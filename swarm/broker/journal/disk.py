@@ -1,4 +1,4 @@
-"""How much of the disk the journal takes: its write-ahead log, and what is set aside for epochs.
+"""Bounds how much of the disk the journal takes: its write-ahead log, and what is set aside for epochs.
 
 SQLite would fold the log into the file by itself, every so many pages. But if a sync fails in that, it tells nobody:
 and what was to be synced then is not on the disk, while all later syncs succeed. So it is done by the store, and
@@ -50,7 +50,8 @@ def checkpoint_pages(directory: Path) -> int:
 
 @dataclass(slots=True)
 class LogLength:
-    """``pages``: that it may have, about. Changes are counted by the connection, from its opening on."""
+    """Reckons the log's length. ``pages``: that it may have, about. Changes are counted from the connection's opening
+    on."""
 
     path: Path
     pages: int
@@ -64,7 +65,7 @@ class LogLength:
         return self._num_bytes() > max(2 * self.pages * _FRAME, 2 * self._outgrown)
 
     def folded(self, changes: int, pages: int | None) -> None:
-        """It had so many; None: that could not be found out, and is tried again after as many changes."""
+        """Learn how many pages the log had; None: not found out, and tried again after as many changes."""
         new = changes - self._folded_at
         if pages is not None and new:
             self._pages_per_change = min(_MOST, max(_LEAST, pages / new))
@@ -79,7 +80,7 @@ class LogLength:
 
 @dataclass(slots=True)
 class Reserve:
-    """In this directory; nothing here raises. ``num_bytes``: what is set aside now."""
+    """Room set aside in this directory; nothing here raises. ``num_bytes``: what is set aside now."""
 
     directory: Path
     size: int = RESERVED
@@ -94,7 +95,7 @@ class Reserve:
                 self.num_bytes = min(found.st_size, found.st_blocks * 512, self.size)
 
     def fill(self) -> bool:
-        """Set it aside, if there is room. Whether it is whole, or never was."""
+        """Set the room aside, if there is any. Returns whether it is whole, or never was."""
         if self.num_bytes < self.size and not self._resize(self.size):
             if not self._is_kept:
                 self._forget()
@@ -109,12 +110,12 @@ class Reserve:
         return self._resize(max(0, self.num_bytes - PIECE))
 
     def _forget(self) -> None:
-        """No file, or the next process would take it for one that was used up."""
+        """Remove the file, or the next process would take it for one that was used up."""
         with suppress(OSError):
             os.unlink(self.directory / RESERVE)
 
     def _resize(self, num_bytes: int) -> bool:
-        """What could not be had whole is left as it was."""
+        """Change the file's size; if the new one can't be had whole, leave the file as it was."""
         try:
             file = os.open(self.directory / RESERVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:

@@ -60,7 +60,7 @@ class JournalReader:
         self._thread.start()
 
     def ask(self, ask: Ask) -> Found | None:
-        """The answer comes from the thread; or at once, that there is none now."""
+        """Ask the thread, which tells the answer; or return, at once, that there is none now."""
         with self._work:
             if len(self._asked) >= self.max_waiting:
                 return _without(ask, "too much is being read from the journal: try again in a moment")
@@ -99,7 +99,7 @@ class JournalReader:
             self.failed(error)
 
     def _next(self) -> list[Ask]:
-        """What was asked first, with some of those that ask for the same; nothing at the end."""
+        """Wait for what was asked first, and take along some of those that ask for the same; nothing at the end."""
         with self._work:
             while not self._asked and not self._stopping:
                 self._turn()
@@ -152,7 +152,7 @@ def _is_same(first: ReadList, ask: Ask) -> bool:
 
 
 def _for(ask: Ask, found: Found) -> Found:
-    """The same answer for another client."""
+    """Give the same answer to another client."""
     assert isinstance(ask, ReadList)
     assert isinstance(found, ListRead)
     return replace(found, client=ask.client)

@@ -98,8 +98,8 @@ def _record(
     gathered: recent.Parts[Part] | None = None,
     kind: type[Part] | type[Ids] = Part,
 ) -> RequestRecord:
-    """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them.
-    ``kind``: what of an ended one's tokens is wanted."""
+    """Make the record of a row. ``gathered``: tokens of the last steps, if read already; what has ended needs none of
+    them. ``kind``: what of an ended one's tokens is wanted."""
     number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
     found = db.execute(
         "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)

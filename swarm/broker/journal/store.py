@@ -59,7 +59,7 @@ class Bounds:
 
 
 class Store:
-    """See the module's text. Errors of the file are JournalErrors in words."""
+    """The journal's file, as the module's text says. Errors of the file are JournalErrors in words."""
 
     def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
         self.path = directory / FILE
@@ -78,7 +78,7 @@ class Store:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def for_reading(self) -> Store:
-        """The same file through a connection of its own, which can't write: for another thread."""
+        """Open the same file through a connection of its own, which can't write: for another thread."""
         other = object.__new__(Store)
         other.path, other._bounds, other._durable = self.path, self._bounds, False
         other.reserve, other.is_closed = self.reserve, False
@@ -90,7 +90,7 @@ class Store:
         self._db.close()
 
     def fold(self) -> None:
-        """All of the write-ahead log goes into the file, synced. Raises JournalError."""
+        """Fold all of the write-ahead log into the file, synced. Raises JournalError."""
         try:
             is_busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
@@ -99,8 +99,8 @@ class Store:
             raise JournalError(f"another process holds the journal {self.path}: end that one")
 
     def examine(self) -> None:
-        """Somebody else wrote into the files: is what they hold what was written here? Raises DamagedJournal if not.
-        What is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
+        """Check that the files hold what was written here: somebody else wrote into them. Raises DamagedJournal. What
+        is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
         self.fold()
         other = self.for_reading()
         try:
@@ -121,14 +121,14 @@ class Store:
 
     @contextmanager
     def raw(self) -> Iterator[sqlite3.Connection]:
-        """The database itself, in a transaction that lasts: for whoever fills a new one."""
+        """Lend the database itself, in a transaction that lasts: for whoever fills a new one."""
         self._db.execute("PRAGMA synchronous = FULL")
         self._durable = True
         with transaction(self._db):
             yield self._db
 
     def begin(self) -> Lineage:
-        """A broker's life begins, with a lineage that no other had. It lasts before anybody hears of it; for it, the
+        """Begin a broker's life, with a lineage that no other had. It lasts before anybody hears of it; for it, the
         room that is set aside may be used. Raises JournalError."""
         while True:
             try:
@@ -144,7 +144,7 @@ class Store:
                     raise problem from None
 
     def go_on_as(self, lineage: Lineage | None) -> None:
-        """A life that began with another file goes on with this one. Raises JournalError."""
+        """Go on with this file in a life that began with another one. Raises JournalError."""
         self.lineage = lineage
         if lineage is None:
             return
@@ -157,8 +157,8 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
-        """One transaction. Raises JournalError; then nothing of it is there. The sequences whose ends were not taken,
-        since tokens of theirs are missing or spoiled: here they have not ended, and will be computed again."""
+        """Write all in one transaction. Raises JournalError; then nothing of it is there. Returns the sequences whose
+        ends were not taken, since tokens are missing or spoiled: they have not ended, and will be computed again."""
         self._fold_log_in_time()
         durable = any(isinstance(write, Lasting) for write in writes)
         try:
@@ -181,8 +181,8 @@ class Store:
             raise in_words(self.path, error) from None
 
     def _fold_log_in_time(self) -> None:
-        """Raises JournalError if that shakes the belief in what was written before. Whatever else is in the way, a disk
-        that is full, say, whoever writes will see."""
+        """Fold the log when it is due. Raises JournalError only if that shakes the belief in what was written before:
+        what else is in the way, a full disk, say, whoever writes will see."""
         if not self._log_length.is_due(self._db.total_changes):
             return
         pages = None
@@ -203,7 +203,7 @@ class Store:
         self._num_recent = 0
 
     def _one(self, write: Write, now: Moment) -> bool:
-        """False: it is an end that was not taken."""
+        """Write one. False: it is an end that was not taken."""
         match write:
             case WriteTokens():
                 self._add_tokens((write,))
@@ -244,7 +244,7 @@ class Store:
         self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
-        """Its tokens become one value, without those that a client's stop string took back."""
+        """End a sequence: its tokens become one value, without those that a client's stop string took back."""
         self._fold()
         try:
             whole = joined(records.folded(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
@@ -268,7 +268,7 @@ class Store:
         return True
 
     def tidy(self, now: Moment) -> int:
-        """Let go what ended long ago, and the oldest beyond the bound. How many requests went."""
+        """Let go what ended long ago, and the oldest beyond the bound. Returns how many requests went."""
         try:
             with transaction(self._db):
                 gone = self._db.execute(_DELETE_OLD, old(now, self._bounds.keep_s)).rowcount
@@ -280,7 +280,7 @@ class Store:
         return gone
 
     def shrink(self) -> bool:
-        """Fold the write-ahead log into the file, so that its room can be had. Whether there is any more of it."""
+        """Fold the log into the file, so that its room can be had. Returns whether there is more room now."""
         log = log_of(self.path)
         try:
             before = log.stat().st_size
@@ -290,7 +290,7 @@ class Store:
             return False
 
     def _drop_oldest(self, now: Moment) -> int:
-        """Those of earlier boots first: whatever the clock said then, they are older than those of this one."""
+        """Drop some of the oldest; those of earlier boots first: whatever the clock said then, they are older."""
         with transaction(self._db):
             if self._has_earlier_boots and now.boot:
                 gone = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
@@ -305,7 +305,7 @@ class Store:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is in the file; room that was given back inside of it does not count. Raises JournalError."""
+        """Bytes of what is in the file; room that was given back inside of it does not count. Raises JournalError."""
         names = ("page_count", "freelist_count", "page_size")
         try:
             pages, free, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
@@ -317,7 +317,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The database, for looking at it. Raises JournalError."""
+        """Lend the database, for looking at it. Raises JournalError."""
         try:
             yield self._db
         except sqlite3.Error as error:
@@ -326,21 +326,21 @@ class Store:
             raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
 
     def past(self, now: Moment, *, retained_s: float) -> Past:
-        """What a broker must know to go on: see ``records.past``."""
+        """Read what a broker must know to go on: see ``records.past``."""
         with self.reading() as db:
             return records.past(db, now, retained_s)
 
     def request(self, request_id: str, now: Moment) -> RequestRecord | None:
-        """One of them, however long ago it ended."""
+        """Read one request, however long ago it ended."""
         with self.reading() as db:
             return records.request(db, request_id, now)
 
     def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
-        """Those that have ended and whose ids begin like that; else as ``ended``."""
+        """Read those that have ended and whose ids begin like that; else as ``ended``."""
         return records.beginning(self._db, prefix, now, limit)
 
     def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
-        """Those that have ended, the latest first."""
+        """Read those that have ended, the latest first."""
         return records.ended(self._db, now, limit)
 
 

@@ -42,8 +42,8 @@ Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed |
 
 @dataclass(slots=True)
 class Figures:
-    """What the thread did, for reports. ``durable``: transactions that were synced; ``computed_s``: its
-    processor time in all, without what it waited for the disk or for its turn."""
+    """Counts and times of what the thread did, for reports. ``durable``: transactions that were synced; ``computed_s``:
+    its processor time in all, without what it waited for the disk or for its turn."""
 
     transactions: Series = field(default_factory=Series)
     durable: Series = field(default_factory=Series)
@@ -70,9 +70,9 @@ class Figures:
 
 @dataclass(slots=True)
 class JournalWriter:
-    """``told`` gets facts, in the order of the writes, from the thread or from whoever hands a write over; it must not
-    wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then, and
-    nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
+    """Writes what is handed over. ``told`` gets facts, in their order, from the thread or from who hands over; it must
+    not wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then,
+    and nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
     another connection."""
 
     store: Store
@@ -115,7 +115,7 @@ class JournalWriter:
             self._work.notify()
 
     def doubt(self, reason: str) -> None:
-        """Whoever reads has found the file damaged."""
+        """Look into the file: whoever reads has found it damaged."""
         with self._work:
             self._reported = reason
             self._work.notify()
@@ -129,7 +129,7 @@ class JournalWriter:
         self.store.close()
 
     def _shed(self) -> None:
-        """The disk has been full or slow for long: acceptances and ends stay, tokens go, since they can be drawn again.
+        """Let tokens go, since they can be drawn again, and keep the rest: the disk has been full or slow for long.
         That is told before: while it is broken nobody waits for their facts."""
         self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteTokens))
 
@@ -163,7 +163,7 @@ class JournalWriter:
             self._doubts.left(seen(self.store.path))
 
     def _take_batch(self) -> None:
-        """What waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
+        """Take what waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
         with self._work:
             if self._is_refused or (self._broken and not self._awaits_rewrite):
                 self._work.wait_for(lambda: self._stopping or self._epochs, RETRY_S)
@@ -180,7 +180,7 @@ class JournalWriter:
     # --- whether the file can be believed ----------------------------------------------------------------------------
 
     def _is_sound(self) -> bool:
-        """The journal may be written to: as far as can be seen it is as we left it, or it has just been begun anew."""
+        """Whether the journal may be written to: it seems to be as we left it, or it was just begun anew."""
         if self._reported:
             self._doubts.arise(self._reported)
             self._reported = ""
@@ -270,7 +270,7 @@ class JournalWriter:
             return self.store.write(self._batch, Moment.now())
 
     def _refused(self, error: JournalError) -> None:
-        """What could not be written is kept."""
+        """Keep what could not be written."""
         self.figures.failures += 1
         self._is_refused = True
         self._doubts.failed(error)
@@ -291,7 +291,7 @@ class JournalWriter:
             self._batch.clear()
 
     def _write_epochs(self) -> None:
-        """Without the rest, into room that was set aside for them."""
+        """Write epochs without the rest, into room that was set aside for them."""
         epochs = [write for write in self._batch if isinstance(write, WriteEpoch)]
         if not epochs or not self.store.reserve.give():
             return
@@ -304,8 +304,8 @@ class JournalWriter:
         self.told([written(epoch) for epoch in epochs])
 
     def _broke(self, reason: str) -> None:
-        """Told once, and logged; from here on epochs overtake the rest, in their order. Both threads find it out: under
-        the lock, so that it is told in order."""
+        """Tell, once, that the journal can't be written; from here on epochs overtake the rest, in their order. Both
+        threads may find it out: under the lock, so that it is told in order."""
         with self._work:
             if not self._broken:
                 log.error("journal_broke", reason=reason)
@@ -315,7 +315,7 @@ class JournalWriter:
                 self.told([JournalBroke(reason)])
 
     def _mended(self) -> None:
-        """It can write again; for good, if there is room for what is set aside, too."""
+        """Tell that it can write again, if there is room for what is set aside, too."""
         if self._broken and not self._awaits_rewrite and self.store.reserve.fill():
             with self._work:
                 self._broken = ""

@@ -1,4 +1,4 @@
-"""What clients and ``swarmctl`` may ask beside their requests: reports, the model and its files, a worker's leave.
+"""Answers what clients and ``swarmctl`` may ask beside requests: reports, the model and its files, a worker's leave.
 
 Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it. So do answers to
 what must be solved first (``suppositions``).
@@ -25,7 +25,7 @@ from swarm.wire.tensors import pack_bytes
 
 
 class Inquiries:
-    """Methods append what is to be said to ``out``. ``version``: the broker's own."""
+    """Answers questions: methods append what is to be said to ``out``. ``version``: the broker's own."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Inquiries:
         self._tell(client, query, self._report(query, now))
 
     def found(self, found: ListRead | Solved, now: float) -> None:
-        """What an answer waited for."""
+        """Answer with what was waited for."""
         if isinstance(found, Solved):
             self._suppositions.solved(found)
         else:
@@ -99,7 +99,7 @@ class Inquiries:
                 return status.report(query.what, self._state, now)
 
     def describe(self, client: bytes) -> None:
-        """The model and the limits."""
+        """Tell the model and the limits."""
         book, manifest = self._state.book, self._state.manifest
         answer = Description(
             manifest=manifest,
@@ -122,7 +122,7 @@ class Inquiries:
         self._out.append(SayClient(client, answer, part))
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
-        """Whether it can be spared must be found out first."""
+        """Find out whether a worker can be spared, then stop it."""
         found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
         if not found:
             known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
@@ -135,7 +135,7 @@ class Inquiries:
         self._suppositions.departure(Departure(found[0], told))
 
     def _stop(self, client: bytes, message: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
-        """It is known what the swarm would wait for without it, or not, for a reason."""
+        """Stop a worker, if the swarm can do without it, or by force; or say why not."""
         if (shortage or problem) and not message.force and not worker.is_gone:
             name = message.worker
             reason = f"whether the swarm can do without {name} is not known: {problem}"

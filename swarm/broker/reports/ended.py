@@ -19,12 +19,12 @@ NO_TIMES = (
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Continuations of one prompt draw differently, each reproducibly; the first draws as if it were alone."""
+    """Derive a continuation's seed: each draws differently and reproducibly, the first as if it were alone."""
     return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) % 2**63
 
 
 def remembered(record: RequestRecord, now: float) -> Request:
-    """The request as the journal has it; nobody reads it yet, and nothing counts as sent."""
+    """Make a request of what the journal has; nobody reads it yet, and nothing counts as sent."""
     submit, arrived_at = record.submit, now - record.age_s
     deadline_at = None if submit.deadline_s is None else arrived_at + submit.deadline_s
     request = Request(
@@ -53,13 +53,13 @@ def remembered(record: RequestRecord, now: float) -> Request:
 
 
 def was_taken_back(record: RequestRecord) -> bool:
-    """Its own client cancelled it: it is as if it had never been, and its id is free. (One that nobody waited for any
-    more has a reason beside that; and one that has no end here, though it is not in memory, is about to get one.)"""
+    """Whether its own client cancelled it: then it never was, and its id is free. (One that nobody waited for any more
+    has a reason beside that; and one that has no end here, though it is not in memory, is about to get one.)"""
     return any(each.reason in (None, "cancelled") and not each.detail for each in record.sequences)
 
 
 def row_of(record: RequestRecord) -> Json:
-    """One line of ``swarmctl requests``, and what a trace of it can still tell."""
+    """Make a line of ``swarmctl requests``, with what a trace of it can still tell."""
     submit = record.submit
     return {
         "request_id": submit.request_id,
@@ -90,13 +90,13 @@ def row_of(record: RequestRecord) -> Json:
 
 
 def listed(rows: Iterable[Json], under_way: Iterable[str]) -> list[Json]:
-    """Those that memory does not know better."""
+    """Keep the rows that memory does not know better."""
     known = set(under_way)
     return [row | {"sequences": []} for row in rows if row["request_id"] not in known]
 
 
 def trace(asked: str, rows: Sequence[Json]) -> Json:
-    """What the journal can tell of the request whose id begins so; "" is the one that ended last."""
+    """Tell what the journal has of the request whose id begins so; "" is the one that ended last."""
     exact = [row for row in rows if row["request_id"] == asked]
     found = exact or list(rows)
     if not found:

@@ -1,4 +1,4 @@
-"""Where each token's time went: what is kept for it, and how the answer is made.
+"""Traces: where each token's time went, what is kept for it, and how the answer is made.
 
 Kept, whether anybody asks or not, is one tuple per step (when it was dispatched and answered, whose rows it had, what
 the stages said) and the moment at which each token was sent. Everything else is worked out when somebody asks.
@@ -107,7 +107,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Tracer:
-    """See the module's text."""
+    """Keeps what the module's text says, and answers from it."""
 
     max_steps: int = 4096
     retain_s: float = 60.0
@@ -116,7 +116,7 @@ class Tracer:
     _num_rows: int = 0
 
     def finished(self, dispatched_at: float, now: float, done: StepDone) -> None:
-        """A step was answered."""
+        """Keep the times of a step that was answered."""
         if self.max_steps == 0:
             return
         self.steps.append(StepTimes(dispatched_at, now, done.kv, done.hops))
@@ -125,7 +125,7 @@ class Tracer:
             self._num_rows -= len(self.steps.popleft().kv)
 
     def forgotten(self, request: Request) -> None:
-        """The broker knows this request no longer. One that is asked for anew takes its place."""
+        """Keep a few words about a request that the broker knows no longer. The same id again takes its place."""
         if self.max_steps == 0 or not request.ended or request.read_at is not None:
             return
         self.ended.pop(request.id, None)
@@ -134,7 +134,7 @@ class Tracer:
             self.ended.popitem(last=False)
 
     def forget_old(self, now: float) -> None:
-        """In order of their ends, nearly: enough for letting go."""
+        """Let go of ended requests whose time is up; they are in order of their ends, nearly, which is enough."""
         while self.ended:
             oldest = next(iter(self.ended.values()))
             if oldest.ended_at is not None and now - oldest.ended_at < self.retain_s:
@@ -142,7 +142,7 @@ class Tracer:
             self.ended.popitem(last=False)
 
     def report(self, asked: str, requests: Mapping[str, Request]) -> Json:
-        """The trace of the request whose id is ``asked``, or begins with it; "" is the newest. ``error`` if there is
+        """Tell the trace of the request whose id is ``asked``, or begins so; "" is the newest. ``error`` if there is
         none."""
         known = self._known(requests)
         if self.max_steps == 0:
@@ -165,7 +165,7 @@ class Tracer:
         return _trace(times, self.steps)
 
     def knows(self, asked: str, requests: Mapping[str, Request]) -> bool:
-        """Is it, or does it begin, the id of one or several that have a report here?"""
+        """Whether it is, or begins, the id of one or several requests that have a report here."""
         return any(name.startswith(asked) for name in self._known(requests))
 
     def _known(self, requests: Mapping[str, Request]) -> dict[str, RequestTimes | Request]:
@@ -192,7 +192,7 @@ def _state(request: RequestTimes) -> str:
 
 
 def _steps_of(wanted: set[int], steps: Iterable[StepTimes]) -> dict[int, list[tuple[int, StepTimes]]]:
-    """Each sequence's (position reached, step), in the order of the answers."""
+    """Find each sequence's (position reached, step), in the order of the answers."""
     found: dict[int, list[tuple[int, StepTimes]]] = {sequence: [] for sequence in wanted}
     for step in steps:
         for row in step.kv:
@@ -220,15 +220,15 @@ def _sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]], m
 
 
 def _admitted_s(sequence: SequenceTimes) -> float | None:
-    """From the arrival to the first step; None: there was none yet, or a broker before this one saw it."""
+    """Seconds from the arrival to the first step; None: there was none yet, or a broker before this one saw it."""
     if sequence.num_restored or sequence.started_at is None:
         return None
     return round(max(0.0, sequence.started_at - sequence.arrived_at), 6)
 
 
 def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> Iterator[Json]:
-    """One entry per token whose beginning and end are known. A step that ends at a position draws the token there, the
-    first time that it is reached: later ones only compute it again."""
+    """Make an entry per token whose beginning and end are known. A step that ends at a position draws the token there,
+    the first time that it is reached: later ones only compute it again."""
     began = None if sequence.num_restored else sequence.arrived_at
     next_index = sequence.num_restored
     own: list[StepTimes] = []
@@ -245,7 +245,7 @@ def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> 
 
 
 def _sent_at(sequence: SequenceTimes, index: int, finished_at: float) -> float:
-    """One that was not sent yet counts as far as it has come."""
+    """When the token was sent; one that was not yet counts as far as it has come."""
     return max(finished_at, sequence.sent_at[index]) if index < len(sequence.sent_at) else finished_at
 
 
@@ -276,7 +276,7 @@ def _token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -
 def _add_step(
     step: StepTimes, counted_s: float, parts: dict[str, float], stages: dict[tuple[str, int, int], dict[str, float]]
 ) -> None:
-    """Its share of what the token's time is made of."""
+    """Add the step's share of what the token's time is made of."""
     way_s = step.finished_at - step.dispatched_at
     share = counted_s / way_s if way_s > 0 else 0.0
     parts["wire_s"] += share * max(0.0, way_s - sum(hop.whole_s for hop in step.hops))
