@@ -1,4 +1,4 @@
-"""Measures what happens beside what a plan predicted: each stage's computing time, and the time outside of all stages."""
+"""Measures what happens beside what a plan predicted: each stage's computing time, and the time outside of stages."""
 
 from __future__ import annotations
 
