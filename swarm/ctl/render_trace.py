@@ -48,6 +48,8 @@ def _sums(sums: Body) -> RenderableType:
     table = Table("part", "time", "share", "what it is", box=box.SIMPLE)
     table.columns[1].justify = table.columns[2].justify = "right"
     for key, name, meaning in _PARTS:
+        if key not in sums:  # not known: it is no nothing
+            continue
         share = f"{100 * _number(sums.get(key)) / total:.1f} %"
         table.add_row(name, value_of(key, sums.get(key)), share, meaning)
     table.add_row("all tokens", value_of("total_s", sums.get("total_s")), "100 %", "")
@@ -68,14 +70,15 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
     """Milliseconds; of long answers, the first and the last ones."""
     workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
-    table = Table("token", "time", *(name for _, name, _ in _PARTS), *workers, box=box.SIMPLE)
+    parts = [(key, name) for key, name, _ in _PARTS if any(key in token for token in tokens)]
+    table = Table("token", "time", *(name for _, name in parts), *workers, box=box.SIMPLE)
     for column in table.columns:
         column.justify = "right"
     for token in tokens if len(tokens) <= _MOST_LINES else [*tokens[: _MOST_LINES // 2], *tokens[-_MOST_LINES // 2 :]]:
         computed: dict[str, float] = dict.fromkeys(workers, 0.0)
         for stage in rows_of(token["stages"]):
             computed[str(stage.get("worker"))] += _number(stage.get("compute_s"))
-        times = [token.get(key) for key in ("total_s", *(key for key, _, _ in _PARTS))]
+        times = [token.get(key) for key in ("total_s", *(key for key, _ in parts))]
         table.add_row(str(token.get("index")), *map(_milliseconds, (*times, *computed.values())))
     if len(tokens) <= _MOST_LINES:
         return Group(Text(title), table)
