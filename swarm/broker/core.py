@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew, WriteSteps
+from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetPartArrived,
@@ -39,7 +39,6 @@ from swarm.broker.events import (
     RequestRead,
     Solved,
     StepFinished,
-    Stopping,
     Tick,
     TokensWritten,
     WorkerDisconnected,
@@ -238,8 +237,6 @@ class BrokerCore:
                 self.state.journal_figures = values
             case ProcessFigures(values):
                 self.state.process_figures = values
-            case Stopping():
-                self._write_steps(now, at_once=True)
             case _:
                 self._journal_is(event, now)
 
@@ -383,7 +380,6 @@ class BrokerCore:
         self._lost_steps.tick(now)
         self._requests.ends.tick(now)
         self._tracer.forget_old(now)
-        self._write_steps(now)
         self._doors.tick(now)
         self._planner.rebuilder.tick(now)
         if not self.state.running:
@@ -392,11 +388,6 @@ class BrokerCore:
         for wrong in self.state.check() if self.settings.check_rules else ():
             self.state.count("rules_broken")
             self._note("rule_broken", "error", what=wrong)
-
-    def _write_steps(self, now: float, *, at_once: bool = False) -> None:
-        """For traces by a broker after this one."""
-        if self.settings.requests.has_journal and (steps := self._tracer.to_write(now, at_once=at_once)):
-            self._out.append(WriteSteps(steps))
 
     def _notice_own_pause(self, event: Event, now: float) -> None:
         """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are

@@ -37,7 +37,6 @@ from swarm.broker.events import (
     MessageRefused,
     ProcessFigures,
     StepFinished,
-    Stopping,
     Tick,
     WorkerDisconnected,
     WorkerSaid,
@@ -202,7 +201,6 @@ class BrokerService:
             await self._stop.wait()
             for task in loops:
                 task.cancel()
-        self._feed(Stopping())
         log.info("broker_stops")
 
     def close(self) -> None:
@@ -367,7 +365,7 @@ class BrokerService:
     def _perform(self, action: act.Action) -> Event | None:
         if failpoints.armed and (place := _POINTS.get(type(action))) is not None:
             failpoints.reached(place)
-        if isinstance(action, Write | act.WriteSteps):
+        if isinstance(action, Write):
             return self._write(action)
         match action:
             case act.SayClient() | act.OrderWorker() | act.Dispatch():
@@ -413,12 +411,8 @@ class BrokerService:
                 self._solver.ask(number, question)
         return None
 
-    def _write(self, write: Write | act.WriteSteps) -> Event | None:
+    def _write(self, write: Write) -> Event | None:
         """Hand it to the journal's thread; its fact comes later. Without a journal it is there at once."""
-        if isinstance(write, act.WriteSteps):
-            if self._writer is not None:
-                self._writer.write_steps(write.steps)
-            return None
         if self._writer is None:
             return written(write)
         self._writer.write(write)

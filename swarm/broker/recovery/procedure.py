@@ -83,7 +83,7 @@ class Planner:
         self.standby = Standby(state, out)
         self.restart = Restart(state, settings.min_workers)
         self.wanted = Wanted(state, settings.rules)
-        self._paces = Paces(state, out)
+        self._paces = Paces(state)
         self._orders = Orders(state, out)
         self._fallen: Plan | None = None  # the plan whose way back is looked for
 
@@ -102,7 +102,8 @@ class Planner:
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
-        self._paces.take(now)
+        for worker in self._paces.take(now):
+            self._note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
             if self.rebuilder.is_idle:
                 found = self.wanted.now()
