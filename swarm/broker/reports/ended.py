@@ -1,5 +1,4 @@
-"""Requests that have ended and are in the journal, but no longer in memory: how they become values for reports, and
-requests again when somebody asks for them."""
+"""Requests that have ended and are in the journal, but no longer in memory: what is told of them."""
 
 from __future__ import annotations
 
@@ -7,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from swarm.broker.reports.scheduling import class_name
 from swarm.broker.reports.trace import stages_of
-from swarm.broker.state import Request
-from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Json
 
@@ -16,44 +13,6 @@ NO_TIMES = (
     "where the time of its tokens went is not known any more: the times of steps are kept in memory alone, for "
     "broker.retain_s after a request's end and until the broker starts again"
 )
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """Derive a continuation's seed: each draws differently and reproducibly, the first as if it were alone."""
-    return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) % 2**63
-
-
-def remembered(record: RequestRecord, now: float) -> Request:
-    """Make a request of what the journal has; nobody reads it yet, and nothing counts as sent."""
-    submit, arrived_at = record.submit, now - record.age_s
-    deadline_at = None if submit.deadline_s is None else arrived_at + submit.deadline_s
-    request = Request(
-        submit, None, arrived_at, deadline_at, record.tenant, accepted=True, detached_at=now, restored=True
-    )
-    for each in record.sequences:
-        sequence = BrokerSequence(
-            id=each.id,
-            request=request,
-            index=each.index,
-            seed=derive_seed(submit.seed, each.index),
-            tokens=[*submit.prompt, *each.tokens],
-            limit=len(submit.prompt) + submit.params.max_tokens,
-            logprobs=each.logprobs if submit.params.logprobs is not None else [()] * len(each.tokens),
-            hops=each.hops,
-            num_restored=len(each.tokens),
-        )
-        sequence.commit(sequence.sampled)
-        if each.reason is not None:
-            sequence.end(each.reason, each.detail, now - (record.ended_age_s or 0.0))
-            sequence.end_is_written()
-        request.sequences.append(sequence)
-    return request
-
-
-def was_taken_back(record: RequestRecord) -> bool:
-    """Whether its own client cancelled it: then it never was, and its id is free. (One that nobody waited for any more
-    has a reason beside that; and one that has no end here, though it is not in memory, is about to get one.)"""
-    return any(each.reason in (None, "cancelled") and not each.detail for each in record.sequences)
 
 
 def row_of(record: RequestRecord) -> Json:
