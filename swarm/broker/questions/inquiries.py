@@ -14,7 +14,7 @@ from swarm.broker.members.health import Judgement
 from swarm.broker.members.roster import Members
 from swarm.broker.questions import status
 from swarm.broker.questions.what_if import Departure, Suppositions
-from swarm.broker.recovery.procedure import Planner
+from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.reports import ended
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
@@ -34,7 +34,7 @@ class Inquiries:
         out: list[Action],
         *,
         version: str,
-        planner: Planner,
+        procedure: Procedure,
         members: Members,
         tracer: Tracer,
         statistics: PipelineStatistics,
@@ -44,12 +44,12 @@ class Inquiries:
         self._settings = settings
         self._out = out
         self._version = version
-        self._planner = planner
+        self._procedure = procedure
         self._members = members
         self._tracer = tracer
         self._statistics = statistics
         self._judgements = judgements
-        self._suppositions = Suppositions(state, planner.wanted.rules, out)
+        self._suppositions = Suppositions(state, procedure.wanted.rules, out)
 
     def query(self, client: bytes, query: Query, now: float) -> None:
         """Answer, or ask the journal first: requests that have ended may be known to it alone."""

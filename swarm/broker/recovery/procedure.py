@@ -71,7 +71,7 @@ class PlanSettings:
     rebuild: RebuildSettings = field(default_factory=RebuildSettings)
 
 
-class Planner:
+class Procedure:
     """Keeps ``state.book``. Methods append what is to be done to ``out``."""
 
     def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: list[Action]) -> None:
