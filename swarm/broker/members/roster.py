@@ -1,7 +1,7 @@
 """Who is a member: workers join, beat, fall silent, leave, and are called back.
 
-One rule for every way of going: the worker is ``OUT``, the procedure hears of it, and what is under way with it no longer
-counts. A worker that was declared out and lives is fenced and may say Hello again.
+One rule for every way of going: the worker is ``OUT``, the procedure hears of it, and what is under way with it counts
+no longer. A worker that was declared out and lives is fenced and may say Hello again.
 """
 
 from __future__ import annotations
