@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench_contestants import TRANSFORMERS, Peers, add_peer_options, peers_of
-from bench_lib import TOOLS, Row, Swarm, random_prompt, run, tell, vocabulary_of
+from bench_lib import TOOLS, Row, random_prompt, run, tell, vocabulary_of
+from bench_swarm import Swarm
 
 TIMEOUT_S = 600.0
 LENGTHS = (8, 11, 13, 16)

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench_lib import PASSIVE, START_S, TOOLS, BenchError, note
+from bench_lib import PASSIVE, TOOLS, BenchError, note
+from bench_swarm import START_S
 
 TRANSFORMERS, LLAMA, LLAMA_RPC = "transformers", "llama", "llama-rpc"
 PEERS = (TRANSFORMERS, LLAMA, LLAMA_RPC)

@@ -38,7 +38,6 @@ from bench_contestants import TRANSFORMERS, Peer, Peers, add_peer_options, peers
 from bench_lib import (
     BenchError,
     Row,
-    Swarm,
     Turn,
     add_model_options,
     in_turns,
@@ -49,6 +48,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
+from bench_swarm import Swarm
 
 from swarm import AsyncClient
 

@@ -15,20 +15,16 @@ Latency is half a round trip. Throughput is one-way, acknowledged at the end of 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 import zmq
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench_lib import report
 
 from swarm.wire import tensors
 from swarm.wire.channel import PullChannel, PushChannel
@@ -236,27 +232,15 @@ def line(size: str, mode: str, measured: Measured, bare: Measured) -> Line:
     )
 
 
-def machine() -> dict[str, object]:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [text.partition(":")[2].strip() for text in cpuinfo.read_text().splitlines() if "model name" in text]
-        model = f"{len(names)} x {names[0]}" if names else model
-    versions = f"Python {platform.python_version()}, pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
-    return {"machine": model, "system": platform.platform(), "versions": versions, "command": " ".join(sys.argv)}
-
-
-def show(lines: list[Line], about: dict[str, object]) -> None:
-    print(
+def shown(lines: list[Line]) -> list[str]:
+    head = (
         f"{'size':<6}{'mode':<11}{'p50 us':>9}{'p99 us':>9}{'msg/s':>9}{'MB/s':>8}{'latency x':>11}{'through. x':>12}"
     )
-    for row in lines:
-        print(
-            f"{row.size:<6}{row.mode:<11}{row.p50_us:>9.1f}{row.p99_us:>9.1f}{row.messages_per_s:>9.0f}"
-            f"{row.mb_per_s:>8.0f}{row.latency_ratio:>11.2f}{row.throughput_ratio:>12.2f}   (target {row.target})"
-        )
-    for name, value in about.items():
-        print(f"{name}: {value}")
+    return [head] + [
+        f"{row.size:<6}{row.mode:<11}{row.p50_us:>9.1f}{row.p99_us:>9.1f}{row.messages_per_s:>9.0f}"
+        f"{row.mb_per_s:>8.0f}{row.latency_ratio:>11.2f}{row.throughput_ratio:>12.2f}   (target {row.target})"
+        for row in lines
+    ]
 
 
 def main() -> None:
@@ -269,11 +253,9 @@ def main() -> None:
         serve(arguments.serve)
         return
     results = with_child(lambda peer: measure(peer, rounds=3 if arguments.quick else 30))
-    lines, about = summary(results), machine()
-    if arguments.json:
-        print(json.dumps({**about, "results": [asdict(row) for row in lines]}, indent=2))
-    else:
-        show(lines, about)
+    lines = summary(results)
+    found = {"results": [asdict(row) for row in lines]}
+    report("a hop", found, shown(lines), {"libzmq": zmq.zmq_version()}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

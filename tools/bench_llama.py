@@ -2,7 +2,7 @@
 """The other peer of bench_decode.py: llama.cpp with a GGUF file, through llama-cpp-python's low-level functions.
 
     bench_llama.py --about                          one line of JSON: versions, and whether it can RPC
-    bench_llama.py FILE THREADS [--wide] [--rpc N]  answers the questions that bench_peer.py answers
+    bench_llama.py FILE THREADS [--wide] [--rpc N]  answers bench_questions.py
     bench_llama.py --serve PORT THREADS             one of the N RPC servers, which --rpc starts; ends with its stdin
 
 Runs with an interpreter of its own that has llama_cpp and no torch. llama.cpp's own defaults (16-bit keys and values,
@@ -29,6 +29,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from bench_questions import Contestant, answer_questions
 from llama_cpp import llama_cpp as api
 
 CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -139,7 +140,7 @@ class Context:
         return tokens
 
 
-class Contestant:
+class Llama(Contestant):
     """The model, and the context of the case that is measured."""
 
     def __init__(self, path: str, threads: int, servers: list[str], wide: bool) -> None:
@@ -159,20 +160,7 @@ class Contestant:
         self.context: Context | None = None
         self.prepared: list[list[int]] = []
 
-    def answer(self, question: dict[str, object]) -> object:
-        match question:
-            case {"do": "generate", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)[0]
-            case {"do": "tokens", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)[1]
-            case {"do": "prepare", "shared": list(shared), "tails": list(tails)}:
-                return self.prepare(shared, tails)
-            case {"do": "go on", "new": int(new)}:
-                return self.go_on(new)
-        raise ValueError(f"unknown question {question}")
-
     def generate(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[int]]]:
-        """Seconds from the prompts to the last token, and the tokens."""
         context = self._room(len(prompts), max(map(len, prompts)) + new)
         began = perf_counter()
         first = context.compute({number: (0, prompt) for number, prompt in enumerate(prompts)})
@@ -181,7 +169,6 @@ class Contestant:
         return took, [[token, *tokens] for token, tokens in zip(first, later, strict=True)]
 
     def prepare(self, shared: list[int], tails: list[list[int]]) -> float:
-        """Compute the prompts ``shared + tail``, the shared part once."""
         context = self._room(len(tails), len(shared) + max(map(len, tails)) + SPARE)
         began = perf_counter()
         context.compute({0: (0, shared)})
@@ -192,7 +179,6 @@ class Contestant:
         return perf_counter() - began
 
     def go_on(self, new: int) -> float:
-        """Seconds for ``new`` further tokens of each prepared prompt; at the next call all is as before."""
         context, lengths = self.context, [len(prompt) - 1 for prompt in self.prepared]
         if context is None or new > SPARE:
             raise ValueError(f"nothing is prepared for {new} further tokens")
@@ -305,9 +291,7 @@ def main() -> None:
         case [path, threads, *options]:
             cores = int(threads) or len(os.sched_getaffinity(0))
             servers = start_servers(int(options[-1]), cores) if "--rpc" in options else []
-            contestant = Contestant(path, cores, servers, "--wide" in options)
-            for line in sys.stdin:
-                print(json.dumps({"answer": contestant.answer(json.loads(line))}), flush=True)
+            answer_questions(Llama(path, cores, servers, "--wide" in options))
 
 
 if __name__ == "__main__":

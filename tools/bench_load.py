@@ -25,7 +25,6 @@ from bench_lib import (
     PASSIVE,
     BenchError,
     Row,
-    Swarm,
     add_model_options,
     model_of,
     note,
@@ -34,6 +33,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
+from bench_swarm import Swarm
 
 MIB = 1 << 20
 PROMPT = 16
@@ -162,6 +162,7 @@ def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
 def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
     """Seconds of the first pass of a prompt, of the first decode, and of later ones, in this process."""
     import numpy as np  # noqa: PLC0415 (only this process computes)
+    from bench_stage import loaded  # noqa: PLC0415
 
     from swarm.params import SamplingParams  # noqa: PLC0415
     from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: PLC0415
@@ -171,9 +172,7 @@ def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
     executor = TorchExecutor(str(model), threads=threads or None)
     if not warm:
         executor._warm = lambda _: 0.0  # type: ignore[method-assign, assignment]
-    layers = messages.LayerRange(0, executor.manifest.num_layers)
-    executor.prepare(layers, (), 1, lambda *_: None)
-    executor.activate(layers)
+    loaded(executor, 1)
     executor.open(1, PROMPT + PASSES + 1)
     tokens = random_prompt(PROMPT + PASSES, executor.manifest.vocab_size)
 

@@ -22,16 +22,17 @@ from bench_contestants import Peers
 from bench_decode import Bench, Case, swarm_turn
 from bench_lib import (
     BenchError,
-    Processes,
     Row,
     add_model_options,
     in_turns,
     model_of,
     note,
+    numbers,
     run,
     tell,
     vocabulary_of,
 )
+from bench_swarm import Processes
 
 MODES = ("batch", "overlapped")
 SEQUENCES = (1, 2, 4, 8, 16, 32)
@@ -48,13 +49,12 @@ class Pinned(Processes):
 
     async def begin(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
-        broker = ["broker", "--port", str(self.port), "--mode", self._mode, "--min-workers", str(self._num_stages)]
-        self.launch("broker", broker, {"SWARM_STATE_DIR": str(self.folder / "broker")})
+        options = ("--mode", self._mode, "--min-workers", str(self._num_stages))
+        self.launch_broker(*options, environment={"SWARM_STATE_DIR": str(self.folder / "broker")})
         names = [f"w{number}" for number in range(self._num_stages)]
         for number, name in enumerate(names):
-            worker = ["worker", "--url", self.url, "--model", str(self._model), "--name", name, "--threads", "1"]
             own = partial(os.sched_setaffinity, 0, {cores[number % len(cores)]})
-            self.launch(name, worker, {"SWARM_STATE_DIR": str(self.folder / name)}, own)
+            self.launch_worker(name, self._model, 1, {"SWARM_STATE_DIR": str(self.folder / name)}, own)
         await self.until_serving(self._num_stages)
         if self._num_stages > len(cores):
             for name in names:
@@ -101,8 +101,8 @@ async def _check_modes(swarms: dict[str, Pinned]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
-    parser.add_argument("--stages", type=_numbers, default=(2, 3), metavar="N,N")
-    parser.add_argument("--sequences", type=_numbers, default=SEQUENCES, metavar="N,N")
+    parser.add_argument("--stages", type=numbers, default=(2, 3), metavar="N,N")
+    parser.add_argument("--sequences", type=numbers, default=SEQUENCES, metavar="N,N")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
@@ -113,10 +113,6 @@ def main() -> None:
     bench = Bench(model, vocabulary_of(model), 0, 1, rounds, new, (), arguments.quick, Peers(model, (), 1, False, ""))
     rows, facts = run(overlap(bench, arguments.stages, arguments.sequences))
     tell(rows, "overlapped against batch", {"model": str(model), **facts}, as_json=arguments.json)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

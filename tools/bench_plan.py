@@ -10,18 +10,12 @@ of a new epoch, in a broker's core. Nobody can compute anything before that orde
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bench_lib import machine
-from rich.console import Console
+from bench_lib import report
 from rich.table import Table
 
 from swarm.broker.actions import WriteEpoch
@@ -153,22 +147,14 @@ def _loss_s(num_workers: int, num_spare: int, seed: int) -> float:
 
 def tell_losses(*, as_json: bool) -> None:
     found = [{"workers": many, "spares": spare, "ms": round(loss_ms(many, spare), 2)} for many, spare in LOSSES]
-    facts = machine()
-    if as_json:
-        print(json.dumps({"what": "losses", **facts, "results": found}, indent=2))
-        return
-    for result in found:
-        print(
-            "{workers} workers, {spares} of them spares: {ms} ms from the news of a loss to the epoch".format(**result)
-        )
-    for name, value in facts.items():
-        print(f"{name}: {value}")
+    lines = (
+        "{workers} workers, {spares} of them spares: {ms} ms from the news of a loss to the epoch".format(**result)
+        for result in found
+    )
+    report("losses", {"results": found}, lines, {}, as_json=as_json)
 
 
 def tell(figures: list[Figure], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"what": "plans", **machine(), "results": [asdict(f) for f in figures]}, indent=2))
-        return
     table = Table(title=f"Plans: medians of {NUM_TRIES} problems", title_justify="left")
     for heading in (
         "devices",
@@ -189,11 +175,8 @@ def tell(figures: list[Figure], *, as_json: bool) -> None:
             *(f"{f.slowest_s * 1000:.0f} ms", "the best" if f.exact else "a bound"),
             *(f"{f.gap:.1%}", f"{f.worst_gap:.1%}", str(f.stages)),
         )
-    console = Console(width=140)
-    console.print(table)
-    console.print("what lies within 2% of the best counts as equal: among those, the plan that moves least is taken")
-    for name, value in machine().items():
-        console.print(f"{name}: {value}", highlight=False, markup=False)
+    equal = "what lies within 2% of the best counts as equal: among those, the plan that moves least is taken"
+    report("plans", {"results": [asdict(f) for f in figures]}, [table, equal], {}, as_json=as_json)
 
 
 def main() -> None:

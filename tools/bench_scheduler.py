@@ -11,26 +11,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
-import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from bench_lib import numbers, report
+from rich.table import Table
 
-from rich.console import Console  # noqa: E402 (the checkout's own swarm must be found first)
-from rich.table import Table  # noqa: E402
-
-from swarm.broker.core import BrokerSettings  # noqa: E402
-from swarm.broker.events import StepFinished, Tick  # noqa: E402
-from swarm.broker.recovery.procedure import PlanSettings  # noqa: E402
-from swarm.broker.requests.door import RequestSettings  # noqa: E402
-from swarm.broker.steps.scheduler import SchedulerSettings  # noqa: E402
-from tests.unit.broker.bench import Bench, done_of, submit  # noqa: E402
+from swarm.broker.core import BrokerSettings
+from swarm.broker.events import StepFinished, Tick
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.requests.door import RequestSettings
+from swarm.broker.steps.scheduler import SchedulerSettings
+from tests.unit.broker.bench import Bench, done_of, submit
 
 RUNNING = (1, 16, 256, 1024)
 QUEUED = (0, 10_000)
@@ -53,10 +46,10 @@ class Result:
     tick_us: float
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", type=_numbers, default=RUNNING, metavar="N,N", help="sequences that run")
-    parser.add_argument("--queued", type=_numbers, default=QUEUED, metavar="N,N", help="sequences that wait")
+    parser.add_argument("--running", type=numbers, default=RUNNING, metavar="N,N", help="sequences that run")
+    parser.add_argument("--queued", type=numbers, default=QUEUED, metavar="N,N", help="sequences that wait")
     parser.add_argument("--steps", type=int, default=200, help="steps that are timed in each case [200]")
     parser.add_argument("--step-tokens", type=int, default=1024, help="most rows of a step [1024]")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -66,13 +59,8 @@ def main() -> int:
         for running in arguments.running
         for queued in arguments.queued
     ]
-    machine = f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
-    command = " ".join(["tools/bench_scheduler.py", *sys.argv[1:]])
-    if arguments.json:
-        print(json.dumps({"machine": machine, "command": command, "cases": [asdict(r) for r in results]}, indent=2))
-    else:
-        _show(results, machine, command)
-    return 0
+    found = {"cases": [asdict(result) for result in results]}
+    report("the scheduler", found, [_table(results)], {}, as_json=arguments.json)
 
 
 def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Result:
@@ -82,7 +70,7 @@ def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Resu
     gc.disable()
     try:
         steps, rows = _time_steps(bench, num_steps)
-        turnover = _time_turnovers(bench, min(num_steps, 100)) if queued else []
+        turnover = _time_turnovers(bench, min(num_steps, queued, 100)) if queued else []
         ticks = [_timed(bench, Tick()) for _ in range(50)]
     finally:
         gc.enable()
@@ -171,19 +159,13 @@ def _timed(bench: Bench, event: StepFinished | Tick) -> float:
     return seconds * 1e6
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _show(results: list[Result], machine: str, command: str) -> None:
+def _table(results: list[Result]) -> Table:
     table = Table("running", "queued", "rows", "step µs", "p95 µs", "per row µs", "turnover µs", "tick µs")
     for r in results:
         cells = (r.running, r.queued, r.rows, r.step_us, r.step_p95_us, r.row_us, r.turnover_us or "–", r.tick_us)
         table.add_row(*map(str, cells))
-    console = Console()
-    console.print(table)
-    console.print(f"{machine}\n{command}", highlight=False)
+    return table
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

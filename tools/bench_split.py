@@ -21,7 +21,6 @@ from typing import Any
 from bench_lib import (
     PASSIVE,
     BenchError,
-    Processes,
     Row,
     add_model_options,
     in_turns,
@@ -32,6 +31,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
+from bench_swarm import Processes
 
 PERIOD_US = 10_000  # short, so that a stage is not held still for the length of several steps
 WITHIN = 0.15  # of the predicted gain: what was asked for
@@ -83,7 +83,7 @@ class UnequalSwarm(Processes):
         self._group: Group | None = None
 
     async def begin(self) -> None:
-        self.launch("broker", ["broker", "--port", str(self.port), "--min-workers", str(len(NAMES))])
+        self.launch_broker("--min-workers", str(len(NAMES)))
         if self._arguments.way == "quota":
             self._group = Group(str(self.port), self._arguments.share)
         for name in NAMES:
@@ -102,8 +102,7 @@ class UnequalSwarm(Processes):
             if group is not None:
                 group.enter()
 
-        command = ["worker", "--url", self.url, "--name", name, "--model", str(self._model), "--threads", str(threads)]
-        self.launch(name, command, before=limited)
+        self.launch_worker(name, self._model, threads, before=limited)
 
     async def stop(self) -> None:
         await super().stop()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import random
 import re
 import shutil
@@ -30,9 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
+from bench_lib import processor
 from transformers import AutoConfig
 
 from swarm import AsyncClient, ClientError
@@ -203,14 +201,6 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
             "crowd_s": round(time.monotonic() - began),
             "processor": processor(),
         }
-
-
-def processor() -> str:
-    with suppress(OSError):
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        if found:
-            return found[1]
-    return platform.processor()
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic, time
 
-from bench_lib import POLL_S, BenchError, note, vocabulary_of
+from bench_lib import BenchError, note, vocabulary_of
+from bench_swarm import POLL_S
 from recovery_swarm import Parts, Work
 
 SETTLE_S = 0.4  # longer than a beat: a fault comes at any moment between two

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self, cast
 
-from bench_lib import START_S, Body, Processes, random_prompt
+from bench_lib import random_prompt
+from bench_swarm import START_S, Body, Processes
 
 from swarm import AsyncClient
 
@@ -65,16 +66,12 @@ class Parts(Processes):
 
     def start_broker(self) -> None:
         """The broker's process, in the place of one that has ended."""
-        arguments = ["broker", "--port", str(self.port), "--min-workers", str(STAGES)]
-        arguments += ["--config", str(self.folder / "swarm.toml")]
-        arguments += ["--state-dir", str(self.folder / "state")] if self.journal else []
-        self.launch("broker", arguments)
+        journal = ["--state-dir", str(self.folder / "state")] if self.journal else []
+        self.launch_broker("--min-workers", str(STAGES), "--config", str(self.folder / "swarm.toml"), *journal)
 
     def start(self, name: str, **environment: str) -> None:
         """A worker's process, in the place of one that has ended."""
-        threads = max(1, (os.cpu_count() or 1) // STAGES)
-        arguments = ["worker", "--url", self.url, "--name", name, "--model", str(self.model)]
-        self.launch(name, [*arguments, "--threads", str(threads)], environment)
+        self.launch_worker(name, self.model, max(1, (os.cpu_count() or 1) // STAGES), environment)
 
     def signal(self, name: str, number: signal.Signals) -> float:
         """Send it; when that was, by the clock that the broker's times are of."""
