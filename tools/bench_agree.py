@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do the contestants of bench_decode.py compute the same? The share of greedy tokens that are transformers' own.
+"""Compare what the contestants of bench_decode.py compute: the share of greedy tokens that are transformers' own.
 
 Rounding differs, and after one different token all later ones do: float32 weights show mistakes best. Without --model,
 a tiny model of such weights is written for the occasion, so widely spread that it matters who attends to what.

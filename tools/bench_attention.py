@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention alone, ours against transformers': decoding behind contexts, and prompts, in turns in one process.
+"""Time attention alone, ours against transformers': decoding behind contexts, and prompts, in turns in one process.
 
 Theirs is what transformers calls for a model with plain attention: ``scaled_dot_product_attention`` over keys and
 values that are there already (what its cache costs is not counted). Ours writes new keys and values as well.
@@ -30,7 +30,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class _Module(torch.nn.Module):
-    """What transformers' function asks its module."""
+    """Answer what transformers' function asks its module."""
 
     is_causal = True
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What does it cost that a sequence's bits depend on nothing around it?
+"""Measure what it costs that a sequence's bits depend on nothing around it.
 
 The same code with and without what the contract asks for (products in tiles of fixed numbers of rows, keys up to the
 end of their cell), step by step in turn. Swarm's own kernels ask for neither: --torch measures torch's. Prints
@@ -28,7 +28,7 @@ CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 1
 
 @contextlib.contextmanager
 def without() -> Iterator[None]:
-    """No tiles of fixed numbers of rows, no key beyond the last one that is needed."""
+    """Compute without tiles of fixed numbers of rows, and without keys beyond the last one that is needed."""
     with (
         mock.patch.object(fixed, "in_tiles", lambda product, rows, _: product(*rows)),
         mock.patch.object(tiles, "keys_end", lambda tile: tile.start + tile.count),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Families of models against transformers: a small random model of each kind, both in this process, in turns.
+"""Time families of models against transformers: a small random model of each kind, both in this process, in turns.
 
 One executor with all layers stands for Swarm, without any wire; transformers runs its own forward with its own cache
 and its default attention. A round is one token of each sequence after a short prompt, or a whole prompt. On a machine

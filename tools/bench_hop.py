@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much a hop costs with our wire, against bare pyzmq on the same frames.
+"""Measure what a hop costs with our wire, against bare pyzmq on the same frames.
 
 Two processes on TCP loopback, one plain thread each, one PUSH per direction. Every mode sends the same two frames
 (msgpack header, float32 tensor), bare ones over libzmq's sockets alone, the others over our channels, where who listens
@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass
 class Line:
-    """What is printed. Ratios above 1 mean slower than bare; they are medians over pairs of neighbouring turns."""
+    """One line of results. Ratios above 1 mean slower than bare; they are medians over pairs of neighbouring turns."""
 
     size: str
     mode: str
@@ -82,7 +82,7 @@ class Peer:
         self.endpoints = f"{self.pull.endpoint} tcp://{HOST}:{port}"
 
     def connect(self, endpoints: str) -> None:
-        """To the other end's ``endpoints``."""
+        """Connect to the other end's ``endpoints``."""
         own, bare = endpoints.split()
         self.push = PushChannel(self._context, own)
         self._bare_out.connect(bare)
@@ -126,13 +126,13 @@ class Peer:
 
 
 def a_step(spec: TensorSpec) -> Step:
-    """A step as it looks half-way through three stages: two decodes, or a prefill chunk of 256 positions."""
+    """Make a step as it looks half-way through three stages: two decodes, or a prefill chunk of 256 positions."""
     num_tokens = spec.shape[0]
     return Step(epoch=3, step=12345, rows=ROWS[num_tokens], tokens=TOKENS[:num_tokens], hops=HOPS, tensor=spec)
 
 
 def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """How a mode sends and receives. Each end sends an array of its own, as a stage does."""
+    """Choose how a mode sends and receives. Each end sends an array of its own, as a stage does."""
     array = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32)
     if mode != "bare":
         return (lambda: peer.send_array(array, checked=mode == "swarm+sum")), peer.receive_array
@@ -145,7 +145,7 @@ def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Ca
 
 
 def serve(answer_to: str) -> None:
-    """Each turn starts with one frame ``mode test num_rows count``; an empty one ends it all."""
+    """Answer turns. Each starts with one frame ``mode test num_rows count``; an empty one ends it all."""
     peer = Peer()
     peer.connect(answer_to)
     print(peer.endpoints, flush=True)
@@ -169,7 +169,7 @@ def answer(peer: Peer, mode: str, test: str, num_rows: int, count: int) -> None:
 
 
 def turn(peer: Peer, mode: str, test: str, num_rows: int, *, count: int, measured: Measured) -> None:
-    """One mode's turn: ``count`` round trips, or one burst of ``count`` messages."""
+    """Play one mode's turn: ``count`` round trips, or one burst of ``count`` messages."""
     send, receive = ways(peer, mode, num_rows)
     peer.send([f"{mode} {test} {num_rows} {count}".encode()])
     start = perf_counter()

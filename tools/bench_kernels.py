@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where a stage's time goes: every kernel it can choose, the memory's own speed, and the parts of a whole step."""
+"""Measure where a stage's time goes: every kernel it can choose, the memory's own speed, the parts of a step."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def best_s(run: Callable[[], object], runs: int) -> float:
 
 
 def memory_speed(runs: int) -> float:
-    """Bytes per second that a sum over 256 MiB reads."""
+    """Measure the bytes per second that a sum over 256 MiB reads."""
     block = torch.ones(1 << 25, dtype=torch.int64)
     return block.nbytes / best_s(block.sum, runs)
 
 
 def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[dict[str, object]]:
-    """Milliseconds for one of several equal matrices in turn, so that none stays in the caches; kernels in turns."""
+    """Time one of several equal matrices in turn, so that none stays in the caches; kernels in turns."""
     weights = [torch.randn(shape).to(dtype) for _ in range(max(2, (128 << 20) // (shape[0] * shape[1] * 2)))]
     kinds = [each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])]
     modules = {kind: [kind(weight, None) for weight in weights] for kind in kinds}
@@ -59,7 +59,7 @@ def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[d
 
 
 class Clock:
-    """Time inside of functions, by kind; the innermost one counts."""
+    """Count the time inside of functions, by kind; the innermost one counts."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
@@ -80,7 +80,7 @@ class Clock:
 
 
 def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int) -> dict[str, object]:
-    """Milliseconds per step: as a whole, and inside of its parts."""
+    """Time a step, in milliseconds: as a whole, and inside of its parts."""
     fill(executor, num, context, count)
     whole = best_s(lambda: step(executor, num, context, count), runs)
     clock = Clock()
@@ -107,7 +107,7 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
 
 
 def whole(options: argparse.Namespace) -> tuple[dict[str, object], list[dict[str, object]], list[dict[str, object]]]:
-    """Where the floor is, the kernels for one of the model's matrices, and its steps."""
+    """Measure the floor, the kernels for one of the model's matrices, and its steps."""
     executor = whole_stage(options.model, options.threads)
     speed = memory_speed(options.runs)
     floor_ms = executor.weight_bytes / speed * 1e3

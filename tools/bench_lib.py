@@ -1,4 +1,4 @@
-"""What the benchmarks share: models, turns, medians, options, and how results are told."""
+"""Shared by the benchmarks: models, turns, medians, options, and how results are told."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_passively() -> None:
 
 
 def random_prompt(count: int, vocabulary: int) -> list[int]:
-    """Tokens that no earlier prompt began with, so that no cache helps."""
+    """Draw tokens that no earlier prompt began with, so that no cache helps."""
     return [random.randrange(3, vocabulary) for _ in range(count)]
 
 
@@ -60,13 +60,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """An option's value: whole numbers with commas between them."""
+    """Read an option's value: whole numbers with commas between them."""
     return tuple(int(part) for part in text.split(","))
 
 
 def model_of(arguments: argparse.Namespace, shape: str = "1.1b", *, wide: bool = False) -> Path:
-    """The folder that was named, or that of the benchmark's model of this shape, which is written if it isn't there
-    yet; ``wide``: in float32."""
+    """Return the folder that was named, or that of the benchmark's model of this shape, which is written if need be;
+    ``wide``: in float32."""
     if arguments.model is not None:
         return Path(arguments.model)
     folder: Path = arguments.model_dir / f"llama-{shape}{'-float32' if wide else ''}"
@@ -114,7 +114,7 @@ class Row:
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
-    """A B, B A, A B …: whatever else the machine does hits all alike. The first round warms up, so it is False."""
+    """Take turns, A B, B A, A B …, so that other work hits all alike. The first round warms up: it is False."""
     names = list(names)
     for round_ in range(rounds + 1):
         for name in names if round_ % 2 else names[::-1]:
@@ -122,7 +122,7 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
 
 
 async def in_turns(contestants: Mapping[str, Turn], rounds: int) -> dict[str, list[float]]:
-    """What each of them shows, turn by turn."""
+    """Collect what each of them shows, turn by turn."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     for name, counts in turns(contestants, rounds):
         figure = await contestants[name]()
@@ -132,7 +132,7 @@ async def in_turns(contestants: Mapping[str, Turn], rounds: int) -> dict[str, li
 
 
 def timed_in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """The seconds that each of them takes, turn by turn, in this process."""
+    """Collect the seconds that each of them takes, turn by turn, in this process."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for name, counts in turns(ways, rounds):
         began = time.perf_counter()
@@ -146,7 +146,7 @@ def timed_in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dic
 
 
 def processor() -> str:
-    """How many cores of which kind."""
+    """Tell how many cores of which kind are here."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -154,7 +154,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, object]:
-    """Where and with what: a figure without these says nothing."""
+    """Tell where and with what is measured: a figure without these says nothing."""
     packages = ("torch", "transformers", "pyzmq", "swarm")
     found = [f"{package} {_version(package)}" for package in packages]
     return {
@@ -191,7 +191,7 @@ def table(rows: list[Row], title: str) -> Table:
 
 
 def _short(figure: float) -> str:
-    """Three digits are more than such figures deserve."""
+    """Write a figure with three digits: more than it deserves."""
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
@@ -229,12 +229,12 @@ def tell_lines(
 
 
 def note(text: str) -> None:
-    """Progress, on stderr: stdout is for results."""
+    """Say on stderr what is going on: stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def run(measured: Awaitable[tuple[list[Row], dict[str, object]]]) -> tuple[list[Row], dict[str, object]]:
-    """The outcome of a mode; a measurement that can't be made ends the program with one line."""
+    """Run a mode and return its outcome; a measurement that can't be made ends the program with one line."""
 
     async def wait() -> tuple[list[Row], dict[str, object]]:
         return await measured

@@ -65,7 +65,7 @@ class Batch:
         np.ctypeslib.as_array(self.struct.n_seq_id, (size,))[:] = 1
 
     def fill(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """(token, position, sequence, is its logit wanted)"""
+        """Fill it with rows: (token, position, sequence, is its logit wanted)."""
         self.struct.n_tokens = len(rows)
         for place, (token, position, sequence, wanted) in enumerate(rows):
             self.tokens[place], self.positions[place], self.wanted[place] = token, position, wanted
@@ -110,7 +110,7 @@ class Context:
         api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def compute(self, pieces: dict[int, tuple[int, list[int]]]) -> list[int]:
-        """For each sequence its (first position, tokens): compute them all; the likeliest token after each one."""
+        """Compute each sequence's (first position, tokens); return the likeliest token after each one."""
         rows = [
             (token, start + number, sequence, number == len(tokens) - 1)
             for sequence, (start, tokens) in pieces.items()
@@ -131,7 +131,7 @@ class Context:
         return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
 
     def go_on(self, lengths: list[int], last: list[int], new: int) -> list[list[int]]:
-        """``new`` further tokens of each sequence, whose ``last`` token is the first to be computed."""
+        """Draw ``new`` further tokens of each sequence, whose ``last`` token is the first to be computed."""
         tokens: list[list[int]] = [[] for _ in last]
         for step in range(new):
             last = self.compute({n: (lengths[n] + step, [token]) for n, token in enumerate(last)})
@@ -189,7 +189,7 @@ class Llama(Contestant):
         return perf_counter() - began
 
     def _room(self, sequences: int, length: int) -> Context:
-        """An empty context, the last one if it fits: making one is no part of what is measured."""
+        """Return an empty context, the last one if it fits: making one is no part of what is measured."""
         if self.context is None or self.context.shape != (sequences, length):
             if self.context is not None:
                 self.context.close()
@@ -202,21 +202,21 @@ class Llama(Contestant):
 
 
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the very libraries that libllama found; loaded by path they would be copies with other state."""
+    """Find a function of the very libraries that libllama found: loaded by path they would be copies."""
     function = api._lib[name]  # libllama itself: what it depends on is searched too
     function.restype, function.argtypes = result, arguments
     return function
 
 
 def rpc(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the RPC back end, which gives it by name: it may lie in any library."""
+    """Find a function of the RPC back end, which gives it by name: it may lie in any library."""
     back_end = ggml("ggml_backend_reg_by_name", POINTER, TEXT)(b"RPC")
     address = ggml("ggml_backend_reg_get_proc_address", POINTER, POINTER, TEXT)(back_end, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 def devices_of(servers: list[str]) -> ctypes.Array[ctypes.c_void_p]:
-    """One of each, and the null that ends the list."""
+    """List one device of each server, and the null that ends the list."""
     found = []
     for server in servers:
         back_end = rpc("ggml_backend_rpc_add_server", POINTER, TEXT)(server.encode())
@@ -236,7 +236,7 @@ def serve(port: int, threads: int) -> None:
 
 
 def start_servers(count: int, threads: int) -> list[str]:
-    """Servers that end with this process, since the pipe to their stdin does. Ready when this returns."""
+    """Start servers that end with this process, since the pipe to their stdin does. Ready when this returns."""
     servers = []
     for _ in range(count):
         port = free_port()
@@ -249,7 +249,7 @@ def start_servers(count: int, threads: int) -> list[str]:
 
 
 def free_port() -> int:
-    """One below those that systems lend to clients: nobody gets it by chance before the server has it."""
+    """Find a port below those that systems lend to clients: nobody gets it by chance before the server has it."""
     for _ in range(200):
         port = random.randrange(10000, 19000)
         with closing(socket.socket()) as probe, suppress(OSError):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a swarm takes to be there, what it holds in memory, and what warming up saves.
+"""Measure how long a swarm takes to be there, what it holds in memory, and what warming up saves.
 
     warm, cold            all of the model in the page cache, or nothing; with --drop-caches (root) nothing at all, so
                           that programs are read from the disk too. A virtual machine's host may still have it
@@ -64,7 +64,7 @@ def drop_caches() -> None:
 
 
 def cached_share(model: Path) -> float:
-    """The part of the model's files that is in the page cache."""
+    """Measure the part of the model's files that is in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, SIZE, INT, INT, INT, ctypes.c_long]
     libc.munmap.argtypes, libc.mincore.argtypes = [ctypes.c_void_p, SIZE], [ctypes.c_void_p, SIZE, ctypes.c_void_p]
@@ -83,7 +83,7 @@ def cached_share(model: Path) -> float:
 
 
 def remember(model: Path) -> None:
-    """Read the files once."""
+    """Read the files once, into the page cache."""
     for path in model.glob("*.safetensors"):
         with path.open("rb") as file:
             while file.read(64 * MIB):
@@ -147,7 +147,7 @@ def saved(row: Row) -> float:
 
 
 def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
-    """In fresh processes: what the first passes take if nothing has warmed up before, and if it has."""
+    """Measure in fresh processes what the first passes take if nothing has warmed up before, and if it has."""
     samples: dict[str, dict[str, list[float]]] = {}
     environment = os.environ | PASSIVE
     for _ in range(rounds):
@@ -160,7 +160,7 @@ def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
 
 
 def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
-    """Seconds of the first pass of a prompt, of the first decode, and of later ones, in this process."""
+    """Time, in seconds, the first pass of a prompt, of the first decode, and of later ones, in this process."""
     import numpy as np  # noqa: PLC0415 (only this process computes)
     from bench_stage import loaded  # noqa: PLC0415
 

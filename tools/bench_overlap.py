@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mode ``overlapped`` against mode ``batch``, with every stage held to one core.
+"""Compare mode ``overlapped`` with mode ``batch``, with every stage held to one core.
 
 In ``batch`` one step is in flight, so one stage computes at a time; in ``overlapped`` there is one per stage. As each
 stage has one core and no more in both, as it would have one machine, overlapping can win as many times as there are
@@ -62,7 +62,7 @@ class Pinned(Processes):
 
 
 def _let_move(pid: int, cores: set[int]) -> None:
-    """All threads of a process may use these cores from now on."""
+    """Let all threads of a process use these cores from now on."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(int(task.name), cores)
@@ -71,7 +71,7 @@ def _let_move(pid: int, cores: set[int]) -> None:
 async def overlap(
     bench: Bench, stages: tuple[int, ...], sequences: tuple[int, ...]
 ) -> tuple[list[Row], dict[str, object]]:
-    """One swarm per mode for each number of stages; ``batch`` is the baseline."""
+    """Start one swarm per mode for each number of stages; ``batch`` is the baseline."""
     rows: list[Row] = []
     cores = len(os.sched_getaffinity(0))
     for num_stages in stages:
@@ -89,7 +89,7 @@ async def overlap(
 
 
 async def _check_modes(swarms: dict[str, Pinned]) -> None:
-    """Both do what they are said to do."""
+    """Check that both do what they are said to do."""
     for mode, swarm in swarms.items():
         await swarm.client.generate([1, 2, 3], max_tokens=2, ignore_eos=True)
         stats = await swarm.client.query("stats")

@@ -69,7 +69,7 @@ class Transformers(Contestant):
         return done
 
     def bandwidth(self) -> float:
-        """Bytes per second that all threads together read from memory: the best of several kernels and rounds."""
+        """Measure the bytes per second that all threads together read: the best of several kernels and rounds."""
         block = torch.ones(GIB // 4, dtype=torch.float32)
         vector = torch.ones(4096)
         matrix = block.view(-1, 4096)

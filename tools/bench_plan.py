@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How long a plan takes to find, and how good it is: devices of all kinds, from 2 to 1,000, and models of up to 126
-layers. Up to 8 devices the search is exact; beyond, the distance is from a bound that no plan can beat, so it is at
+"""Measure how long a plan takes to find, and how good it is: devices of all kinds, from 2 to 1,000, models of up to
+126 layers. Up to 8 devices the search is exact; beyond, the distance is from a bound that no plan can beat, so it is at
 most that far from the best.
 
 ``--loss``: a worker of a plan dies while a request runs, and others stand by without a part: from the news to the order
@@ -53,7 +53,7 @@ class Figure:
 
 
 def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Problem:
-    """Machines of four devices each. ``alike``: machines of three kinds; ``mixed``: every device is another one."""
+    """Make machines of four devices. ``alike``: machines of three kinds; ``mixed``: every device is another one."""
     model = Model(
         name="model",
         layer_bytes=(100 * MIB,) * num_layers,
@@ -69,7 +69,7 @@ def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: s
 
 
 def _device(chance: random.Random, number: int, kind: str, room: float) -> Device:
-    """``room``: about how many layers it can hold."""
+    """Draw a device. ``room``: about how many layers it can hold."""
     speed, size = chance.uniform(0.5, 5), chance.uniform(0.5, 1.5)
     if kind == "alike":
         speed, size = ((0.5, 1.5), (1.0, 1.0), (3.0, 0.75))[number // 4 % 3]
@@ -86,7 +86,7 @@ def _device(chance: random.Random, number: int, kind: str, room: float) -> Devic
 
 
 def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Figure | None:
-    """None if these devices can't hold the model."""
+    """Plan for several draws; None if these devices can't hold the model."""
     took, gaps, stages = [], [], 0
     for seed in range(NUM_TRIES):
         problem = problem_of(random.Random(seed), num_devices, num_layers, kind, takes_turns=takes_turns)
@@ -116,7 +116,7 @@ def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) 
 
 
 def loss_ms(num_workers: int, num_spare: int) -> float:
-    """Milliseconds: the median of some losses, each in a swarm of its own."""
+    """Measure in milliseconds the median of some losses, each in a swarm of its own."""
     return 1000 * median(_loss_s(num_workers, num_spare, seed) for seed in range(NUM_TRIES))
 
 

@@ -1,4 +1,4 @@
-"""The questions that a peer of the benchmarks answers, by the standard library: peers have interpreters of their own.
+"""Answer the benchmarks' questions as a peer. Standard library alone: peers have interpreters of their own.
 
 One JSON object per line, such as {"do": "generate", "prompts": [[…]], "new": 32}, answered with {"answer": seconds}.
 """
@@ -15,7 +15,7 @@ class Contestant(ABC):
 
     @abstractmethod
     def generate(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[int]]]:
-        """Seconds from the prompts to the last token, and the tokens."""
+        """Generate; return seconds from the prompts to the last token, and the tokens."""
 
     @abstractmethod
     def prepare(self, shared: list[int], tails: list[list[int]]) -> float:
@@ -23,10 +23,10 @@ class Contestant(ABC):
 
     @abstractmethod
     def go_on(self, new: int) -> float:
-        """Seconds for ``new`` further tokens of each prepared prompt; at the next call all is as before."""
+        """Draw ``new`` further tokens of each prepared prompt; seconds. At the next call all is as before."""
 
     def bandwidth(self) -> float:
-        """Bytes per second that are read from memory."""
+        """Measure the bytes per second that are read from memory."""
         raise ValueError("this peer does not measure memory")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs when workers die, and what it costs to be ready for that. Three measurements, one or all of them:
+"""Measure what it costs when workers die, and to be ready for that. Three measurements, one or all of them:
 
 detection  from the fault until the broker knows, of each class: crash (SIGKILL), freeze (SIGSTOP), hang (the compute
            thread stands still, by a failpoint) and terminate (SIGTERM: the worker says that it wishes to go).

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a broker's death costs, and what its journal costs while it lives.
+"""Measure what a broker's death costs, and what its journal costs while it lives.
 
 Broker and three workers are processes of their own. ``restart``: answers run, the broker is killed (SIGKILL) and
 started again at once; told is how long until the next token, until everybody has one, and how much was computed again;
@@ -118,7 +118,7 @@ async def acceptance(model: Path, num: int) -> tuple[list[Row], dict[str, object
 
 
 async def accepted(url: str, num: int) -> list[float]:
-    """Seconds from a submission to its acceptance, over one connection, one at a time."""
+    """Measure seconds from a submission to its acceptance, over one connection, one at a time."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channel = DealerChannel(context, url, b"bench", SERVER.frame_limit_bytes)
     found: list[float] = []
@@ -150,7 +150,7 @@ def _submit(channel: DealerChannel, number: int) -> float:
 
 
 async def _bytes(parts: Parts, vocabulary: int) -> dict[str, object]:
-    """What an ended request takes in the journal."""
+    """Measure what an ended request takes in the journal."""
     file = parts.folder / "state" / "journal.db"
     before = _size(file)
     num, length = 32, 256
@@ -167,7 +167,7 @@ async def _bytes(parts: Parts, vocabulary: int) -> dict[str, object]:
 
 
 def _size(file: Path) -> int:
-    """Of what is in the database, its write-ahead log counted."""
+    """Measure what is in the database, its write-ahead log counted."""
     with closing(sqlite3.connect(file)) as db:
         names = ("page_count", "freelist_count", "page_size")
         pages, free, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)

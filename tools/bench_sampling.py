@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What drawing a token costs: our kernel beside the usual way (a whole sort in float64), in turns, in one process."""
+"""Time the drawing of a token: our kernel beside the usual way (a whole sort in float64), in turns, in one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HISTORY = 2000
 
 
 def usual(row: np.ndarray[Any, Any], job: SampleJob) -> int:
-    """A token by sorting, as libraries do it."""
+    """Draw a token by sorting, as libraries do it."""
     params, scores = job.params, row.astype(np.float64)
     for token, bias in params.logit_bias.items():
         scores[token] += bias
@@ -84,7 +84,7 @@ def _logs(scores: np.ndarray[Any, Any], count: int) -> list[float]:
 
 
 def usual_step(logits: torch.Tensor, jobs: Sequence[SampleJob]) -> list[int]:
-    """A step's tokens in the usual way; greedy ones by torch alone."""
+    """Draw a step's tokens in the usual way; greedy ones by torch alone."""
     scores = logits.float()
     if not torch.isfinite(scores).all():
         raise SystemExit("the logits are not finite")
@@ -95,7 +95,7 @@ def usual_step(logits: torch.Tensor, jobs: Sequence[SampleJob]) -> list[int]:
 
 
 def logits_like(shape: str, rows: int, words: int, dtype: torch.dtype) -> torch.Tensor:
-    """``model``: few tokens have almost all the weight, as after a prompt; ``flat``: thousands share it."""
+    """Make logits. ``model``: few tokens have almost all the weight, as after a prompt; ``flat``: thousands do."""
     chance = np.random.default_rng(words + rows)
     scores = chance.normal(size=(rows, words)) * 2 if shape == "flat" else chance.gumbel(size=(rows, words)) * 1.5
     return torch.from_numpy(scores.astype(np.float32)).to(dtype)

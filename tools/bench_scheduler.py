@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the broker's core costs per step, with few and many sequences running, with nobody and many waiting.
+"""Measure what the broker's core costs per step, with few and many sequences running, with nobody and many waiting.
 
 A real core, fed with events; no sockets, no model. A step's cost is ``handle(StepFinished)``: acknowledge, take the new
 tokens, choose and build the next step. It is measured over steps in which every row is a decode, and over steps in
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Result:
-    """One case, on a core of its own. A collection of garbage is nobody's step: it is put off."""
+    """Measure one case, on a core of its own. Garbage collection is put off: it belongs to no step."""
     bench = _full(running, queued, step_tokens)
     gc.collect()
     gc.disable()
@@ -88,7 +88,7 @@ def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Resu
 
 
 def _full(running: int, queued: int, step_tokens: int) -> Bench:
-    """A swarm in which so many decode and so many wait."""
+    """Make a swarm in which so many decode and so many wait."""
     settings = BrokerSettings(
         beat_endpoint="beats",
         data_endpoint="data",
@@ -115,7 +115,7 @@ def _full(running: int, queued: int, step_tokens: int) -> Bench:
 
 
 class _Blind:
-    """Instead of the bench's checks, which look at everything."""
+    """Replace the bench's checks, which look at everything."""
 
     def before(self, event: object) -> None:
         pass
@@ -134,7 +134,7 @@ def _time_steps(bench: Bench, num_steps: int) -> tuple[list[float], int]:
 
 
 def _time_turnovers(bench: Bench, num_steps: int) -> list[float]:
-    """Steps in which the first row's answer ends, and somebody comes in for it."""
+    """Time steps in which the first row's answer ends, and somebody comes in for it."""
     times = []
     for _ in range(num_steps):
         step = bench.pipe.popleft()
@@ -146,7 +146,7 @@ def _time_turnovers(bench: Bench, num_steps: int) -> list[float]:
 
 
 def _timed(bench: Bench, event: StepFinished | Tick) -> float:
-    """Microseconds that the core alone takes; what follows is done outside of the time."""
+    """Measure the microseconds that the core alone takes; what follows is done outside of the time."""
     bench.now += 1e-4
     began = perf_counter()
     actions = bench.core.handle(event, bench.now)

@@ -1,4 +1,4 @@
-"""A stage with all of a model's layers in this process: for benchmarks of what it computes, without any wire."""
+"""Run a stage with all of a model's layers in this process, for benchmarks of what it computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARGIN = 64  # positions of a sequence beyond those of its step
 
 
 def loaded(executor: TorchExecutor, num_sequences: int = MARGIN) -> str:
-    """Have it load all layers and serve them; says which kernels it took."""
+    """Have an executor load all layers and serve them; return which kernels it took."""
     layers = LayerRange(0, executor.manifest.num_layers)
     prepared = executor.prepare(layers, (), num_sequences, lambda *_: None)
     executor.activate(layers)
@@ -39,7 +39,7 @@ def fill(executor: TorchExecutor, num: int, context: int, count: int) -> None:
 
 
 def step(executor: TorchExecutor, num: int, start: int, count: int) -> float:
-    """Seconds for ``count`` positions of each sequence, with the last one's logits. The same again overwrites them."""
+    """Time ``count`` positions of each sequence, with the last one's logits. The same again overwrites them."""
     batch = _batch(executor, num, start, count, drawn=False)
     began = time.perf_counter()
     executor.logits_of_last(batch)
@@ -47,7 +47,7 @@ def step(executor: TorchExecutor, num: int, start: int, count: int) -> float:
 
 
 def served_step(executor: TorchExecutor, num: int, start: int, count: int) -> float:
-    """The same as a stage does it: with a greedy token of each sequence, and counted in its statistics."""
+    """Time the same as a stage does it: with a greedy token of each, and counted in its statistics."""
     batch = _batch(executor, num, start, count, drawn=True)
     began = time.perf_counter()
     executor.forward(batch, lambda: False, lambda: None)

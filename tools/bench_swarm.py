@@ -1,4 +1,4 @@
-"""Swarms for the benchmarks, in processes of their own, and the answers that they give."""
+"""Start swarms for the benchmarks, in processes of their own, and collect their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Body = dict[str, Any]
 
 
 class Processes(ABC):
-    """A swarm's processes, and a client for it. Use it with ``async with``: it is ready then, and gone afterwards.
+    """Run a swarm's processes, and a client for it. Use it with ``async with``: it is ready then, and gone afterwards.
 
     ``settings``: environment for all of them. Whoever derives from it says what is started, and waits until it serves.
     """
@@ -72,7 +72,7 @@ class Processes(ABC):
         environment: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """``swarm`` with these arguments, in the place of one of this name that has ended. ``before`` runs in it."""
+        """Start ``swarm`` with these arguments, in place of one of this name that has ended. ``before`` runs in it."""
         values = {**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **(environment or {})}
         command = [sys.executable, "-P", "-m", "swarm", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -114,7 +114,7 @@ class Processes(ABC):
         raise BenchError(f"{what} is not as expected, within {within_s:.0f} s: {report}\n{said}")
 
     async def until_serving(self, num_stages: int) -> None:
-        """As just started, when every process is needed."""
+        """Wait until a swarm that was just started serves: every process is needed."""
         await self.until(
             "status", lambda s: s["state"] == "serving" and s["num_stages"] == num_stages, START_S, with_all=True
         )
@@ -142,7 +142,7 @@ class Processes(ABC):
 
 
 class Swarm(Processes):
-    """``swarm up`` in a process of its own."""
+    """Run ``swarm up`` in a process of its own."""
 
     def __init__(
         self, model: Path, num_stages: int, threads: int = 0, settings: Mapping[str, str] | None = None
@@ -158,7 +158,7 @@ class Swarm(Processes):
 
 
 def free_port() -> int:
-    """The first of two free ports, below those that systems lend to clients."""
+    """Find the first of two free ports, below those that systems lend to clients."""
     for _ in range(200):
         port = random.randrange(10000, 19000)
         with socket.socket() as first, socket.socket() as second, suppress(OSError):
@@ -182,7 +182,7 @@ class Stream:
     times: list[float] = field(default_factory=list)
 
     def gaps(self, since: float) -> list[float]:
-        """The times between two tokens, of those that ended later than that."""
+        """List the times between two tokens that ended later than that."""
         return [later - sooner for sooner, later in pairwise(self.times) if later > since]
 
 
@@ -193,7 +193,7 @@ async def answers(
     after: int,
     disturb: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Stream]:
-    """All prompts' answers at once, each of ``before + after`` tokens. ``disturb`` happens when each has ``before``."""
+    """Ask all prompts at once, for ``before + after`` tokens each. ``disturb`` happens when each has ``before``."""
     events = [asyncio.Event() for _ in prompts]
 
     async def read(prompt: list[int], reached: asyncio.Event) -> Stream:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the tables of rotary positions and of masks save: the same step with them, and with what they hold made anew.
+"""Measure what the tables of rotary positions and masks save: a step with them, and with what they hold made anew.
 
     cached       as a stage computes: sines and cosines looked up, who attends to what made once per step for all layers
     rope anew    the model's own module computes the step's sines and cosines, as transformers does in every step
@@ -73,7 +73,7 @@ VARIANTS = {CACHED: nullcontext, "rope anew": rope_anew, "masks anew": masks_ane
 
 
 def measure(executor: TorchExecutor, case: str, rounds: int, counted: dict[str, dict[str, int]]) -> Row:
-    """Milliseconds of a step by variant. Each step overwrites the last one's keys. ``counted`` is added to."""
+    """Time a step by variant, in milliseconds. Each step overwrites the last one's keys. ``counted`` is added to."""
     num, context, count = CASES[case]
     fill(executor, num, context, count)
     samples: dict[str, list[float]] = {name: [] for name in VARIANTS}
@@ -90,7 +90,7 @@ def measure(executor: TorchExecutor, case: str, rounds: int, counted: dict[str, 
 
 
 def told(counts: dict[str, int]) -> str:
-    """Found of all that were asked for."""
+    """Tell how many were found of all that were asked for."""
     shares = []
     for what in ("rope", "mask"):
         hits, misses = counts[f"{what}_hits"], counts[f"{what}_misses"]

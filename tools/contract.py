@@ -65,7 +65,7 @@ class Request:
 
 
 def requests_of(count: int, seed: int) -> list[Request]:
-    """Greedy and drawn ones, of all lengths; some begin alike, for two to five blocks."""
+    """Make greedy and drawn requests of all lengths; some begin alike, for two to five blocks."""
     chance = random.Random(seed)
     beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(32 * blocks)] for blocks in (2, 3, 5)]
     found = []
@@ -144,7 +144,7 @@ class Contract:
 
 
 async def least_mib(swarm: Processes) -> int:
-    """The least memory with which a worker would start, as it says itself."""
+    """Find the least memory with which a worker would start, as it says itself."""
     swarm.start_worker("absurd", "--memory-limit", "100MiB")
     await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
     found = re.search(r"the least is (\d+) MiB", swarm.log("absurd"))

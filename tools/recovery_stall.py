@@ -1,4 +1,4 @@
-"""What a killed worker costs running answers, by where its layers come back."""
+"""Measure what a killed worker costs running answers, by where its layers come back."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ WAYS = {
 
 
 def usual_gap(calm: list[Stream]) -> float:
-    """Of the undisturbed run, once all of its answers go on together: before, some prompts were still computed."""
+    """Find the 99th percentile of undisturbed gaps, once all go on together: before, prompts were still computed."""
     since = max(stream.times[0] for stream in calm)
     return percentile([gap for stream in calm for gap in stream.gaps(since)[1:]], 99)
 
 
 @dataclass
 class Outcome:
-    """Of one kill, in seconds. ``split``: what the broker recorded; ``detect`` counts from the signal."""
+    """The outcome of one kill, in seconds. ``split``: what the broker recorded; ``detect`` counts from the signal."""
 
     way: str
     case: str
@@ -120,7 +120,7 @@ async def one_kill(parts: Parts, way: Way, prompts: list[list[int]], expected: l
 
 
 async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: int) -> list[Outcome]:
-    """Every case by every way. One swarm for each way; the undisturbed runs are those of the first."""
+    """Kill in every case by every way. One swarm for each way; the undisturbed runs are those of the first."""
     vocabulary = vocabulary_of(model)
     prompts = {case: case.prompts(vocabulary) for case in cases}
     calm: dict[Case, list[Stream]] = {}
