@@ -1,4 +1,4 @@
-"""``python -m swarm`` is ``swarm``."""
+"""Run ``swarm`` as ``python -m swarm``."""
 
 from __future__ import annotations
 

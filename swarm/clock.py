@@ -1,4 +1,4 @@
-"""Where "now" comes from: a value that shells read and hand to the cores, so that tests can move it by hand."""
+"""Read "now" for the shells, which hand it to the cores as a value, so that tests can move it by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds that only grow. Their zero means nothing; only differences do."""
+    """Count seconds, which only grow. Their zero means nothing; only differences do."""
 
     def now(self) -> float: ...
 

@@ -49,7 +49,7 @@ class StageSetError(ModelError):
 
 
 class JournalError(SwarmError):
-    """What must not be forgotten can't be written down, or not be read any more."""
+    """The journal can't be written, or can't be read any more."""
 
 
 class WireError(SwarmError):
@@ -59,7 +59,7 @@ class WireError(SwarmError):
 
 
 class ForeignMessage(WireError):
-    """A message is whole, and no message of this build: its sender is of another one."""
+    """A message is whole but unknown to this build: its sender is of another one."""
 
 
 class IllegalMove(SwarmError):
@@ -67,7 +67,7 @@ class IllegalMove(SwarmError):
 
 
 class ClientError(SwarmError):
-    """What a caller of the client library can meet."""
+    """The root of the errors that a caller of the client library can meet."""
 
 
 class InvalidRequest(ClientError):

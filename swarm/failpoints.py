@@ -1,4 +1,4 @@
-"""Named places where a test makes this process die, hang, raise, stall or answer wrongly.
+"""Keep named places where a test makes this process die, hang, raise, stall or answer wrongly.
 
 Switched on by the environment alone, when a service starts (``arm``); off, a place costs one look at a module's name::
 
@@ -91,7 +91,7 @@ class _Fault:
     times: int = field(default=0)
 
     def is_due(self, facts: Mapping[str, Collection[int]]) -> bool:
-        """Count this time; whether it is the one."""
+        """Count this time; return whether the fault is due at it."""
         if self.about and self.value not in facts.get(self.about, ()):
             return False
         self.times += 1
@@ -121,7 +121,7 @@ def reached(place: str, **facts: Collection[int]) -> None:
 
 
 def altered(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The same values, or wrong ones if that is due here; other faults happen as well."""
+    """Return the same values, or wrong ones if that is due here; other faults happen as well."""
     for fault in _due(place, {}):
         if fault.action in _SPOIL:
             values = _SPOIL[fault.action](values.copy())
@@ -131,7 +131,7 @@ def altered(place: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def retold(place: str, endpoint: str) -> str:
-    """The endpoint to be told to others."""
+    """Return the endpoint to be told to others."""
     for fault in _due(place, {}):
         host, _, port = endpoint.rpartition(":")
         endpoint = f"{host}:{int(port) + int(fault.argument)}"
@@ -222,7 +222,7 @@ def _memory(_: _Fault) -> NoReturn:
 
 
 def _devour(fault: _Fault) -> NoReturn:
-    """Takes memory, at most so many MiB, and writes to all of it."""
+    """Take memory, at most so many MiB, and writes to all of it."""
     taken = [bytearray(b"x" * (1 << 20)) for _ in range(int(fault.argument))]
     raise MemoryError(f"a fault was asked for: {len(taken)} MiB")
 

@@ -1,4 +1,4 @@
-"""Logging: an event name plus keys. Colour on a terminal, one JSON object per line elsewhere, always on stderr.
+"""Log an event name plus keys. Colour on a terminal, one JSON object per line elsewhere, always on stderr.
 
 Services call :func:`configure` once and then bind their context once, for example
 ``log = get_logger(__name__).bind(stage=3)``; on such a bound logger a call below the level costs a tenth of a
@@ -50,7 +50,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def get_logger(name: str, **context: object) -> FilteringBoundLogger:
-    """A logger for a module, with ``context`` in every line."""
+    """Return a logger for a module, with ``context`` in every line."""
     if not structlog.is_configured():
         sink = _sink(sys.stderr)
         _configure_structlog(logging.WARNING, _renderer("auto", sink), sink)
@@ -68,7 +68,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 class Damper:
-    """For lines that anybody can cause: a few at once, then one every so often, which counts those left out."""
+    """Thin out lines that anybody can cause: a few at once, then one every so often, with the number left out."""
 
     def __init__(self, at_once: int = 5, every_s: float = 10.0) -> None:
         self._at_once = at_once
@@ -78,7 +78,7 @@ class Damper:
         self._left_out = 0
 
     def asks(self, now: float) -> int | None:
-        """A line is to be written: how many were left out since the last one; None: leave this one out, too."""
+        """Ask to write a line: how many were left out since the last one; None: leave this one out, too."""
         self._left = min(self._at_once, self._left + (now - self._looked_at) / self._every_s)
         self._looked_at = now
         if self._left < 1:
@@ -99,7 +99,7 @@ def _sink(stream: object) -> Sink:
 
 
 def _tell_dropped(renderer: Sequence[Processor]) -> Callable[[int, str], str]:
-    """In the form of the others."""
+    """Word dropped lines in the form of the others."""
 
     def tell(lines: int, reason: str) -> str:
         event: Any = {"event": "log_lines_dropped", "lines": lines, "reason": reason, "module": __name__}
@@ -160,5 +160,5 @@ def _renderer(format: str, sink: Sink) -> list[Processor]:
 
 
 def _plain(value: Any) -> str:
-    """What JSON has no word for is written as text."""
+    """Turn what JSON has no word for into text."""
     return str(value)

@@ -1,4 +1,4 @@
-"""What a caller may ask of the sampling: one checked value that travels unchanged from the client to the last stage."""
+"""Sampling parameters: one checked value that travels unchanged from the client to the last stage."""
 
 from __future__ import annotations
 

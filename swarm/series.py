@@ -1,4 +1,4 @@
-"""Figures that come again and again: how many, the last, the total, the greatest. Pure, and cheap enough to be kept
+"""Keep figures that come again and again: how many, the last, the total, the greatest. Pure, and cheap enough to keep
 always."""
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Series:
         return self.total / self.num if self.num else 0.0
 
     def sizes(self) -> dict[str, float]:
-        """For reports of counts and sizes."""
+        """Report counts and sizes."""
         return {"total": self.total, "last": self.last, "average": round(self.average, 2), "most": self.most}
 
     def microseconds(self) -> dict[str, float]:
-        """For reports of times; the values are seconds."""
+        """Report times in microseconds; the values are seconds."""
         parts = {"total": self.total, "last": self.last, "average": self.average}
         return {name: round(value * 1e6, 1) for name, value in parts.items()}
 
     def since(self, earlier: tuple[int, float]) -> float:
-        """The average of what was added after ``mark()`` gave ``earlier``."""
+        """Average what was added after ``mark()`` gave ``earlier``."""
         num, total = earlier
         return (self.total - total) / (self.num - num) if self.num > num else 0.0
 
@@ -58,7 +58,7 @@ class Profiled:
     _marks: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def profile(self) -> dict[str, object]:
-        """Averages since the last time that this was asked; for a line in the log."""
+        """Average since the last time that this was asked, for a line in the log."""
         line: dict[str, object] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
         line |= {name: round(value, 2) for name, value in self._averages(self.SIZES)}
         line |= {f"{name}_us": round(value * 1e6, 1) for name, value in self._averages(self.TIMES)}

@@ -1,4 +1,4 @@
-"""A stream for what nobody must fail by: log lines, progress, last words.
+"""Write what nobody must fail by: log lines, progress, last words.
 
 The disk that logs are on fills up, a terminal goes away: then lines are dropped and counted, and as soon as a write
 succeeds again, one line says how many there were. Nothing here raises. What goes to the process's own stdout or stderr
@@ -26,7 +26,7 @@ def in_words(lines: int, reason: str) -> str:
 
 
 class Sink(io.TextIOBase):
-    """Around ``stream``; None is a stream that was closed before we began. ``tell_dropped`` words what was dropped. A
+    """Guard ``stream``; None is a stream that was closed before we began. ``tell_dropped`` words what was dropped. A
     broken pipe is for good: whoever read it is gone."""
 
     def __init__(self, stream: TextIO | None, tell_dropped: Tell = in_words) -> None:
@@ -52,7 +52,7 @@ class Sink(io.TextIOBase):
 
     @property
     def buffer(self) -> object:
-        """The bytes beneath, for whoever writes those."""
+        """Return the bytes beneath, for whoever writes those."""
         return getattr(self._stream, "buffer", None)
 
     def fileno(self) -> int:
@@ -70,7 +70,7 @@ class Sink(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Whole lines go out at once, the rest with its end or at :meth:`flush`."""
+        """Write whole lines at once, the rest with its end or at :meth:`flush`."""
         with self._lock:
             self._pending += text
             if "\n" in text or len(self._pending) > MAX_PENDING:
@@ -82,7 +82,7 @@ class Sink(io.TextIOBase):
             self._put_pending()
 
     def close(self) -> None:
-        """The stream is not ours to close."""
+        """Leave the stream open: it is not ours to close."""
         self.flush()
 
     # How it is written.
@@ -121,7 +121,7 @@ class Sink(io.TextIOBase):
 
 
 def _own_fd(stream: TextIO | None) -> int | None:
-    """Of the process's own stdout or stderr, which is written to without Python's buffers."""
+    """Find the descriptor of our own stdout or stderr, to write to it without Python's buffers."""
     if stream is None or not any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
         return None
     try:
@@ -132,12 +132,12 @@ def _own_fd(stream: TextIO | None) -> int | None:
 
 
 def guard_stderr() -> None:
-    """From here on nothing fails by writing to stderr."""
+    """Let nothing fail by writing to stderr from here on."""
     if not isinstance(sys.stderr, Sink):
         sys.stderr = Sink(sys.stderr)
 
 
 def guard_stdout() -> None:
-    """The same for stdout: for commands whose output only tells what goes on."""
+    """Let nothing fail by writing to stdout: for commands whose output only tells what goes on."""
     if not isinstance(sys.stdout, Sink):
         sys.stdout = Sink(sys.stdout)

@@ -23,7 +23,7 @@ _BLOCK = 32
 
 
 class ManualClock:
-    """Time is a value we move."""
+    """Hold the time as a value that a test moves."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -37,7 +37,7 @@ class ManualClock:
 
 
 def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512, name: str = "chain") -> Manifest:
-    """A model of hash chains. Token 0 ends a sequence."""
+    """Describe a model of hash chains. Token 0 ends a sequence."""
     return Manifest(
         name=name,
         architecture="HashChain",
@@ -57,14 +57,14 @@ def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512,
 
 
 def mix(a: int, b: int) -> int:
-    """A 64-bit hash of two numbers. Quick, and good enough to tell any two histories apart."""
+    """Hash two numbers to 64 bits. Quick, and good enough to tell any two histories apart."""
     x = ((a ^ (a >> 29)) * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK
     x = ((x ^ (x >> 32)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
 def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
-    """(state at this position, output) from the state at the position before and the input. Outputs travel as two
+    """Compute (state here, output) from the state at the position before and the input. Outputs travel as two
     float32, which are finite, as a sound model's are."""
     # mix(before + layer, hidden), then mix(state, hidden): written out, for nothing is called as often.
     state = before + layer
@@ -76,27 +76,27 @@ def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
 
 
 def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence[int], vocab_size: int) -> int:
-    """Depends on everything that a real draw may depend on, the history included."""
+    """Draw a token from everything that a real draw may depend on, the history included."""
     chance = 0 if params.greedy else mix(seed, len(history))
     return mix(mix(hidden, hash(tuple(history)) & _MASK), chance) % vocab_size
 
 
 def fake_logprobs(hidden: int, token: int, params: SamplingParams) -> tuple[TokenLogprob, ...]:
-    """Of what was drawn: as much another one at every position as the token is."""
+    """Make logprobs of what was drawn: other ones at every position, as the token is."""
     if params.logprobs is None:
         return ()
     return (TokenLogprob(token, -(mix(hidden, token) % 100_000) / 1000),)
 
 
 def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
-    """The tokens that an undisturbed run gives: the oracle."""
+    """List the tokens that an undisturbed run gives: the oracle."""
     return [token for token, _ in fake_draws(prompt, params, seed, manifest)]
 
 
 def fake_draws(
     prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest
 ) -> list[tuple[int, tuple[TokenLogprob, ...]]]:
-    """The same, with the logprobs of each."""
+    """List the tokens of an undisturbed run with the logprobs of each."""
     states = [0] * manifest.num_layers
     tokens, draws = list(prompt), []
     hidden = 0
@@ -237,8 +237,8 @@ class FakeExecutor:
         return [int(value) for value in raw]
 
     def _row(self, row: Row, hidden: list[int]) -> list[int]:
-        """Through all layers of this stage, one after the other: what lies beyond was cut, or belongs to a step that a
-        fence ended."""
+        """Compute a row through all layers of this stage, in order: what lies beyond was cut, or belongs to a step
+        that a fence ended."""
         assert self.layers is not None
         chains, start, stop = self.chains[row.sequence], row.start, row.start + row.count
         if stop > self.limits[row.sequence]:
@@ -261,7 +261,7 @@ class FakeExecutor:
             raise IllegalMove(f"{self.kv_used()} positions are held, there is room for {self.capacity}")
 
     def _position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
-        """In a replay: what is held already must be the same."""
+        """Compute a position; in a replay, what is held already must be the same."""
         chains = self.chains[sequence]
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
@@ -300,7 +300,7 @@ class FakeExecutor:
         return self.capacity
 
     def kv_used(self) -> int:
-        """What is written counts, in blocks."""
+        """Count what is written, in blocks."""
         lengths = (max(map(len, chains.values()), default=0) for chains in self.chains.values())
         return sum(-(-length // _BLOCK) * _BLOCK for length in lengths)
 

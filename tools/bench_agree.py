@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do the contestants of bench_decode.py compute the same? The share of greedy tokens that are transformers' own.
+"""Compare what the contestants of bench_decode.py compute: the share of greedy tokens that are transformers' own.
 
 Rounding differs, and after one different token all later ones do: float32 weights show mistakes best. Without --model,
 a tiny model of such weights is written for the occasion, so widely spread that it matters who attends to what.
@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench_contestants import TRANSFORMERS, Peers, add_peer_options, peers_of
-from bench_lib import TOOLS, Row, Swarm, random_prompt, run, tell, vocabulary_of
+from bench_lib import TOOLS, Row, random_prompt, run, tell, vocabulary_of
+from bench_swarm import Swarm
 
 TIMEOUT_S = 600.0
 LENGTHS = (8, 11, 13, 16)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention alone, ours against transformers': decoding behind contexts, and prompts, in turns in one process.
+"""Time attention alone, ours against transformers': decoding behind contexts, and prompts, in turns in one process.
 
 Theirs is what transformers calls for a model with plain attention: ``scaled_dot_product_attention`` over keys and
 values that are there already (what its cache costs is not counted). Ours writes new keys and values as well.
@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.shell.waiting import wait_passively
+import torch
+from bench_lib import timed_in_turns, wait_passively
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-wait_passively()
-
-import torch  # noqa: E402
-from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
-
-from swarm.stage import native  # noqa: E402
-from swarm.stage.attention import function as attention  # noqa: E402
-from swarm.stage.attention.arena import KvArena  # noqa: E402
-from swarm.stage.attention.passes import Pass, running, spans_of  # noqa: E402
-from swarm.wire.messages import LayerRange, Row  # noqa: E402
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.passes import Pass, running, spans_of
+from swarm.wire.messages import LayerRange, Row
 
 CPU = torch.device("cpu")
 CACHES_BYTES = 96 << 20  # as many layers as make more keys and values than caches hold
@@ -37,7 +30,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class _Module(torch.nn.Module):
-    """What transformers' function asks its module."""
+    """Answer what transformers' function asks its module."""
 
     is_causal = True
 
@@ -103,18 +96,6 @@ class Case:
         return run
 
 
-def in_turns(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(rounds + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            if turn:
-                times[name].append(time.perf_counter() - began)
-    return {name: median(found) * 1e3 for name, found in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
@@ -128,6 +109,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=[native.variant()])
     parser.add_argument("--alone", action="store_true", help="without theirs")
     options = parser.parse_args()
+    wait_passively()
     torch.set_num_threads(options.threads)
     for name in options.dtypes:
         for heads in (tuple(int(each) for each in text.split(",")) for text in options.heads):
@@ -139,7 +121,8 @@ def main() -> None:
                 runs = {} if options.alone else {"theirs": case.theirs()}
                 for variant in options.variants:
                     runs[variant] = under(variant, case.ours(options.chunk))
-                found = in_turns(runs, options.rounds if count == 1 or count < 4000 else min(3, options.rounds))
+                rounds = options.rounds if count < 4000 else min(3, options.rounds)
+                found = {who: median(times) * 1e3 for who, times in timed_in_turns(runs, rounds).items()}
                 line = {"dtype": name, "heads": heads, "sequences": many, "context": context, "prompt": count}
                 ms = {who: round(spent / case.layers, 3) for who, spent in found.items()}
                 theirs = ms.get("theirs")

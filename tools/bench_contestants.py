@@ -1,4 +1,4 @@
-"""The peers of the benchmarks: other programs that compute with the same weights, each in a process of its own."""
+"""Start the benchmarks' peers: other programs that compute with the same weights, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench_lib import PASSIVE, START_S, TOOLS, BenchError, note
+from bench_lib import PASSIVE, TOOLS, BenchError, note
+from bench_swarm import START_S
 
 TRANSFORMERS, LLAMA, LLAMA_RPC = "transformers", "llama", "llama-rpc"
 PEERS = (TRANSFORMERS, LLAMA, LLAMA_RPC)
@@ -46,11 +47,11 @@ class Peer:
         self._process.wait()
 
     async def ask(self, do: str, **arguments: object) -> float:
-        """Seconds, or whatever the question is about."""
+        """Ask for seconds, or whatever the question is about."""
         return float(await self._answer(do, arguments))
 
     async def tokens(self, prompts: list[list[int]], new: int) -> list[list[int]]:
-        """What it generates."""
+        """Have it generate."""
         found: list[list[int]] = await self._answer("tokens", {"prompts": prompts, "new": new})
         return found
 
@@ -70,7 +71,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Peers:
-    """Which ones take part, and how each is started."""
+    """Know which peers take part, and start them."""
 
     model: Path
     names: tuple[str, ...]
@@ -79,7 +80,7 @@ class Peers:
     llama_python: str
 
     def start(self, name: str, *, wide: bool = False) -> Peer:
-        """``wide``: keys and values of llama.cpp in float32, not in its default of 16 bit."""
+        """Start one. ``wide``: keys and values of llama.cpp in float32, not in its default of 16 bit."""
         if name == TRANSFORMERS:
             return self._start([sys.executable, str(TOOLS / "bench_peer.py"), str(self.model)])
         more = [*(["--wide"] if wide else []), *(["--rpc", str(RPC_SERVERS)] if name == LLAMA_RPC else [])]
@@ -89,14 +90,14 @@ class Peers:
         return Peer([*command, str(self.threads), *more], spins=self.spins)
 
     def versions(self) -> dict[str, object]:
-        """What is measured beside transformers. Raises BenchError if it isn't here."""
+        """Tell what is measured beside transformers. Raises BenchError if it isn't here."""
         if not {LLAMA, LLAMA_RPC} & set(self.names):
             return {}
         return {"llama.cpp": llama_version(self.llama_python, rpc=LLAMA_RPC in self.names)}
 
 
 def llama_version(python: str, *, rpc: bool) -> str:
-    """Which llama.cpp an interpreter has. Raises BenchError, with what to do, if it is none that can be measured."""
+    """Tell which llama.cpp an interpreter has. Raises BenchError, with what to do, if it can't be measured."""
     command = [python, str(TOOLS / "bench_llama.py"), "--about"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
@@ -112,7 +113,7 @@ def llama_version(python: str, *, rpc: bool) -> str:
 
 
 def gguf_of(model: Path) -> Path:
-    """The model's weights for llama.cpp; written once."""
+    """Write the model's weights for llama.cpp, once."""
     file = model.with_name(model.name + ".gguf")
     newest = max((path.stat().st_mtime for path in model.glob("*.safetensors")), default=0.0)
     if not file.is_file() or file.stat().st_mtime < newest:

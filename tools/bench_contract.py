@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What does it cost that a sequence's bits depend on nothing around it?
+"""Measure what it costs that a sequence's bits depend on nothing around it.
 
 The same code with and without what the contract asks for (products in tiles of fixed numbers of rows, keys up to the
 end of their cell), step by step in turn. Swarm's own kernels ask for neither: --torch measures torch's. Prints
@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.shell.waiting import wait_passively
+from bench_lib import note, tell_lines, wait_passively
+from bench_stage import fill, step, whole_stage
 
-wait_passively()
-
-import numpy as np  # noqa: E402
-
-from swarm.stage import native  # noqa: E402
-from swarm.stage.attention import function as attention  # noqa: E402
-from swarm.stage.attention import tiles  # noqa: E402
-from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: E402
-from swarm.stage.executor import Batch  # noqa: E402
-from swarm.stage.products import fixed  # noqa: E402
-from swarm.wire.messages import LayerRange, Row  # noqa: E402
+from swarm.stage import native
+from swarm.stage.attention import function as attention
+from swarm.stage.attention import tiles
+from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.products import fixed
 
 CASES = ((1, 8, 1), (4, 8, 1), (16, 8, 1), (1, 1000, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
 
 
 @contextlib.contextmanager
 def without() -> Iterator[None]:
-    """No tiles of fixed numbers of rows, no key beyond the last one that is needed."""
+    """Compute without tiles of fixed numbers of rows, and without keys beyond the last one that is needed."""
     with (
         mock.patch.object(fixed, "in_tiles", lambda product, rows, _: product(*rows)),
         mock.patch.object(tiles, "keys_end", lambda tile: tile.start + tile.count),
@@ -47,25 +37,8 @@ def without() -> Iterator[None]:
         yield
 
 
-def step(executor: TorchExecutor, num: int, start: int, count: int) -> float:
-    rows = tuple(Row(sequence, start, count, False) for sequence in range(num))
-    tokens = np.random.default_rng(start).integers(3, executor.manifest.vocab_size, num * count)
-    began = time.perf_counter()
-    executor.logits_of_last(Batch(rows, tokens, None, ()))
-    return (time.perf_counter() - began) * 1e3
-
-
-def filled(executor: TorchExecutor, num: int, context: int, room: int) -> None:
-    executor.reset()
-    executor.open(0, context + room)
-    if context:
-        step(executor, 1, 0, context)
-    for sequence in range(1, num):
-        executor.fork(sequence, 0, context, context + room)
-
-
-def compare(executor: TorchExecutor, num: int, context: int, count: int, runs: int) -> dict[str, float]:
-    filled(executor, num, context, count + 64)
+def compare(executor: TorchExecutor, num: int, context: int, count: int, runs: int) -> dict[str, object]:
+    fill(executor, num, context, count)
     pairs = []
     for _ in range(runs):
         ours = step(executor, num, context, count)
@@ -76,8 +49,8 @@ def compare(executor: TorchExecutor, num: int, context: int, count: int, runs: i
         "sequences": num,
         "context": context,
         "tokens_each": count,
-        "with_ms": round(best_with, 1),
-        "without_ms": round(best_without, 1),
+        "with_ms": round(best_with * 1e3, 1),
+        "without_ms": round(best_without * 1e3, 1),
         "cost_percent": round(100 * (statistics.median(a / b for a, b in pairs) - 1), 1),
     }
 
@@ -90,19 +63,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    wait_passively()
     if options.torch:
         native.do_without("--torch")
-    executor = TorchExecutor(options.model, threads=options.threads, threads_alone=options.threads)
-    layers = LayerRange(0, executor.manifest.num_layers)
-    executor.prepare(layers, (), 64, lambda *_: None)
-    executor.activate(layers)
-    table = []
+    executor, lines = whole_stage(options.model, options.threads), []
     for num, context, count in CASES:
-        table.append(compare(executor, num, context, count, max(3, options.runs // (1 if count == 1 else 5))))
-        if not options.json:
-            print("  ".join(f"{name} {value}" for name, value in table[-1].items()), flush=True)
-    if options.json:
-        print(json.dumps(table))
+        note(f"{num} × {count} behind {context} …")
+        lines.append(compare(executor, num, context, count, max(3, options.runs // (1 if count == 1 else 5))))
+    tell_lines("what the contract costs", lines, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast a swarm generates, against others on the same machine, and what its parts cost or save.
+"""Measure how fast a swarm generates, against others on the same machine, and what its parts cost or save.
 
 All contestants are loaded at once and take turns within one run (A B, B A, …), so that whatever else the machine does
 hits all alike; who is not on turn sleeps. The swarm is ``swarm up`` as anybody would start it. Ratios are medians over
@@ -38,7 +38,6 @@ from bench_contestants import TRANSFORMERS, Peer, Peers, add_peer_options, peers
 from bench_lib import (
     BenchError,
     Row,
-    Swarm,
     Turn,
     add_model_options,
     in_turns,
@@ -49,6 +48,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
+from bench_swarm import Swarm
 
 from swarm import AsyncClient
 
@@ -109,7 +109,7 @@ BATCH = (10, 50)  # requests, tokens of each
 
 @dataclass
 class Bench:
-    """What every mode needs to know."""
+    """Hold what every mode needs to know."""
 
     model: Path
     vocabulary: int
@@ -140,7 +140,7 @@ class Bench:
 
 
 async def generate(client: AsyncClient, prompts: list[list[int]], new: int, **sampling: float) -> float:
-    """Seconds from the prompts to the last token of the last of them."""
+    """Generate; seconds from the prompts to the last token of the last of them."""
     began = perf_counter()
     await client.generate_batch(prompts, max_tokens=new, ignore_eos=True, timeout=TIMEOUT_S, **sampling)  # type: ignore[arg-type]
     return perf_counter() - began
@@ -180,7 +180,7 @@ def peer_turn(bench: Bench, peer: Peer, case: Case) -> Turn:
 
 
 async def context_turns(bench: Bench, client: AsyncClient, peers: dict[str, Peer], case: Case) -> dict[str, Turn]:
-    """All have the long prompts' keys and values before they are measured: the shared beginning computed once."""
+    """Give everybody the long prompts' keys and values before measuring; the shared beginning is computed once."""
     shared = random_prompt(case.prompt - TAIL, bench.vocabulary)
     tails = [random_prompt(TAIL, bench.vocabulary) for _ in range(case.sequences)]
     for peer in peers.values():
@@ -244,12 +244,12 @@ async def against_peers(bench: Bench, cases: Sequence[Case]) -> tuple[list[Row],
 
 
 async def memory_speed(peers: dict[str, Peer]) -> float:
-    """Bytes per second, as torch reads them; 0 if no peer has torch."""
+    """Measure bytes per second as torch reads them; 0 if no peer has torch."""
     return await peers[TRANSFORMERS].ask("bandwidth") if TRANSFORMERS in peers else 0.0
 
 
 def floor(model: Path, bandwidth: float, rows: list[Row]) -> dict[str, object]:
-    """What memory alone would allow one sequence: every weight but the embedding is read once per token."""
+    """Compute what memory alone would allow one sequence: every weight but the embedding is read once per token."""
     config = json.loads((model / "config.json").read_text())
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     tied = bool(config.get("tie_word_embeddings"))
@@ -267,7 +267,7 @@ def floor(model: Path, bandwidth: float, rows: list[Row]) -> dict[str, object]:
 
 
 async def compared(bench: Bench, swarms: dict[str, Swarm], cases: Sequence[Case]) -> list[Row]:
-    """The same work for several swarms; the first is the baseline."""
+    """Give several swarms the same work; the first is the baseline."""
     rows: list[Row] = []
     async with AsyncExitStack() as stack:
         for swarm in swarms.values():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Families of models against transformers: a small random model of each kind, both in this process, in turns.
+"""Time families of models against transformers: a small random model of each kind, both in this process, in turns.
 
 One executor with all layers stands for Swarm, without any wire; transformers runs its own forward with its own cache
 and its default attention. A round is one token of each sequence after a short prompt, or a whole prompt. On a machine
@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_lib import Row, note, tell
+from bench_lib import Row, note, tell, turns
+from bench_stage import loaded
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
@@ -102,9 +103,7 @@ class Ours:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         threads, name = torch.get_num_threads(), str(dtype).removeprefix("torch.")
         self._executor = TorchExecutor(str(folder), dtype=name, threads=threads, threads_alone=threads)
-        layers = messages.LayerRange(0, self._executor.manifest.num_layers)
-        self.kernels = self._executor.prepare(layers, (), 64, lambda *_: None).kernels
-        self._executor.activate(layers)
+        self.kernels = loaded(self._executor)
 
     def prompt(self, sequences: int, count: int) -> None:
         self._executor.reset()
@@ -151,11 +150,10 @@ def measure(kind: str, options: argparse.Namespace) -> list[Row]:
     rows = []
     for name, case in cases.items():
         samples: dict[str, list[float]] = {side: [] for side in sides}
-        for round_ in range(options.rounds + 1):
-            for side in list(sides)[:: 1 if round_ % 2 else -1]:
-                figure = case(sides[side])
-                if round_ > 0:  # the first time is slower
-                    samples[side].append(figure)
+        for side, counts in turns(sides, options.rounds):
+            figure = case(sides[side])
+            if counts:
+                samples[side].append(figure)
         rows.append(Row(f"{kind}, {name}", "ms", samples, baseline="transformers"))
         note(f"{rows[-1].case}: {rows[-1].medians} {rows[-1].ratios}")
     return rows

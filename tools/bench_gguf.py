@@ -60,7 +60,7 @@ FILE_TYPES = {
 
 
 def path_for(folder: Path) -> Path:
-    """Where the file of a checkpoint lies unless another place is named."""
+    """Say where the file of a checkpoint lies unless another place is named."""
     return folder.with_name(folder.name + ".gguf")
 
 
@@ -155,7 +155,7 @@ def as_wanted(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.
 
 
 def neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head from (first half, second half) to (a pair, a pair, …)."""
+    """Reorder the rows of each head from (first half, second half) to (a pair, a pair, …)."""
     return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 

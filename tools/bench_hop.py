@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much a hop costs with our wire, against bare pyzmq on the same frames.
+"""Measure what a hop costs with our wire, against bare pyzmq on the same frames.
 
 Two processes on TCP loopback, one plain thread each, one PUSH per direction. Every mode sends the same two frames
 (msgpack header, float32 tensor), bare ones over libzmq's sockets alone, the others over our channels, where who listens
@@ -15,20 +15,16 @@ Latency is half a round trip. Throughput is one-way, acknowledged at the end of 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 import zmq
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench_lib import report
 
 from swarm.wire import tensors
 from swarm.wire.channel import PullChannel, PushChannel
@@ -58,7 +54,7 @@ class Measured:
 
 @dataclass
 class Line:
-    """What is printed. Ratios above 1 mean slower than bare; they are medians over pairs of neighbouring turns."""
+    """One line of results. Ratios above 1 mean slower than bare; they are medians over pairs of neighbouring turns."""
 
     size: str
     mode: str
@@ -86,7 +82,7 @@ class Peer:
         self.endpoints = f"{self.pull.endpoint} tcp://{HOST}:{port}"
 
     def connect(self, endpoints: str) -> None:
-        """To the other end's ``endpoints``."""
+        """Connect to the other end's ``endpoints``."""
         own, bare = endpoints.split()
         self.push = PushChannel(self._context, own)
         self._bare_out.connect(bare)
@@ -130,13 +126,13 @@ class Peer:
 
 
 def a_step(spec: TensorSpec) -> Step:
-    """A step as it looks half-way through three stages: two decodes, or a prefill chunk of 256 positions."""
+    """Make a step as it looks half-way through three stages: two decodes, or a prefill chunk of 256 positions."""
     num_tokens = spec.shape[0]
     return Step(epoch=3, step=12345, rows=ROWS[num_tokens], tokens=TOKENS[:num_tokens], hops=HOPS, tensor=spec)
 
 
 def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """How a mode sends and receives. Each end sends an array of its own, as a stage does."""
+    """Choose how a mode sends and receives. Each end sends an array of its own, as a stage does."""
     array = np.random.default_rng(1).standard_normal((num_rows, HIDDEN), np.float32)
     if mode != "bare":
         return (lambda: peer.send_array(array, checked=mode == "swarm+sum")), peer.receive_array
@@ -149,7 +145,7 @@ def ways(peer: Peer, mode: str, num_rows: int) -> tuple[Callable[[], object], Ca
 
 
 def serve(answer_to: str) -> None:
-    """Each turn starts with one frame ``mode test num_rows count``; an empty one ends it all."""
+    """Answer turns. Each starts with one frame ``mode test num_rows count``; an empty one ends it all."""
     peer = Peer()
     peer.connect(answer_to)
     print(peer.endpoints, flush=True)
@@ -173,7 +169,7 @@ def answer(peer: Peer, mode: str, test: str, num_rows: int, count: int) -> None:
 
 
 def turn(peer: Peer, mode: str, test: str, num_rows: int, *, count: int, measured: Measured) -> None:
-    """One mode's turn: ``count`` round trips, or one burst of ``count`` messages."""
+    """Play one mode's turn: ``count`` round trips, or one burst of ``count`` messages."""
     send, receive = ways(peer, mode, num_rows)
     peer.send([f"{mode} {test} {num_rows} {count}".encode()])
     start = perf_counter()
@@ -236,27 +232,15 @@ def line(size: str, mode: str, measured: Measured, bare: Measured) -> Line:
     )
 
 
-def machine() -> dict[str, object]:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [text.partition(":")[2].strip() for text in cpuinfo.read_text().splitlines() if "model name" in text]
-        model = f"{len(names)} x {names[0]}" if names else model
-    versions = f"Python {platform.python_version()}, pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
-    return {"machine": model, "system": platform.platform(), "versions": versions, "command": " ".join(sys.argv)}
-
-
-def show(lines: list[Line], about: dict[str, object]) -> None:
-    print(
+def shown(lines: list[Line]) -> list[str]:
+    head = (
         f"{'size':<6}{'mode':<11}{'p50 us':>9}{'p99 us':>9}{'msg/s':>9}{'MB/s':>8}{'latency x':>11}{'through. x':>12}"
     )
-    for row in lines:
-        print(
-            f"{row.size:<6}{row.mode:<11}{row.p50_us:>9.1f}{row.p99_us:>9.1f}{row.messages_per_s:>9.0f}"
-            f"{row.mb_per_s:>8.0f}{row.latency_ratio:>11.2f}{row.throughput_ratio:>12.2f}   (target {row.target})"
-        )
-    for name, value in about.items():
-        print(f"{name}: {value}")
+    return [head] + [
+        f"{row.size:<6}{row.mode:<11}{row.p50_us:>9.1f}{row.p99_us:>9.1f}{row.messages_per_s:>9.0f}"
+        f"{row.mb_per_s:>8.0f}{row.latency_ratio:>11.2f}{row.throughput_ratio:>12.2f}   (target {row.target})"
+        for row in lines
+    ]
 
 
 def main() -> None:
@@ -269,11 +253,9 @@ def main() -> None:
         serve(arguments.serve)
         return
     results = with_child(lambda peer: measure(peer, rounds=3 if arguments.quick else 30))
-    lines, about = summary(results), machine()
-    if arguments.json:
-        print(json.dumps({**about, "results": [asdict(row) for row in lines]}, indent=2))
-    else:
-        show(lines, about)
+    lines = summary(results)
+    found = {"results": [asdict(row) for row in lines]}
+    report("a hop", found, shown(lines), {"libzmq": zmq.zmq_version()}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

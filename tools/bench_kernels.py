@@ -1,38 +1,26 @@
 #!/usr/bin/env python3
-"""Where a stage's time goes: every kernel it can choose, the memory's own speed, and the parts of a whole step."""
+"""Measure where a stage's time goes: every kernel it can choose, the memory's own speed, the parts of a step."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from math import inf
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.shell.waiting import wait_passively
+import torch
+from bench_lib import tell_lines, wait_passively
+from bench_stage import fill, step, whole_stage
+from torch import nn
 
-wait_passively()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-
-from swarm.stage.attention import function as attention  # noqa: E402
-from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: E402
-from swarm.stage.executor import Batch  # noqa: E402
-from swarm.stage.model.build import DTYPES  # noqa: E402
-from swarm.stage.modules import (  # noqa: E402
-    merged,
-    norms,
-)
-from swarm.stage.products import linears  # noqa: E402
-from swarm.wire.messages import LayerRange, Row  # noqa: E402
+from swarm.stage.attention import function as attention
+from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model.build import DTYPES
+from swarm.stage.modules import merged, norms
+from swarm.stage.products import linears
 
 CASES = ((1, 8, 1), (4, 8, 1), (10, 8, 1), (16, 8, 1), (16, 1000, 1), (1, 0, 128), (1, 0, 512))
 ROWS = (1, 4, 12, 16, 64, 256, 512)
@@ -49,13 +37,13 @@ def best_s(run: Callable[[], object], runs: int) -> float:
 
 
 def memory_speed(runs: int) -> float:
-    """Bytes per second that a sum over 256 MiB reads."""
+    """Measure the bytes per second that a sum over 256 MiB reads."""
     block = torch.ones(1 << 25, dtype=torch.int64)
     return block.nbytes / best_s(block.sum, runs)
 
 
 def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[dict[str, object]]:
-    """Milliseconds for one of several equal matrices in turn, so that none stays in the caches; kernels in turns."""
+    """Time one of several equal matrices in turn, so that none stays in the caches; kernels in turns."""
     weights = [torch.randn(shape).to(dtype) for _ in range(max(2, (128 << 20) // (shape[0] * shape[1] * 2)))]
     kinds = [each for each in linears.KERNELS if each.serves(torch.device("cpu"), dtype, shape[1:])]
     modules = {kind: [kind(weight, None) for weight in weights] for kind in kinds}
@@ -71,7 +59,7 @@ def kernels(shape: tuple[int, int], dtype: torch.dtype, runs: int) -> Iterator[d
 
 
 class Clock:
-    """Time inside of functions, by kind; the innermost one counts."""
+    """Count the time inside of functions, by kind; the innermost one counts."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
@@ -92,13 +80,8 @@ class Clock:
 
 
 def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int) -> dict[str, object]:
-    """Milliseconds per step: as a whole, and inside of its parts."""
-    executor.reset()
-    executor.open(0, context + count)
-    if context:
-        step(executor, 1, 0, context)
-    for sequence in range(1, num):
-        executor.fork(sequence, 0, context, context + count)
+    """Time a step, in milliseconds: as a whole, and inside of its parts."""
+    fill(executor, num, context, count)
     whole = best_s(lambda: step(executor, num, context, count), runs)
     clock = Clock()
     kinds: dict[type[nn.Module], str] = {
@@ -123,18 +106,9 @@ def parts(executor: TorchExecutor, num: int, context: int, count: int, runs: int
     return {"sequences": num, "context": context, "tokens_each": count, "whole_ms": round(whole * 1e3, 1), **inside}
 
 
-def step(executor: TorchExecutor, num: int, start: int, count: int) -> None:
-    rows = tuple(Row(sequence, start, count, False) for sequence in range(num))
-    tokens = np.random.default_rng(start).integers(3, executor.manifest.vocab_size, num * count)
-    executor.logits_of_last(Batch(rows, tokens, None, ()))
-
-
 def whole(options: argparse.Namespace) -> tuple[dict[str, object], list[dict[str, object]], list[dict[str, object]]]:
-    """Where the floor is, the kernels for one of the model's matrices, and its steps."""
-    executor = TorchExecutor(options.model, threads=options.threads, threads_alone=options.threads)
-    layers = LayerRange(0, executor.manifest.num_layers)
-    executor.prepare(layers, (), 64, lambda *_: None)
-    executor.activate(layers)
+    """Measure the floor, the kernels for one of the model's matrices, and its steps."""
+    executor = whole_stage(options.model, options.threads)
     speed = memory_speed(options.runs)
     floor_ms = executor.weight_bytes / speed * 1e3
     hidden = executor.manifest.hidden_size
@@ -162,6 +136,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    wait_passively()
     if (options.model is None) == (options.product is None):
         parser.error("give a model's folder, or --product")
     facts: dict[str, object] = {"dtype": options.dtype}
@@ -172,11 +147,7 @@ def main() -> None:
             table = list(kernels(options.product, DTYPES[options.dtype], options.runs))
     else:
         facts, table, steps = whole(options)
-    if options.json:
-        print(json.dumps(facts | {"kernels": table, "steps": steps}))
-        return
-    for line in (facts, *table, *steps):
-        print("  ".join(f"{name} {value}" for name, value in line.items()))
+    tell_lines("kernels", [*table, *steps], facts, as_json=options.json)
 
 
 if __name__ == "__main__":

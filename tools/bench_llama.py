@@ -2,7 +2,7 @@
 """The other peer of bench_decode.py: llama.cpp with a GGUF file, through llama-cpp-python's low-level functions.
 
     bench_llama.py --about                          one line of JSON: versions, and whether it can RPC
-    bench_llama.py FILE THREADS [--wide] [--rpc N]  answers the questions that bench_peer.py answers
+    bench_llama.py FILE THREADS [--wide] [--rpc N]  answers bench_questions.py
     bench_llama.py --serve PORT THREADS             one of the N RPC servers, which --rpc starts; ends with its stdin
 
 Runs with an interpreter of its own that has llama_cpp and no torch. llama.cpp's own defaults (16-bit keys and values,
@@ -29,6 +29,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from bench_questions import Contestant, answer_questions
 from llama_cpp import llama_cpp as api
 
 CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -64,7 +65,7 @@ class Batch:
         np.ctypeslib.as_array(self.struct.n_seq_id, (size,))[:] = 1
 
     def fill(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """(token, position, sequence, is its logit wanted)"""
+        """Fill it with rows: (token, position, sequence, is its logit wanted)."""
         self.struct.n_tokens = len(rows)
         for place, (token, position, sequence, wanted) in enumerate(rows):
             self.tokens[place], self.positions[place], self.wanted[place] = token, position, wanted
@@ -109,7 +110,7 @@ class Context:
         api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def compute(self, pieces: dict[int, tuple[int, list[int]]]) -> list[int]:
-        """For each sequence its (first position, tokens): compute them all; the likeliest token after each one."""
+        """Compute each sequence's (first position, tokens); return the likeliest token after each one."""
         rows = [
             (token, start + number, sequence, number == len(tokens) - 1)
             for sequence, (start, tokens) in pieces.items()
@@ -130,7 +131,7 @@ class Context:
         return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
 
     def go_on(self, lengths: list[int], last: list[int], new: int) -> list[list[int]]:
-        """``new`` further tokens of each sequence, whose ``last`` token is the first to be computed."""
+        """Draw ``new`` further tokens of each sequence, whose ``last`` token is the first to be computed."""
         tokens: list[list[int]] = [[] for _ in last]
         for step in range(new):
             last = self.compute({n: (lengths[n] + step, [token]) for n, token in enumerate(last)})
@@ -139,7 +140,7 @@ class Context:
         return tokens
 
 
-class Contestant:
+class Llama(Contestant):
     """The model, and the context of the case that is measured."""
 
     def __init__(self, path: str, threads: int, servers: list[str], wide: bool) -> None:
@@ -159,20 +160,7 @@ class Contestant:
         self.context: Context | None = None
         self.prepared: list[list[int]] = []
 
-    def answer(self, question: dict[str, object]) -> object:
-        match question:
-            case {"do": "generate", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)[0]
-            case {"do": "tokens", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)[1]
-            case {"do": "prepare", "shared": list(shared), "tails": list(tails)}:
-                return self.prepare(shared, tails)
-            case {"do": "go on", "new": int(new)}:
-                return self.go_on(new)
-        raise ValueError(f"unknown question {question}")
-
     def generate(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[int]]]:
-        """Seconds from the prompts to the last token, and the tokens."""
         context = self._room(len(prompts), max(map(len, prompts)) + new)
         began = perf_counter()
         first = context.compute({number: (0, prompt) for number, prompt in enumerate(prompts)})
@@ -181,7 +169,6 @@ class Contestant:
         return took, [[token, *tokens] for token, tokens in zip(first, later, strict=True)]
 
     def prepare(self, shared: list[int], tails: list[list[int]]) -> float:
-        """Compute the prompts ``shared + tail``, the shared part once."""
         context = self._room(len(tails), len(shared) + max(map(len, tails)) + SPARE)
         began = perf_counter()
         context.compute({0: (0, shared)})
@@ -192,7 +179,6 @@ class Contestant:
         return perf_counter() - began
 
     def go_on(self, new: int) -> float:
-        """Seconds for ``new`` further tokens of each prepared prompt; at the next call all is as before."""
         context, lengths = self.context, [len(prompt) - 1 for prompt in self.prepared]
         if context is None or new > SPARE:
             raise ValueError(f"nothing is prepared for {new} further tokens")
@@ -203,7 +189,7 @@ class Contestant:
         return perf_counter() - began
 
     def _room(self, sequences: int, length: int) -> Context:
-        """An empty context, the last one if it fits: making one is no part of what is measured."""
+        """Return an empty context, the last one if it fits: making one is no part of what is measured."""
         if self.context is None or self.context.shape != (sequences, length):
             if self.context is not None:
                 self.context.close()
@@ -216,21 +202,21 @@ class Contestant:
 
 
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the very libraries that libllama found; loaded by path they would be copies with other state."""
+    """Find a function of the very libraries that libllama found: loaded by path they would be copies."""
     function = api._lib[name]  # libllama itself: what it depends on is searched too
     function.restype, function.argtypes = result, arguments
     return function
 
 
 def rpc(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the RPC back end, which gives it by name: it may lie in any library."""
+    """Find a function of the RPC back end, which gives it by name: it may lie in any library."""
     back_end = ggml("ggml_backend_reg_by_name", POINTER, TEXT)(b"RPC")
     address = ggml("ggml_backend_reg_get_proc_address", POINTER, POINTER, TEXT)(back_end, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 def devices_of(servers: list[str]) -> ctypes.Array[ctypes.c_void_p]:
-    """One of each, and the null that ends the list."""
+    """List one device of each server, and the null that ends the list."""
     found = []
     for server in servers:
         back_end = rpc("ggml_backend_rpc_add_server", POINTER, TEXT)(server.encode())
@@ -250,7 +236,7 @@ def serve(port: int, threads: int) -> None:
 
 
 def start_servers(count: int, threads: int) -> list[str]:
-    """Servers that end with this process, since the pipe to their stdin does. Ready when this returns."""
+    """Start servers that end with this process, since the pipe to their stdin does. Ready when this returns."""
     servers = []
     for _ in range(count):
         port = free_port()
@@ -263,7 +249,7 @@ def start_servers(count: int, threads: int) -> list[str]:
 
 
 def free_port() -> int:
-    """One below those that systems lend to clients: nobody gets it by chance before the server has it."""
+    """Find a port below those that systems lend to clients: nobody gets it by chance before the server has it."""
     for _ in range(200):
         port = random.randrange(10000, 19000)
         with closing(socket.socket()) as probe, suppress(OSError):
@@ -305,9 +291,7 @@ def main() -> None:
         case [path, threads, *options]:
             cores = int(threads) or len(os.sched_getaffinity(0))
             servers = start_servers(int(options[-1]), cores) if "--rpc" in options else []
-            contestant = Contestant(path, cores, servers, "--wide" in options)
-            for line in sys.stdin:
-                print(json.dumps({"answer": contestant.answer(json.loads(line))}), flush=True)
+            answer_questions(Llama(path, cores, servers, "--wide" in options))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a swarm takes to be there, what it holds in memory, and what warming up saves.
+"""Measure how long a swarm takes to be there, what it holds in memory, and what warming up saves.
 
     warm, cold            all of the model in the page cache, or nothing; with --drop-caches (root) nothing at all, so
                           that programs are read from the disk too. A virtual machine's host may still have it
@@ -25,7 +25,6 @@ from bench_lib import (
     PASSIVE,
     BenchError,
     Row,
-    Swarm,
     add_model_options,
     model_of,
     note,
@@ -34,6 +33,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
+from bench_swarm import Swarm
 
 MIB = 1 << 20
 PROMPT = 16
@@ -64,7 +64,7 @@ def drop_caches() -> None:
 
 
 def cached_share(model: Path) -> float:
-    """The part of the model's files that is in the page cache."""
+    """Measure the part of the model's files that is in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, SIZE, INT, INT, INT, ctypes.c_long]
     libc.munmap.argtypes, libc.mincore.argtypes = [ctypes.c_void_p, SIZE], [ctypes.c_void_p, SIZE, ctypes.c_void_p]
@@ -83,7 +83,7 @@ def cached_share(model: Path) -> float:
 
 
 def remember(model: Path) -> None:
-    """Read the files once."""
+    """Read the files once, into the page cache."""
     for path in model.glob("*.safetensors"):
         with path.open("rb") as file:
             while file.read(64 * MIB):
@@ -147,7 +147,7 @@ def saved(row: Row) -> float:
 
 
 def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
-    """In fresh processes: what the first passes take if nothing has warmed up before, and if it has."""
+    """Measure in fresh processes what the first passes take if nothing has warmed up before, and if it has."""
     samples: dict[str, dict[str, list[float]]] = {}
     environment = os.environ | PASSIVE
     for _ in range(rounds):
@@ -160,8 +160,9 @@ def warm_up_rows(model: Path, threads: int, rounds: int) -> list[Row]:
 
 
 def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
-    """Seconds of the first pass of a prompt, of the first decode, and of later ones, in this process."""
+    """Time, in seconds, the first pass of a prompt, of the first decode, and of later ones, in this process."""
     import numpy as np  # noqa: PLC0415 (only this process computes)
+    from bench_stage import loaded  # noqa: PLC0415
 
     from swarm.params import SamplingParams  # noqa: PLC0415
     from swarm.stage.engine.torch_executor import TorchExecutor  # noqa: PLC0415
@@ -171,9 +172,7 @@ def first_passes(model: Path, threads: int, *, warm: bool) -> dict[str, float]:
     executor = TorchExecutor(str(model), threads=threads or None)
     if not warm:
         executor._warm = lambda _: 0.0  # type: ignore[method-assign, assignment]
-    layers = messages.LayerRange(0, executor.manifest.num_layers)
-    executor.prepare(layers, (), 1, lambda *_: None)
-    executor.activate(layers)
+    loaded(executor, 1)
     executor.open(1, PROMPT + PASSES + 1)
     tokens = random_prompt(PROMPT + PASSES, executor.manifest.vocab_size)
 

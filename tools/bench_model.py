@@ -51,7 +51,7 @@ SPREAD = 0.03  # wide enough that logits differ clearly, narrow enough that 22 l
 
 
 def write(folder: Path, shape: dict[str, int], dtype: torch.dtype = torch.bfloat16, spread: float = SPREAD) -> None:
-    """The same weights every time."""
+    """Write the model; its weights are the same every time."""
     config = LlamaConfig(**({"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2} | shape))
     with torch.device("meta"):
         model = LlamaForCausalLM(config)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mode ``overlapped`` against mode ``batch``, with every stage held to one core.
+"""Compare mode ``overlapped`` with mode ``batch``, with every stage held to one core.
 
 In ``batch`` one step is in flight, so one stage computes at a time; in ``overlapped`` there is one per stage. As each
 stage has one core and no more in both, as it would have one machine, overlapping can win as many times as there are
@@ -22,16 +22,17 @@ from bench_contestants import Peers
 from bench_decode import Bench, Case, swarm_turn
 from bench_lib import (
     BenchError,
-    Processes,
     Row,
     add_model_options,
     in_turns,
     model_of,
     note,
+    numbers,
     run,
     tell,
     vocabulary_of,
 )
+from bench_swarm import Processes
 
 MODES = ("batch", "overlapped")
 SEQUENCES = (1, 2, 4, 8, 16, 32)
@@ -48,13 +49,12 @@ class Pinned(Processes):
 
     async def begin(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
-        broker = ["broker", "--port", str(self.port), "--mode", self._mode, "--min-workers", str(self._num_stages)]
-        self.launch("broker", broker, {"SWARM_STATE_DIR": str(self.folder / "broker")})
+        options = ("--mode", self._mode, "--min-workers", str(self._num_stages))
+        self.launch_broker(*options, environment={"SWARM_STATE_DIR": str(self.folder / "broker")})
         names = [f"w{number}" for number in range(self._num_stages)]
         for number, name in enumerate(names):
-            worker = ["worker", "--url", self.url, "--model", str(self._model), "--name", name, "--threads", "1"]
             own = partial(os.sched_setaffinity, 0, {cores[number % len(cores)]})
-            self.launch(name, worker, {"SWARM_STATE_DIR": str(self.folder / name)}, own)
+            self.launch_worker(name, self._model, 1, {"SWARM_STATE_DIR": str(self.folder / name)}, own)
         await self.until_serving(self._num_stages)
         if self._num_stages > len(cores):
             for name in names:
@@ -62,7 +62,7 @@ class Pinned(Processes):
 
 
 def _let_move(pid: int, cores: set[int]) -> None:
-    """All threads of a process may use these cores from now on."""
+    """Let all threads of a process use these cores from now on."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(int(task.name), cores)
@@ -71,7 +71,7 @@ def _let_move(pid: int, cores: set[int]) -> None:
 async def overlap(
     bench: Bench, stages: tuple[int, ...], sequences: tuple[int, ...]
 ) -> tuple[list[Row], dict[str, object]]:
-    """One swarm per mode for each number of stages; ``batch`` is the baseline."""
+    """Start one swarm per mode for each number of stages; ``batch`` is the baseline."""
     rows: list[Row] = []
     cores = len(os.sched_getaffinity(0))
     for num_stages in stages:
@@ -89,7 +89,7 @@ async def overlap(
 
 
 async def _check_modes(swarms: dict[str, Pinned]) -> None:
-    """Both do what they are said to do."""
+    """Check that both do what they are said to do."""
     for mode, swarm in swarms.items():
         await swarm.client.generate([1, 2, 3], max_tokens=2, ignore_eos=True)
         stats = await swarm.client.query("stats")
@@ -101,8 +101,8 @@ async def _check_modes(swarms: dict[str, Pinned]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
-    parser.add_argument("--stages", type=_numbers, default=(2, 3), metavar="N,N")
-    parser.add_argument("--sequences", type=_numbers, default=SEQUENCES, metavar="N,N")
+    parser.add_argument("--stages", type=numbers, default=(2, 3), metavar="N,N")
+    parser.add_argument("--sequences", type=numbers, default=SEQUENCES, metavar="N,N")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
@@ -113,10 +113,6 @@ def main() -> None:
     bench = Bench(model, vocabulary_of(model), 0, 1, rounds, new, (), arguments.quick, Peers(model, (), 1, False, ""))
     rows, facts = run(overlap(bench, arguments.stages, arguments.sequences))
     tell(rows, "overlapped against batch", {"model": str(model), **facts}, as_json=arguments.json)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

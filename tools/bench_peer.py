@@ -1,47 +1,32 @@
 #!/usr/bin/env python3
-"""A peer of bench_decode.py: ``transformers`` with a whole model, as anybody would use it. One question per line.
+"""A peer of bench_decode.py: ``transformers`` with a whole model, as anybody would use it. Answers bench_questions.py.
 
-    bench_peer.py MODEL THREADS        answers {"do": "generate", "prompts": [[…]], "new": 32} with {"answer": seconds}
+    bench_peer.py MODEL THREADS
 
 Same dtype as the files, attention as transformers chooses it, greedy, prompts padded on the left, its own KV cache.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from time import perf_counter
 
 import torch
+from bench_questions import Contestant, answer_questions
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
 GIB = 1 << 30
 
 
-class Contestant:
+class Transformers(Contestant):
     """The model, and the keys and values of prompts that were prepared."""
 
     def __init__(self, path: str) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
         self.prepared: tuple[torch.Tensor, DynamicCache] | None = None
 
-    def answer(self, question: dict[str, object]) -> object:
-        match question:
-            case {"do": "generate", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)[0]
-            case {"do": "tokens", "prompts": list(prompts), "new": int(new)}:
-                return self.generate(prompts, new)[1]
-            case {"do": "prepare", "shared": list(shared), "tails": list(tails)}:
-                return self.prepare(shared, tails)
-            case {"do": "go on", "new": int(new)}:
-                return self.go_on(new)
-            case {"do": "bandwidth"}:
-                return bandwidth()
-        raise ValueError(f"unknown question {question}")
-
     def generate(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[int]]]:
-        """Seconds from the prompts to the last token, and the tokens."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -61,7 +46,6 @@ class Contestant:
         return perf_counter() - began
 
     def go_on(self, new: int) -> float:
-        """Seconds for ``new`` further tokens of each prepared prompt; afterwards all is as before."""
         assert self.prepared is not None
         ids, cache = self.prepared
         surplus = cache.get_seq_length() - (ids.shape[1] - 1)  # the last token is computed again, for its logits
@@ -84,20 +68,19 @@ class Contestant:
         assert done.shape[1] == ids.shape[1] + new
         return done
 
-
-def bandwidth() -> float:
-    """Bytes per second that all threads together read from memory: the best of several kernels and rounds."""
-    block = torch.ones(GIB // 4, dtype=torch.float32)
-    vector = torch.ones(4096)
-    matrix = block.view(-1, 4096)
-    kernels = (block.sum, block.max, lambda: torch.mv(matrix, vector), block.view(torch.int32).max)
-    best = 0.0
-    for _ in range(5):
-        for kernel in kernels:
-            began = perf_counter()
-            kernel()
-            best = max(best, GIB / (perf_counter() - began))
-    return best
+    def bandwidth(self) -> float:
+        """Measure the bytes per second that all threads together read: the best of several kernels and rounds."""
+        block = torch.ones(GIB // 4, dtype=torch.float32)
+        vector = torch.ones(4096)
+        matrix = block.view(-1, 4096)
+        kernels = (block.sum, block.max, lambda: torch.mv(matrix, vector), block.view(torch.int32).max)
+        best = 0.0
+        for _ in range(5):
+            for kernel in kernels:
+                began = perf_counter()
+                kernel()
+                best = max(best, GIB / (perf_counter() - began))
+        return best
 
 
 def main() -> None:
@@ -107,9 +90,7 @@ def main() -> None:
     if threads:
         torch.set_num_threads(threads)
     with torch.inference_mode():
-        contestant = Contestant(path)
-        for line in sys.stdin:
-            print(json.dumps({"answer": contestant.answer(json.loads(line))}), flush=True)
+        answer_questions(Transformers(path))
 
 
 if __name__ == "__main__":

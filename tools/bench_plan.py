@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How long a plan takes to find, and how good it is: devices of all kinds, from 2 to 1,000, and models of up to 126
-layers. Up to 8 devices the search is exact; beyond, the distance is from a bound that no plan can beat, so it is at
+"""Measure how long a plan takes to find, and how good it is: devices of all kinds, from 2 to 1,000, models of up to
+126 layers. Up to 8 devices the search is exact; beyond, the distance is from a bound that no plan can beat, so it is at
 most that far from the best.
 
 ``--loss``: a worker of a plan dies while a request runs, and others stand by without a part: from the news to the order
@@ -10,18 +10,12 @@ of a new epoch, in a broker's core. Nobody can compute anything before that orde
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bench_lib import machine
-from rich.console import Console
+from bench_lib import report
 from rich.table import Table
 
 from swarm.broker.actions import WriteEpoch
@@ -59,7 +53,7 @@ class Figure:
 
 
 def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Problem:
-    """Machines of four devices each. ``alike``: machines of three kinds; ``mixed``: every device is another one."""
+    """Make machines of four devices. ``alike``: machines of three kinds; ``mixed``: every device is another one."""
     model = Model(
         name="model",
         layer_bytes=(100 * MIB,) * num_layers,
@@ -75,7 +69,7 @@ def problem_of(chance: random.Random, num_devices: int, num_layers: int, kind: s
 
 
 def _device(chance: random.Random, number: int, kind: str, room: float) -> Device:
-    """``room``: about how many layers it can hold."""
+    """Draw a device. ``room``: about how many layers it can hold."""
     speed, size = chance.uniform(0.5, 5), chance.uniform(0.5, 1.5)
     if kind == "alike":
         speed, size = ((0.5, 1.5), (1.0, 1.0), (3.0, 0.75))[number // 4 % 3]
@@ -92,7 +86,7 @@ def _device(chance: random.Random, number: int, kind: str, room: float) -> Devic
 
 
 def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) -> Figure | None:
-    """None if these devices can't hold the model."""
+    """Plan for several draws; None if these devices can't hold the model."""
     took, gaps, stages = [], [], 0
     for seed in range(NUM_TRIES):
         problem = problem_of(random.Random(seed), num_devices, num_layers, kind, takes_turns=takes_turns)
@@ -122,7 +116,7 @@ def measure(num_devices: int, num_layers: int, kind: str, *, takes_turns: bool) 
 
 
 def loss_ms(num_workers: int, num_spare: int) -> float:
-    """Milliseconds: the median of some losses, each in a swarm of its own."""
+    """Measure in milliseconds the median of some losses, each in a swarm of its own."""
     return 1000 * median(_loss_s(num_workers, num_spare, seed) for seed in range(NUM_TRIES))
 
 
@@ -153,22 +147,14 @@ def _loss_s(num_workers: int, num_spare: int, seed: int) -> float:
 
 def tell_losses(*, as_json: bool) -> None:
     found = [{"workers": many, "spares": spare, "ms": round(loss_ms(many, spare), 2)} for many, spare in LOSSES]
-    facts = machine()
-    if as_json:
-        print(json.dumps({"what": "losses", **facts, "results": found}, indent=2))
-        return
-    for result in found:
-        print(
-            "{workers} workers, {spares} of them spares: {ms} ms from the news of a loss to the epoch".format(**result)
-        )
-    for name, value in facts.items():
-        print(f"{name}: {value}")
+    lines = (
+        "{workers} workers, {spares} of them spares: {ms} ms from the news of a loss to the epoch".format(**result)
+        for result in found
+    )
+    report("losses", {"results": found}, lines, {}, as_json=as_json)
 
 
 def tell(figures: list[Figure], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"what": "plans", **machine(), "results": [asdict(f) for f in figures]}, indent=2))
-        return
     table = Table(title=f"Plans: medians of {NUM_TRIES} problems", title_justify="left")
     for heading in (
         "devices",
@@ -189,11 +175,8 @@ def tell(figures: list[Figure], *, as_json: bool) -> None:
             *(f"{f.slowest_s * 1000:.0f} ms", "the best" if f.exact else "a bound"),
             *(f"{f.gap:.1%}", f"{f.worst_gap:.1%}", str(f.stages)),
         )
-    console = Console(width=140)
-    console.print(table)
-    console.print("what lies within 2% of the best counts as equal: among those, the plan that moves least is taken")
-    for name, value in machine().items():
-        console.print(f"{name}: {value}", highlight=False, markup=False)
+    equal = "what lies within 2% of the best counts as equal: among those, the plan that moves least is taken"
+    report("plans", {"results": [asdict(f) for f in figures]}, [table, equal], {}, as_json=as_json)
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs when workers die, and what it costs to be ready for that. Three measurements, one or all of them:
+"""Measure what it costs when workers die, and to be ready for that. Three measurements, one or all of them:
 
 detection  from the fault until the broker knows, of each class: crash (SIGKILL), freeze (SIGSTOP), hang (the compute
            thread stands still, by a failpoint) and terminate (SIGTERM: the worker says that it wishes to go).
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,12 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_lib import BenchError, add_model_options, machine, model_of
+from bench_lib import BenchError, add_model_options, model_of, numbers, report
 from recovery_detection import CLASSES, detection
 from recovery_overhead import Paired, halves, overhead
 from recovery_stall import PARTS, WAYS, Case, Outcome, stall
 from recovery_swarm import STAGES, percentile
-from rich.console import Console
 from rich.table import Table
 
 from swarm.demo import model_path
@@ -130,10 +128,6 @@ def listed(known: Sequence[str]) -> Any:
     return parse
 
 
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
@@ -157,17 +151,10 @@ def main() -> None:
         tables, results = asyncio.run(measured(arguments, model))
     except (BenchError, SwarmError) as error:
         raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from None
-    about = {"model": str(model), "stages": STAGES, **machine()}
-    if arguments.json:
-        print(json.dumps({**about, **results}, indent=2))
-        return
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for drawn in tables:
-        console.print(drawn)
+    about: dict[str, object] = {"model": str(model), "stages": STAGES}
     if "log_bytes_per_token" in results:
         about["log bytes per token"] = round(results["log_bytes_per_token"])
-    for name, value in about.items():
-        console.print(f"{name}: {value}", highlight=False, markup=False)
+    report("recovery", results, tables, about, as_json=arguments.json)
 
 
 if __name__ == "__main__":

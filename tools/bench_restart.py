@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a broker's death costs, and what its journal costs while it lives.
+"""Measure what a broker's death costs, and what its journal costs while it lives.
 
 Broker and three workers are processes of their own. ``restart``: answers run, the broker is killed (SIGKILL) and
 started again at once; told is how long until the next token, until everybody has one, and how much was computed again;
@@ -17,7 +17,6 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -29,15 +28,16 @@ from bench_lib import (
     add_model_options,
     model_of,
     note,
+    numbers,
     random_prompt,
     run,
     tell,
     vocabulary_of,
 )
+from bench_swarm import answers
 from recovery_overhead import halves, paired
 from recovery_swarm import Parts, percentile
 
-from swarm import AsyncClient
 from swarm.demo import model_path
 from swarm.params import SamplingParams
 from swarm.wire.channel import DealerChannel, Link
@@ -50,39 +50,21 @@ AFTER = 40
 WAIT_S = 600.0
 
 
-@dataclass
-class Stream:
-    tokens: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-
-
-async def answers(client: AsyncClient, prompts: Sequence[list[int]], reached: asyncio.Event) -> list[Stream]:
-    streams = [Stream() for _ in prompts]
-
-    async def read(prompt: list[int], own: Stream) -> None:
-        async for piece in client.stream(prompt, max_tokens=BEFORE + AFTER, ignore_eos=True, timeout=WAIT_S):
-            own.tokens.append(piece.token)
-            own.times.append(time.monotonic())
-            if all(len(stream.tokens) >= BEFORE for stream in streams):
-                reached.set()
-
-    await asyncio.gather(*(read(prompt, own) for prompt, own in zip(prompts, streams, strict=True)))
-    return streams
-
-
 async def one_restart(parts: Parts, vocabulary: int, sequences: int) -> dict[str, float]:
     prompts = [random_prompt(64, vocabulary) for _ in range(sequences)]
-    calm = await answers(parts.client, prompts, asyncio.Event())
-    reached = asyncio.Event()
-    reading = asyncio.create_task(answers(parts.client, prompts, reached))
-    await asyncio.wait_for(reached.wait(), WAIT_S)
-    killed_at = parts.signal("broker", signal.SIGKILL)
-    await parts.ended("broker")
-    parts.start_broker()
-    disturbed = await reading
+    killed_at = 0.0
+
+    async def kill() -> None:
+        nonlocal killed_at
+        killed_at = parts.signal("broker", signal.SIGKILL)
+        await parts.ended("broker")
+        parts.start_broker()
+
+    calm = await answers(parts.client, prompts, BEFORE, AFTER)
+    disturbed = await answers(parts.client, prompts, BEFORE, AFTER, kill)
     if [stream.tokens for stream in calm] != [stream.tokens for stream in disturbed]:
         raise BenchError(f"{sequences} sequences: the tokens differ from those of the undisturbed run")
-    gaps = [max(b - a for a, b in itertools.pairwise(s.times[BEFORE // 2 :])) for s in calm]
+    gaps = [max(stream.gaps(stream.times[BEFORE // 2])) for stream in calm]
     # What was under way to the client when the broker died still arrives: the first after the longest pause counts.
     firsts = [_after_the_pause(stream.times, killed_at) - killed_at for stream in disturbed]
     pipeline = cast(dict[str, Any], (await parts.client.query("stats"))["pipeline"])
@@ -100,7 +82,7 @@ def _after_the_pause(times: list[float], since: float) -> float:
     return max(pairs)[1]
 
 
-async def restart(model: Path, sizes: list[int], rounds: int) -> tuple[list[Row], dict[str, object]]:
+async def restart(model: Path, sizes: Sequence[int], rounds: int) -> tuple[list[Row], dict[str, object]]:
     rows: list[Row] = []
     facts: dict[str, object] = {}
     async with Parts(model, journal=True, settings={"SWARM_BROKER__PREFIX_CACHE": "false"}) as parts:
@@ -136,7 +118,7 @@ async def acceptance(model: Path, num: int) -> tuple[list[Row], dict[str, object
 
 
 async def accepted(url: str, num: int) -> list[float]:
-    """Seconds from a submission to its acceptance, over one connection, one at a time."""
+    """Measure seconds from a submission to its acceptance, over one connection, one at a time."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channel = DealerChannel(context, url, b"bench", SERVER.frame_limit_bytes)
     found: list[float] = []
@@ -168,7 +150,7 @@ def _submit(channel: DealerChannel, number: int) -> float:
 
 
 async def _bytes(parts: Parts, vocabulary: int) -> dict[str, object]:
-    """What an ended request takes in the journal."""
+    """Measure what an ended request takes in the journal."""
     file = parts.folder / "state" / "journal.db"
     before = _size(file)
     num, length = 32, 256
@@ -185,7 +167,7 @@ async def _bytes(parts: Parts, vocabulary: int) -> dict[str, object]:
 
 
 def _size(file: Path) -> int:
-    """Of what is in the database, its write-ahead log counted."""
+    """Measure what is in the database, its write-ahead log counted."""
     with closing(sqlite3.connect(file)) as db:
         names = ("page_count", "freelist_count", "page_size")
         pages, free, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
@@ -222,7 +204,7 @@ def main() -> None:
     add_model_options(parser)
     parser.add_argument("--demo", action="store_true", help="the embedded model")
     parser.add_argument("--what", choices=WHAT, default="restart")
-    parser.add_argument("--sequences", default="1,16,64", metavar="N,N", help="for restart")
+    parser.add_argument("--sequences", type=numbers, default=(1, 16, 64), metavar="N,N", help="for restart")
     parser.add_argument("--rounds", type=int, default=3, help="kills of each size")
     parser.add_argument("--times", type=int, default=200, help="acceptances")
     parser.add_argument("--pairs", type=int, default=10, help="for overhead")
@@ -231,7 +213,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = Path(model_path()) if arguments.demo else model_of(arguments)
     measured = {
-        "restart": lambda: restart(model, [int(n) for n in arguments.sequences.split(",")], arguments.rounds),
+        "restart": lambda: restart(model, arguments.sequences, arguments.rounds),
         "acceptance": lambda: acceptance(model, arguments.times),
         "overhead": lambda: overhead(model, arguments.pairs, 16, arguments.tokens),
     }[arguments.what]

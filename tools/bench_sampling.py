@@ -1,30 +1,23 @@
 #!/usr/bin/env python3
-"""What drawing a token costs: our kernel beside the usual way (a whole sort in float64), in turns, in one process."""
+"""Time the drawing of a token: our kernel beside the usual way (a whole sort in float64), in turns, in one process."""
 
 from __future__ import annotations
 
 import argparse
-import platform
 import shlex
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarm.stage.shell.waiting import wait_passively
+import numpy as np
+import torch
+from bench_lib import processor, timed_in_turns, wait_passively
 
-wait_passively()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-
-from swarm.params import SamplingParams  # noqa: E402
-from swarm.stage import native  # noqa: E402
-from swarm.stage.engine.own_draws import draw_rows  # noqa: E402
-from swarm.stage.engine.sampling import uniform  # noqa: E402
-from swarm.stage.executor import SampleJob  # noqa: E402
+from swarm.params import SamplingParams
+from swarm.stage import native
+from swarm.stage.engine.own_draws import draw_rows
+from swarm.stage.engine.sampling import uniform
+from swarm.stage.executor import SampleJob
 
 WORDS = (32_000, 151_936, 262_144)
 ROWS = (1, 16)
@@ -52,7 +45,7 @@ HISTORY = 2000
 
 
 def usual(row: np.ndarray[Any, Any], job: SampleJob) -> int:
-    """A token by sorting, as libraries do it."""
+    """Draw a token by sorting, as libraries do it."""
     params, scores = job.params, row.astype(np.float64)
     for token, bias in params.logit_bias.items():
         scores[token] += bias
@@ -91,7 +84,7 @@ def _logs(scores: np.ndarray[Any, Any], count: int) -> list[float]:
 
 
 def usual_step(logits: torch.Tensor, jobs: Sequence[SampleJob]) -> list[int]:
-    """A step's tokens in the usual way; greedy ones by torch alone."""
+    """Draw a step's tokens in the usual way; greedy ones by torch alone."""
     scores = logits.float()
     if not torch.isfinite(scores).all():
         raise SystemExit("the logits are not finite")
@@ -101,19 +94,8 @@ def usual_step(logits: torch.Tensor, jobs: Sequence[SampleJob]) -> list[int]:
     return [usual(row, job) for row, job in zip(scores.numpy(), jobs, strict=True)]
 
 
-def in_turns(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """The best time of each in seconds; they take turns, so that whatever disturbs meets all of them."""
-    spent: list[list[float]] = [[] for _ in ways]
-    for _ in range(rounds + 1):
-        for way, times in zip(ways, spent, strict=True):
-            began = time.perf_counter()
-            way()
-            times.append(time.perf_counter() - began)
-    return [min(times[1:]) for times in spent]
-
-
 def logits_like(shape: str, rows: int, words: int, dtype: torch.dtype) -> torch.Tensor:
-    """``model``: few tokens have almost all the weight, as after a prompt; ``flat``: thousands share it."""
+    """Make logits. ``model``: few tokens have almost all the weight, as after a prompt; ``flat``: thousands do."""
     chance = np.random.default_rng(words + rows)
     scores = chance.normal(size=(rows, words)) * 2 if shape == "flat" else chance.gumbel(size=(rows, words)) * 1.5
     return torch.from_numpy(scores.astype(np.float32)).to(dtype)
@@ -128,10 +110,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--shape", choices=("model", "flat"), default="model")
     arguments = parser.parse_args()
+    wait_passively()
     if native.library() is None:
         parser.error(native.absence())
     torch.set_num_threads(arguments.threads)
-    print(f"{_processor()}, {arguments.threads} threads, variant {native.variant()}: {shlex.join(sys.argv)}")
+    print(f"{processor()}, {arguments.threads} threads, variant {native.variant()}: {shlex.join(sys.argv)}")
     print(f"{'words':>8} {'rows':>4}  {'':12} {'ms a token':>10} {'by sorting':>10} {'ratio':>6}")
     for words in arguments.words:
         for rows in arguments.rows:
@@ -143,19 +126,13 @@ def _compare(logits: torch.Tensor, arguments: argparse.Namespace) -> None:
     history = [int(each) for each in np.random.default_rng(1).integers(words, size=HISTORY)]
     for name, fields in CASES.items():
         jobs = [SampleJob(row, SamplingParams(**fields), row, history, HISTORY // 2) for row in range(rows)]
-        ways = (
-            lambda jobs=jobs: draw_rows(logits, jobs, (2,), arguments.threads),
-            lambda jobs=jobs: usual_step(logits, jobs),
-        )
-        ours, theirs = (spent / rows * 1e3 for spent in in_turns(ways, arguments.rounds))
+        ways = {
+            "ours": lambda jobs=jobs: draw_rows(logits, jobs, (2,), arguments.threads),
+            "theirs": lambda jobs=jobs: usual_step(logits, jobs),
+        }
+        found = timed_in_turns(ways, arguments.rounds)
+        ours, theirs = (min(found[who]) / rows * 1e3 for who in ways)
         print(f"{words:8} {rows:4}  {name:12} {ours:10.3f} {theirs:10.3f} {theirs / ours:6.1f}", flush=True)
-
-
-def _processor() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

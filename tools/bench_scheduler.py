@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the broker's core costs per step, with few and many sequences running, with nobody and many waiting.
+"""Measure what the broker's core costs per step, with few and many sequences running, with nobody and many waiting.
 
 A real core, fed with events; no sockets, no model. A step's cost is ``handle(StepFinished)``: acknowledge, take the new
 tokens, choose and build the next step. It is measured over steps in which every row is a decode, and over steps in
@@ -11,26 +11,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
-import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from bench_lib import numbers, report
+from rich.table import Table
 
-from rich.console import Console  # noqa: E402 (the checkout's own swarm must be found first)
-from rich.table import Table  # noqa: E402
-
-from swarm.broker.core import BrokerSettings  # noqa: E402
-from swarm.broker.events import StepFinished, Tick  # noqa: E402
-from swarm.broker.recovery.procedure import PlanSettings  # noqa: E402
-from swarm.broker.requests.door import RequestSettings  # noqa: E402
-from swarm.broker.steps.scheduler import SchedulerSettings  # noqa: E402
-from tests.unit.broker.bench import Bench, done_of, submit  # noqa: E402
+from swarm.broker.core import BrokerSettings
+from swarm.broker.events import StepFinished, Tick
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.requests.door import RequestSettings
+from swarm.broker.steps.scheduler import SchedulerSettings
+from tests.unit.broker.bench import Bench, done_of, submit
 
 RUNNING = (1, 16, 256, 1024)
 QUEUED = (0, 10_000)
@@ -53,10 +46,10 @@ class Result:
     tick_us: float
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", type=_numbers, default=RUNNING, metavar="N,N", help="sequences that run")
-    parser.add_argument("--queued", type=_numbers, default=QUEUED, metavar="N,N", help="sequences that wait")
+    parser.add_argument("--running", type=numbers, default=RUNNING, metavar="N,N", help="sequences that run")
+    parser.add_argument("--queued", type=numbers, default=QUEUED, metavar="N,N", help="sequences that wait")
     parser.add_argument("--steps", type=int, default=200, help="steps that are timed in each case [200]")
     parser.add_argument("--step-tokens", type=int, default=1024, help="most rows of a step [1024]")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -66,23 +59,18 @@ def main() -> int:
         for running in arguments.running
         for queued in arguments.queued
     ]
-    machine = f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
-    command = " ".join(["tools/bench_scheduler.py", *sys.argv[1:]])
-    if arguments.json:
-        print(json.dumps({"machine": machine, "command": command, "cases": [asdict(r) for r in results]}, indent=2))
-    else:
-        _show(results, machine, command)
-    return 0
+    found = {"cases": [asdict(result) for result in results]}
+    report("the scheduler", found, [_table(results)], {}, as_json=arguments.json)
 
 
 def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Result:
-    """One case, on a core of its own. A collection of garbage is nobody's step: it is put off."""
+    """Measure one case, on a core of its own. Garbage collection is put off: it belongs to no step."""
     bench = _full(running, queued, step_tokens)
     gc.collect()
     gc.disable()
     try:
         steps, rows = _time_steps(bench, num_steps)
-        turnover = _time_turnovers(bench, min(num_steps, 100)) if queued else []
+        turnover = _time_turnovers(bench, min(num_steps, queued, 100)) if queued else []
         ticks = [_timed(bench, Tick()) for _ in range(50)]
     finally:
         gc.enable()
@@ -100,7 +88,7 @@ def measure(running: int, queued: int, num_steps: int, step_tokens: int) -> Resu
 
 
 def _full(running: int, queued: int, step_tokens: int) -> Bench:
-    """A swarm in which so many decode and so many wait."""
+    """Make a swarm in which so many decode and so many wait."""
     settings = BrokerSettings(
         beat_endpoint="beats",
         data_endpoint="data",
@@ -127,7 +115,7 @@ def _full(running: int, queued: int, step_tokens: int) -> Bench:
 
 
 class _Blind:
-    """Instead of the bench's checks, which look at everything."""
+    """Replace the bench's checks, which look at everything."""
 
     def before(self, event: object) -> None:
         pass
@@ -146,7 +134,7 @@ def _time_steps(bench: Bench, num_steps: int) -> tuple[list[float], int]:
 
 
 def _time_turnovers(bench: Bench, num_steps: int) -> list[float]:
-    """Steps in which the first row's answer ends, and somebody comes in for it."""
+    """Time steps in which the first row's answer ends, and somebody comes in for it."""
     times = []
     for _ in range(num_steps):
         step = bench.pipe.popleft()
@@ -158,7 +146,7 @@ def _time_turnovers(bench: Bench, num_steps: int) -> list[float]:
 
 
 def _timed(bench: Bench, event: StepFinished | Tick) -> float:
-    """Microseconds that the core alone takes; what follows is done outside of the time."""
+    """Measure the microseconds that the core alone takes; what follows is done outside of the time."""
     bench.now += 1e-4
     began = perf_counter()
     actions = bench.core.handle(event, bench.now)
@@ -171,19 +159,13 @@ def _timed(bench: Bench, event: StepFinished | Tick) -> float:
     return seconds * 1e6
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _show(results: list[Result], machine: str, command: str) -> None:
+def _table(results: list[Result]) -> Table:
     table = Table("running", "queued", "rows", "step µs", "p95 µs", "per row µs", "turnover µs", "tick µs")
     for r in results:
         cells = (r.running, r.queued, r.rows, r.step_us, r.step_p95_us, r.row_us, r.turnover_us or "–", r.tick_us)
         table.add_row(*map(str, cells))
-    console = Console()
-    console.print(table)
-    console.print(f"{machine}\n{command}", highlight=False)
+    return table
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

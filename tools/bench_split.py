@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Unequal workers, made so for real: does the planned split beat the even one by what was predicted?
+"""Compare the planned split with the even one, on workers made unequal: is the gain what was predicted?
 
 Two swarms of two workers each, in turns: one as the plan cuts it, from what the workers measured; one with even shares,
 pinned by hand. Worker ``quick`` has a core of its own, worker ``slow`` a part of another one (--way quota, by a control
@@ -21,7 +21,6 @@ from typing import Any
 from bench_lib import (
     PASSIVE,
     BenchError,
-    Processes,
     Row,
     add_model_options,
     in_turns,
@@ -32,6 +31,7 @@ from bench_lib import (
     tell,
     vocabulary_of,
 )
+from bench_swarm import Processes
 
 PERIOD_US = 10_000  # short, so that a stage is not held still for the length of several steps
 WITHIN = 0.15  # of the predicted gain: what was asked for
@@ -58,7 +58,7 @@ class Group:
             raise BenchError(f"no control group can be made here ({error}); try --way threads") from None
 
     def enter(self) -> None:
-        """This process, and those that it starts."""
+        """Put this process, and those that it starts, into the group."""
         (self._folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class UnequalSwarm(Processes):
         self._group: Group | None = None
 
     async def begin(self) -> None:
-        self.launch("broker", ["broker", "--port", str(self.port), "--min-workers", str(len(NAMES))])
+        self.launch_broker("--min-workers", str(len(NAMES)))
         if self._arguments.way == "quota":
             self._group = Group(str(self.port), self._arguments.share)
         for name in NAMES:
@@ -102,8 +102,7 @@ class UnequalSwarm(Processes):
             if group is not None:
                 group.enter()
 
-        command = ["worker", "--url", self.url, "--name", name, "--model", str(self._model), "--threads", str(threads)]
-        self.launch(name, command, before=limited)
+        self.launch_worker(name, self._model, threads, before=limited)
 
     async def stop(self) -> None:
         await super().stop()
@@ -111,7 +110,7 @@ class UnequalSwarm(Processes):
             self._group.close()
 
     async def rate(self, prompts: list[list[int]], num_tokens: int) -> float:
-        """Tokens per second of all together."""
+        """Measure tokens per second of all together."""
         began = time.perf_counter()
         done = await asyncio.gather(
             *(self.client.generate(prompt, max_tokens=num_tokens, ignore_eos=True) for prompt in prompts)
@@ -120,7 +119,7 @@ class UnequalSwarm(Processes):
 
 
 async def compare(model: Path, arguments: argparse.Namespace) -> tuple[list[Row], dict[str, object]]:
-    """The planned split against the even one, in turns; and what the plan had said."""
+    """Run both splits in turns; tell what the plan had said."""
     vocabulary = vocabulary_of(model)
     half = int(json.loads((model / "config.json").read_text())["num_hidden_layers"]) // 2
 
@@ -146,7 +145,7 @@ async def compare(model: Path, arguments: argparse.Namespace) -> tuple[list[Row]
 
 
 def _even(order: list[str], half: int, plan: dict[str, Any]) -> dict[str, str]:
-    """The same workers in the same order with as many layers each."""
+    """Pin the same workers in the same order with as many layers each."""
     num = plan["stages"][-1]["layers"][1]
     first = num - half  # the first has one more where they can't be the same
     return {order[0]: f"0-{first - 1}", order[1]: f"{first}-{num - 1}"}
@@ -173,7 +172,7 @@ def _outcome(plan: dict[str, Any], samples: dict[str, list[float]]) -> dict[str,
 
 
 def way_of(wanted: str) -> str:
-    """Which way of making workers unequal can be gone here."""
+    """Choose a way of making workers unequal that can be gone here."""
     if wanted != "auto":
         return wanted
     return "threads" if len(os.sched_getaffinity(0)) > 2 and os.geteuid() != 0 else "quota"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the tables of rotary positions and of masks save: the same step with them, and with what they hold made anew.
+"""Measure what the tables of rotary positions and masks save: a step with them, and with what they hold made anew.
 
     cached       as a stage computes: sines and cosines looked up, who attends to what made once per step for all layers
     rope anew    the model's own module computes the step's sines and cosines, as transformers does in every step
@@ -15,23 +15,28 @@ neighbouring turns, above 1 where tables save time. The stage's own counters say
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from unittest import mock
 
 import torch
-from bench_lib import PASSIVE, Row, add_model_options, model_of, note, tell
-from bench_step import CASES, Case, Model
+from bench_lib import Row, add_model_options, model_of, note, tell, turns, wait_passively
+from bench_stage import fill, served_step, whole_stage
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import Pass, current_pass
 from swarm.stage.attention.tiles import Plan
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model.rope import RopeTable
 
 CACHED = "cached"
+CASES = {  # sequences, positions before the step, positions of it
+    "1 sequence, 16 before": (1, 16, 1),
+    "16 sequences, 16 before": (16, 16, 1),
+    "16 sequences, 1,000 before": (16, 1000, 1),
+    "a prompt of 512": (1, 0, 512),
+}
 COUNTERS = ("rope_hits", "rope_misses", "mask_hits", "mask_misses")
 
 
@@ -67,29 +72,30 @@ def both_anew() -> Iterator[None]:
 VARIANTS = {CACHED: nullcontext, "rope anew": rope_anew, "masks anew": masks_anew, "both anew": both_anew}
 
 
-def measure(model: Model, case: Case, rounds: int, counted: dict[str, dict[str, int]]) -> Row:
-    """Milliseconds of a step by variant. Each step overwrites the last one's keys. ``counted`` is added to."""
-    prompts = dict(enumerate(model.prepare(case)))
+def measure(executor: TorchExecutor, case: str, rounds: int, counted: dict[str, dict[str, int]]) -> Row:
+    """Time a step by variant, in milliseconds. Each step overwrites the last one's keys. ``counted`` is added to."""
+    num, context, count = CASES[case]
+    fill(executor, num, context, count)
     samples: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for round_ in range(rounds + 1):
-        for name in list(VARIANTS) if round_ % 2 else list(VARIANTS)[::-1]:
-            before = model.executor.stats()
-            with VARIANTS[name]():
-                spent = 1000 * model.step(prompts, case.context, case.context + case.tokens)
-            after = model.executor.stats()
-            for counter in COUNTERS:
-                counted[name][counter] += int(after[counter] - before[counter])
-            if round_ > 0:  # the first one warms up
-                samples[name].append(spent)
-    return Row(case.name, "ms", samples, subject=CACHED)
+    for name, counts in turns(VARIANTS, rounds):
+        before = executor.stats()
+        with VARIANTS[name]():
+            spent = 1000 * served_step(executor, num, context, count)
+        after = executor.stats()
+        for counter in COUNTERS:
+            counted[name][counter] += int(after[counter] - before[counter])
+        if counts:
+            samples[name].append(spent)
+    return Row(case, "ms", samples, subject=CACHED)
 
 
 def told(counts: dict[str, int]) -> str:
-    """Found of all that were asked for."""
+    """Tell how many were found of all that were asked for."""
     shares = []
     for what in ("rope", "mask"):
         hits, misses = counts[f"{what}_hits"], counts[f"{what}_misses"]
-        shares.append(f"{what} {hits:,} hits, {misses:,} misses ({100 * hits / (hits + misses):.1f} %)")
+        share = f"{100 * hits / (hits + misses):.1f} %" if hits + misses else "not asked for"
+        shares.append(f"{what} {hits:,} hits, {misses:,} misses ({share})")
     return "; ".join(shares)
 
 
@@ -101,17 +107,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    if any(name not in os.environ for name in PASSIVE):  # read when torch is loaded: too late for this process
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | PASSIVE)
+    wait_passively()
     if arguments.torch:
         native.do_without("--torch")
     folder = model_of(arguments)
-    model = Model(folder, arguments.threads)
+    executor = whole_stage(str(folder), arguments.threads)
     counted = {name: dict.fromkeys(COUNTERS, 0) for name in VARIANTS}
     rows = []
     for case in CASES:
-        note(f"{case.name} …")
-        rows.append(measure(model, case, arguments.rounds, counted))
+        note(f"{case} …")
+        rows.append(measure(executor, case, arguments.rounds, counted))
     facts: dict[str, object] = {name: told(counts) for name, counts in counted.items()}
     facts |= {"model": str(folder), "threads": torch.get_num_threads()}
     facts["kernels"] = native.absence() or "Swarm's own, where the dtype allows"

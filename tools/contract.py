@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import random
 import re
 import shutil
@@ -30,9 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
+from bench_lib import processor
 from transformers import AutoConfig
 
 from swarm import AsyncClient, ClientError
@@ -67,7 +65,7 @@ class Request:
 
 
 def requests_of(count: int, seed: int) -> list[Request]:
-    """Greedy and drawn ones, of all lengths; some begin alike, for two to five blocks."""
+    """Make greedy and drawn requests of all lengths; some begin alike, for two to five blocks."""
     chance = random.Random(seed)
     beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(32 * blocks)] for blocks in (2, 3, 5)]
     found = []
@@ -146,7 +144,7 @@ class Contract:
 
 
 async def least_mib(swarm: Processes) -> int:
-    """The least memory with which a worker would start, as it says itself."""
+    """Find the least memory with which a worker would start, as it says itself."""
     swarm.start_worker("absurd", "--memory-limit", "100MiB")
     await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
     found = re.search(r"the least is (\d+) MiB", swarm.log("absurd"))
@@ -203,14 +201,6 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
             "crowd_s": round(time.monotonic() - began),
             "processor": processor(),
         }
-
-
-def processor() -> str:
-    with suppress(OSError):
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        if found:
-            return found[1]
-    return platform.processor()
 
 
 def main() -> int:

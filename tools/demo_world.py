@@ -221,7 +221,7 @@ def ask_colour(rng: Random, name: str, colour: str) -> Pair:
 
 
 def fixed_question(rng: Random) -> Pair:
-    """A question about what is always so."""
+    """Write a question about what is always so."""
     return rng.choice(
         (_of_animal, _of_animal, _of_person, _of_person, _of_thing, _of_place, _of_nature, _sum, _opposite)
     )(rng)
@@ -305,7 +305,7 @@ def _opposite(rng: Random) -> Pair:
 
 
 def stated_question(rng: Random) -> tuple[list[str], list[Pair]]:
-    """One to four statements that hold in this text only, and questions that they answer."""
+    """Write one to four statements that hold in this text only, and questions that they answer."""
     statements: list[str] = []
     pairs: list[Pair] = []
     names = rng.sample([x.name for x in THINGS] + [x.name for x in ANIMALS], rng.randint(1, 4))
@@ -332,7 +332,7 @@ def stated_question(rng: Random) -> tuple[list[str], list[Pair]]:
 
 
 def questions_and_answers(rng: Random) -> str:
-    """Statements, then questions with their answers, as plain text."""
+    """Write statements, then questions with their answers, as plain text."""
     if rng.random() < 0.5:
         statements, pairs = stated_question(rng)
     else:
@@ -414,7 +414,7 @@ def _exchange(rng: Random, question: str, answer: str) -> list[Turn]:
 
 
 def document(rng: Random) -> str | list[Turn]:
-    """One text, or one chat."""
+    """Write one text, or one chat."""
     kind = rng.random()
     if kind < 0.2:
         return story(rng)

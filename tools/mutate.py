@@ -67,7 +67,7 @@ class Runner:
         return True
 
     def test(self, items: list[Any]) -> str:
-        """The first that fails, or ""."""
+        """Run tests; return the first that fails, or ""."""
         self.failed = ""
         for item in items:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -84,7 +84,7 @@ def collect(work: Any, tests: list[str]) -> None:
 
 
 def draw_map(out: Path) -> None:
-    """Which test runs which lines of the modules, and how long it takes; those that fail are left out. Each file of
+    """Map which test runs which lines, and how long it takes; those that fail are left out. Each file of
     tests has a process of its own, and what is there already is kept."""
     place, paths = out / "map.json", modules()
     known = json.loads(place.read_text()) if place.exists() else {"done": [], "times": {}, "lines": {}}
@@ -128,8 +128,8 @@ def _map_of(runner: Runner, items: list[Any], paths: list[str], out: Path) -> st
 
 
 def chosen(known: dict[str, Any], mutation: dict[str, Any], others: list[str]) -> list[str]:
-    """The tests that run this line, quickest first; if none does, those that run most of the module; of the wire's
-    modules ``others`` too, which are in no map: they take long."""
+    """Choose the tests that run this line, quickest first; if none does, those that run most of the module; for the
+    wire's modules ``others`` too, which are in no map: they take long."""
     lines, times = known["lines"].get(mutation["path"], {}), known["times"]
     first = mutation["way"][2]
     names = {name for line in {mutation["line"], first} for name in lines.get(str(line), ())}
@@ -157,7 +157,7 @@ def chosen(known: dict[str, Any], mutation: dict[str, Any], others: list[str]) -
 
 
 def try_out(runner: Runner, items: list[Any], path: str) -> str:
-    """Who notices: a test, a schedule, or nobody."""
+    """Find who notices: a test, a schedule, or nobody."""
     if noticed := runner.test(items):
         return noticed
     if path.startswith(PLAYED):
@@ -170,7 +170,7 @@ def try_out(runner: Runner, items: list[Any], path: str) -> str:
 
 
 def in_a_child(mutation: dict[str, Any] | None, runner: Runner, items: list[Any]) -> str:
-    """What came of it; "fresh" if it can't be done to modules that are imported."""
+    """Try it in a child and tell what came of it; "fresh" if it can't be done to modules that are imported."""
 
     def tried() -> str:
         path = mutation["path"] if mutation else PLAYED[0]
@@ -210,7 +210,7 @@ def bound() -> None:
 
 
 def in_a_fresh_one(mutation: dict[str, Any], names: list[str]) -> str:
-    """The same by an interpreter that has imported nothing."""
+    """Try it in an interpreter that has imported nothing."""
     command = [sys.executable, __file__, "fresh", "."]
     told = json.dumps([mutation, names])
     try:

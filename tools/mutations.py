@@ -1,5 +1,5 @@
-"""What can be broken: single expressions of the deciding modules, by cosmic-ray's operators and one of ours; and how a
-function gets its broken code while everything is imported. ``mutate`` uses it."""
+"""Find what can be broken: single expressions of the deciding modules, by cosmic-ray's operators and one of ours. Give
+a function its broken code while everything is imported. ``mutate`` uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHELLS = ("asyncio", "zmq", "torch", "sqlite3", "threading", "subprocess", "ctyp
 
 
 def modules() -> list[str]:
-    """Those that decide: without I/O, threads or torch."""
+    """List the modules that decide: those without I/O, threads or torch."""
     folders = ("broker", "client", "stage", "wire")
     paths = [path for folder in folders for path in sorted((ROOT / "swarm" / folder).rglob("*.py"))]
     paths += [ROOT / "swarm/params.py", ROOT / "swarm/series.py"]
@@ -33,13 +33,13 @@ def modules() -> list[str]:
 
 @cache
 def operators() -> dict[str, Any]:
-    """By name; without those that only rename, and with one that leaves statements out."""
+    """List operators by name; without those that only rename, and with one that leaves statements out."""
     from cosmic_ray.operators.operator import Operator  # noqa: PLC0415
     from cosmic_ray.operators.provider import _OPERATORS  # noqa: PLC0415
     from parso.python import tree  # noqa: PLC0415
 
     class RemoveCall(Operator):  # type: ignore[misc]
-        """A statement that only calls something, or changes something that is there, becomes ``pass``."""
+        """Turn a statement that only calls or changes something that is there into ``pass``."""
 
         def mutation_positions(self, node: Any) -> Iterator[Any]:
             if node.type != "simple_stmt" or len(node.children) != 2:
@@ -69,7 +69,7 @@ def operators() -> dict[str, Any]:
 
 
 def sites(path: str) -> Iterator[dict[str, Any]]:
-    """Every place of a module with all that can be done to it."""
+    """List every place of a module with all that can be done to it."""
     from cosmic_ray.ast import ast_nodes, get_ast  # noqa: PLC0415
 
     source, places = (ROOT / path).read_text(), defaultdict(list)
@@ -117,7 +117,7 @@ def _first_line(node: Any) -> int:
 
 
 def drawn(out: Path, count: int, seed: int) -> list[dict[str, Any]]:
-    """So many places, each with one mutation; of each place no more than one. Drawn once, then read."""
+    """Draw so many places, each with one mutation; of each place no more than one. Drawn once, then read."""
     kept = out / f"drawn-{count}-{seed}.json"
     if kept.exists():
         return list(json.loads(kept.read_text()))
@@ -137,7 +137,7 @@ def _tree(path: str) -> Any:
 
 
 def mutated(mutation: dict[str, Any]) -> str:
-    """The module's text with this mutation."""
+    """Return the module's text with this mutation."""
     from cosmic_ray.mutating import MutationVisitor  # noqa: PLC0415
 
     name, occurrence, _ = mutation["way"]
@@ -148,7 +148,7 @@ def mutated(mutation: dict[str, Any]) -> str:
 
 
 def prepare(path: str) -> None:
-    """So that a child needs less time: what it would otherwise find out for itself."""
+    """Save a child time: prepare what it would otherwise find out for itself."""
     operators()
     _tree(path)
     _owners()
@@ -156,7 +156,7 @@ def prepare(path: str) -> None:
 
 @cache
 def _owners() -> dict[tuple[str, str, int], list[types.FunctionType]]:
-    """All functions of the package: by file, name and first line."""
+    """Find all functions of the package: by file, name and first line."""
     found = defaultdict(list)
     for thing in gc.get_objects():
         if isinstance(thing, types.FunctionType) and "/swarm/" in thing.__code__.co_filename:
@@ -182,7 +182,7 @@ def exchange(path: str, source: str) -> bool:
 
 
 def _parts(code: types.CodeType) -> tuple[list[Any], list[types.CodeType]]:
-    """What the module and its classes do when they are made; and the functions in them."""
+    """Split what the module and its classes do when they are made; and the functions in them."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     plain = [repr(constant) for constant in code.co_consts if not isinstance(constant, types.CodeType)]
     bodies, functions = [(code.co_code, plain, code.co_names)], []  # type: list[Any], list[types.CodeType]

@@ -59,7 +59,7 @@ def lines(log: Path) -> Iterator[dict[str, object]]:
 
 
 def summary(log: Path) -> str:
-    """All ranges together, and each violation."""
+    """Sum up all ranges, and list each violation."""
     total, seconds = Tally(), 0.0
     for line in lines(log):
         seconds += float(str(line["seconds"]))

@@ -1,4 +1,4 @@
-"""How soon the broker notices that a worker has died, frozen, hung or wishes to go."""
+"""Measure how soon the broker notices that a worker has died, frozen, hung or wishes to go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic, time
 
-from bench_lib import POLL_S, BenchError, note, vocabulary_of
+from bench_lib import BenchError, note, vocabulary_of
+from bench_swarm import POLL_S
 from recovery_swarm import Parts, Work
 
 SETTLE_S = 0.4  # longer than a beat: a fault comes at any moment between two
@@ -18,7 +19,7 @@ HANG_AFTER = (30, 120)  # steps that a worker computes before it hangs
 
 
 async def crash(parts: Parts) -> float:
-    """SIGKILL to the process of the middle stage."""
+    """Send SIGKILL to the process of the middle stage."""
     name = await parts.stage(1)
     sent_at = parts.signal(name, signal.SIGKILL)
     noticed_at = await parts.detected_at(sent_at)
@@ -28,7 +29,7 @@ async def crash(parts: Parts) -> float:
 
 
 async def freeze(parts: Parts) -> float:
-    """SIGSTOP; it goes on afterwards, and joins anew."""
+    """Send SIGSTOP; the worker goes on afterwards, and joins anew."""
     name = await parts.stage(1)
     sent_at = parts.signal(name, signal.SIGSTOP)
     try:
@@ -38,7 +39,7 @@ async def freeze(parts: Parts) -> float:
 
 
 async def hang(parts: Parts) -> float:
-    """The compute thread stands still in the middle of its steps; the process lives and beats."""
+    """Hang the compute thread in the middle of its steps; the process lives and beats."""
     name = await parts.stage(1)
     await parts.kill(name)
     trace = parts.folder / f"hang-{random.randrange(1 << 40):x}"
@@ -52,7 +53,7 @@ async def hang(parts: Parts) -> float:
 
 
 async def terminate(parts: Parts) -> float:
-    """SIGTERM: it says that it wishes to go, and is let go. Told by the broker's log, since nothing is lost by it."""
+    """Send SIGTERM: the worker wishes to go, and is let go. Told by the broker's log, since nothing is lost by it."""
     name = await parts.stage(1)
     before = len(parts.logged("broker", "worker_leaves"))
     sent_at = time()
@@ -74,7 +75,7 @@ CLASSES: dict[str, Callable[[Parts], Awaitable[float]]] = {
 
 
 async def _traced(trace: Path, within_s: float = 120.0) -> float:
-    """When the fault happened, by the process's own word."""
+    """Tell when the fault happened, by the process's own word."""
     give_up_at = monotonic() + within_s
     while monotonic() < give_up_at:
         if words := _words(trace):
@@ -84,7 +85,7 @@ async def _traced(trace: Path, within_s: float = 120.0) -> float:
 
 
 async def detection(model: Path, classes: list[str], repetitions: int) -> dict[str, list[float]]:
-    """Seconds from the fault until the broker knows, of each class."""
+    """Measure the seconds from the fault until the broker knows, of each class."""
     samples: dict[str, list[float]] = {name: [] for name in classes}
     async with Parts(model) as parts:
         for name in classes:

@@ -1,4 +1,4 @@
-"""What something costs while nothing happens: the same decoding with it and without, in turns. Of logs and beats."""
+"""Measure what logs and beats cost while nothing happens: the same decoding with and without, in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OFF = {
 
 @dataclass(frozen=True)
 class Side:
-    """Of each turn: tokens per second, and seconds of processor time of all processes for each token."""
+    """Collect of each turn tokens per second, and seconds of processor time of all processes for each token."""
 
     rates: list[float]
     computed: list[float]
@@ -34,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Paired:
-    """With something and without, pair by pair."""
+    """Compare turns with something and without, pair by pair."""
 
     on: Side
     off: Side
@@ -46,13 +46,13 @@ class Paired:
 
     @property
     def computed(self) -> list[float]:
-        """How much more there is to compute, as a part: where processors are busy all the time, this is lost, and
+        """The part that there is more to compute: where processors are busy all the time, this is lost, and
         whatever else the machine does hardly moves it."""
         return [mine / theirs - 1 for mine, theirs in zip(self.on.computed, self.off.computed, strict=True)]
 
 
 def halves(values: list[float]) -> tuple[float, float]:
-    """Between which half of them lie."""
+    """Tell between which figures half of them lie."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -80,7 +80,7 @@ async def overhead(model: Path, pairs: int, sequences: int, tokens: int) -> Over
 
 
 async def paired(on: Parts, off: Parts, pairs: int, sequences: int, tokens: int) -> Paired:
-    """Sequences that decode together in one swarm, then as many in the other."""
+    """Decode sequences together in one swarm, then as many in the other."""
     vocabulary = vocabulary_of(on.model)
     computed: dict[str, list[float]] = {"on": [], "off": []}
 
@@ -95,7 +95,7 @@ async def paired(on: Parts, off: Parts, pairs: int, sequences: int, tokens: int)
 
 
 async def throughput(client: AsyncClient, vocabulary: int, sequences: int, tokens: int) -> float:
-    """Tokens per second of sequences that decode together, from when all of them do."""
+    """Measure tokens per second of sequences that decode together, from when all of them do."""
     times: list[list[float]] = [[] for _ in range(sequences)]
 
     async def read(own: list[float]) -> None:
@@ -109,7 +109,7 @@ async def throughput(client: AsyncClient, vocabulary: int, sequences: int, token
 
 
 async def log_bytes(client: AsyncClient, vocabulary: int) -> float:
-    """Measured on a sequence that decodes for some seconds: each stage tells its log and its positions together."""
+    """Measure the logs on a sequence that decodes for some seconds: stages tell their logs with their positions."""
     found: dict[str, float] = {}
 
     async def look() -> None:

@@ -1,26 +1,21 @@
-"""What a killed worker costs running answers, by where its layers come back."""
+"""Measure what a killed worker costs running answers, by where its layers come back."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from bench_lib import BenchError, note, random_prompt, vocabulary_of
+from bench_swarm import Stream, answers
 from recovery_swarm import STAGES, Parts, percentile, pins
-
-from swarm import AsyncClient
 
 BEFORE = 12  # tokens of each answer before the kill
 AFTER = 24  # and after it
-WAIT_S = 900.0
 PARTS = ("detect", "plan", "load", "activate", "replay", "resume")
 
 
@@ -61,27 +56,15 @@ WAYS = {
 }
 
 
-@dataclass
-class Stream:
-    """One answer: its tokens, and when each came."""
-
-    tokens: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-
-    def gaps(self, since: float) -> list[float]:
-        """Those that ended later than that."""
-        return [later - sooner for sooner, later in pairwise(self.times) if later > since]
-
-
 def usual_gap(calm: list[Stream]) -> float:
-    """Of the undisturbed run, once all of its answers go on together: before, some prompts were still computed."""
+    """Find the 99th percentile of undisturbed gaps, once all go on together: before, prompts were still computed."""
     since = max(stream.times[0] for stream in calm)
     return percentile([gap for stream in calm for gap in stream.gaps(since)[1:]], 99)
 
 
 @dataclass
 class Outcome:
-    """Of one kill, in seconds. ``split``: what the broker recorded; ``detect`` counts from the signal."""
+    """The outcome of one kill, in seconds. ``split``: what the broker recorded; ``detect`` counts from the signal."""
 
     way: str
     case: str
@@ -91,28 +74,6 @@ class Outcome:
     predicted_s: float | None
     ratio: float | None
     choice: str
-
-
-async def answers(
-    client: AsyncClient, prompts: list[list[int]], disturb: Callable[[], Awaitable[None]] | None = None
-) -> list[Stream]:
-    """All prompts' answers at once. ``disturb`` happens when each has ``BEFORE`` tokens."""
-    events = [asyncio.Event() for _ in prompts]
-
-    async def read(prompt: list[int], reached: asyncio.Event) -> Stream:
-        found = Stream()
-        async for piece in client.stream(prompt, max_tokens=BEFORE + AFTER, ignore_eos=True, timeout=WAIT_S):
-            found.tokens.append(int(piece.token or 0))
-            found.times.append(monotonic())
-            if len(found.tokens) >= BEFORE:
-                reached.set()
-        return found
-
-    tasks = [asyncio.create_task(read(p, event)) for p, event in zip(prompts, events, strict=True)]
-    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), WAIT_S)
-    if disturb is not None:
-        await disturb()
-    return list(await asyncio.gather(*tasks))
 
 
 @asynccontextmanager
@@ -141,7 +102,7 @@ async def one_kill(parts: Parts, way: Way, prompts: list[list[int]], expected: l
         if way.restarts:
             parts.start(victim)
 
-    streams = await answers(parts.client, prompts, kill)
+    streams = await answers(parts.client, prompts, BEFORE, AFTER, kill)
     if [s.tokens for s in streams] != [s.tokens for s in expected]:
         raise BenchError(f"{way.name}: the tokens differ from those of the undisturbed run")
     entry = await parts.recovery(sent_at)
@@ -159,7 +120,7 @@ async def one_kill(parts: Parts, way: Way, prompts: list[list[int]], expected: l
 
 
 async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: int) -> list[Outcome]:
-    """Every case by every way. One swarm for each way; the undisturbed runs are those of the first."""
+    """Kill in every case by every way. One swarm for each way; the undisturbed runs are those of the first."""
     vocabulary = vocabulary_of(model)
     prompts = {case: case.prompts(vocabulary) for case in cases}
     calm: dict[Case, list[Stream]] = {}
@@ -169,7 +130,7 @@ async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: in
         async with swarm_for(way, model) as parts:
             for case in cases:
                 if case not in calm:
-                    calm[case] = await answers(parts.client, prompts[case])
+                    calm[case] = await answers(parts.client, prompts[case], BEFORE, AFTER)
                 usual_s = usual_gap(calm[case])
                 for _ in range(repetitions):
                     killed = await one_kill(parts, way, prompts[case], calm[case])

@@ -1,4 +1,4 @@
-"""A swarm whose processes ``bench_recovery`` starts, stops and kills one by one, and what the broker says of it."""
+"""Run a swarm whose processes ``bench_recovery`` starts, stops and kills one by one; read what the broker says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self, cast
 
-from bench_lib import START_S, Body, Processes, random_prompt
+from bench_lib import random_prompt
+from bench_swarm import START_S, Body, Processes
 
 from swarm import AsyncClient
 
@@ -24,7 +25,7 @@ def names() -> list[str]:
 
 
 def pins(num_layers: int) -> str:
-    """A settings file's text that gives each of the workers its third of the layers, and nobody else any of these."""
+    """Write a settings file's text that gives each of the workers its third of the layers, and nobody else any."""
     cuts = [num_layers * number // STAGES for number in range(STAGES + 1)]
     lines = [f'{name} = "{cuts[i]}-{cuts[i + 1] - 1}"' for i, name in enumerate(names())]
     return "[plan.pins]\n" + "\n".join(lines) + "\n"
@@ -64,20 +65,16 @@ class Parts(Processes):
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def start_broker(self) -> None:
-        """The broker's process, in the place of one that has ended."""
-        arguments = ["broker", "--port", str(self.port), "--min-workers", str(STAGES)]
-        arguments += ["--config", str(self.folder / "swarm.toml")]
-        arguments += ["--state-dir", str(self.folder / "state")] if self.journal else []
-        self.launch("broker", arguments)
+        """Start the broker's process, in the place of one that has ended."""
+        journal = ["--state-dir", str(self.folder / "state")] if self.journal else []
+        self.launch_broker("--min-workers", str(STAGES), "--config", str(self.folder / "swarm.toml"), *journal)
 
     def start(self, name: str, **environment: str) -> None:
-        """A worker's process, in the place of one that has ended."""
-        threads = max(1, (os.cpu_count() or 1) // STAGES)
-        arguments = ["worker", "--url", self.url, "--name", name, "--model", str(self.model)]
-        self.launch(name, [*arguments, "--threads", str(threads)], environment)
+        """Start a worker's process, in the place of one that has ended."""
+        self.launch_worker(name, self.model, max(1, (os.cpu_count() or 1) // STAGES), environment)
 
     def signal(self, name: str, number: signal.Signals) -> float:
-        """Send it; when that was, by the clock that the broker's times are of."""
+        """Send a signal; return when that was, by the clock that the broker's times are of."""
         sent_at = time.monotonic()
         self.processes[name].send_signal(number)
         return sent_at
@@ -93,7 +90,7 @@ class Parts(Processes):
     # --- what the broker says ----------------------------------------------------------------------------------------
 
     async def whole(self) -> None:
-        """All workers are there, and the plan needs those that it should, no other; what is to be warm is so."""
+        """Wait until all workers are there, the plan needs just those that it should, and what is to be warm is so."""
         alive = STAGES + len(self.spares)
         await self.until("status", lambda s: s["state"] == "serving" and s["num_workers"] == alive and not s["loading"])
         await self.until("plan", lambda plan: sorted(stage["worker"] for stage in plan["stages"]) == names())
@@ -102,7 +99,7 @@ class Parts(Processes):
             await self.until("nodes", lambda nodes: _is_warm(nodes, middle), 120.0)
 
     async def recovery(self, since: float, within_s: float = START_S) -> Body:
-        """What the broker recorded of the loss that it noticed since then, once all sequences have gone on."""
+        """Read what the broker recorded of the loss that it noticed since then, once all sequences have gone on."""
 
         def found(report: Body) -> list[Body]:
             return [entry for entry in report["recoveries"] if (entry["detected_at"] or 0.0) >= since]
@@ -113,7 +110,7 @@ class Parts(Processes):
         return found(await self.until("recoveries", is_over, within_s))[0]
 
     async def detected_at(self, since: float) -> float:
-        """When the broker noticed the loss that happened since then."""
+        """Tell when the broker noticed the loss that happened since then."""
         report = await self.until(
             "recoveries", lambda r: any((e["detected_at"] or 0.0) >= since for e in r["recoveries"]), 60.0
         )
@@ -124,14 +121,14 @@ class Parts(Processes):
         return str(stages[number]["worker"])
 
     def logged(self, name: str, event: str) -> list[Body]:
-        """Lines of a process's log, of one kind."""
+        """Read lines of a process's log, of one kind."""
         text = (self.folder / f"{name}.log").read_text(errors="replace")
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
         return [line for line in lines if line.get("event") == event]
 
 
 def _is_warm(report: Body, name: str) -> bool:
-    """Others hold the layers of this one, too."""
+    """Whether others hold the layers of this one, too."""
     rows = [row for row in report["workers"] if row["state"] == "member"]
     warm = {layer for row in rows for first, stop in row.get("standby") or [] for layer in range(first, stop)}
     return all(set(range(*row["layers"])) <= warm for row in rows if row["name"] == name)
@@ -159,6 +156,6 @@ class Work:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The smallest value that is not below so many percent of all."""
+    """Find the smallest value that is not below so many percent of all."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1).__int__())]

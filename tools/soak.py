@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A long run of real processes that are harmed at random, under load, with every answer compared.
+"""Run real processes for long, harmed at random, under load, with every answer compared.
 
 A broker and four workers with a small model of random weights. Two of the workers always carry a fault that will strike
 at a certain moment (a failpoint: the 17th step, the second replay, while loading …); whoever dies is started again at

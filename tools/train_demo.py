@@ -42,7 +42,7 @@ Piece = tuple[str, bool]  # (text, whether the model shall learn to write it)
 
 
 def render(document: str | list[world.Turn]) -> list[Piece]:
-    """A document in pieces, special tokens written out; chats exactly as the chat template writes them.
+    """Write a document in pieces, special tokens written out; chats exactly as the chat template writes them.
 
     What the user says is only read: guessing at it would teach nothing and drown what can be learned.
     """
@@ -110,7 +110,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def write_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """At least ``count`` tokens of documents, one after the other, and the same as labels (-100: only read)."""
+    """Write at least ``count`` tokens of documents, one after the other, and the same as labels (-100: only read)."""
     tokens: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     total = 0
@@ -162,7 +162,7 @@ def train(model: LlamaForCausalLM, tokens: np.ndarray, labels: np.ndarray, steps
 
 
 def answer(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str) -> str:
-    """What the model says in a chat."""
+    """Ask the model in a chat."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
     )
@@ -177,7 +177,7 @@ def complete(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt
 
 
 def score(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, count: int) -> tuple[float, float]:
-    """The share of chat questions answered word for word: about what is always so, and about what the text states."""
+    """Find the share of questions answered word for word: about what is always so, and about what the text states."""
     fixed = stated = 0
     for _ in range(count):
         question, expected = world.fixed_question(rng)

@@ -1,4 +1,4 @@
-"""``swarm``: the commands that run things. What each needs, it imports when it is called."""
+"""``swarm``: the commands that run things. Each imports what it needs when it is called."""
 
 from __future__ import annotations
 

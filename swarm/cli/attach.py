@@ -1,4 +1,4 @@
-"""``swarm attach``: the answer to a request that was made before, read on from here."""
+"""``swarm attach``: read on the answer to a request that was made before."""
 
 from __future__ import annotations
 

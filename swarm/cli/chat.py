@@ -68,7 +68,7 @@ def chat(
 
 @dataclass
 class Conversation:
-    """Turns lines into questions and remembers what was said."""
+    """Turn lines into questions and remember what was said."""
 
     client: Client
     options: RequestOptions
@@ -94,7 +94,7 @@ class Conversation:
                 self._turn(line)
 
     def _read(self) -> str | None:
-        """The next line; None at the end."""
+        """Read the next line; None at the end."""
         while True:
             try:
                 return input("> ").strip() if self.at_terminal else next(sys.stdin).strip()
@@ -122,7 +122,7 @@ class Conversation:
             self.turns.append({"role": "assistant", "content": answer})
 
     def _answer_within_context(self) -> str:
-        """A conversation that has outgrown the model's context loses its oldest turns."""
+        """Answer; a conversation that has outgrown the model's context loses its oldest turns."""
         from swarm.errors import InvalidRequest
 
         while True:

@@ -1,4 +1,4 @@
-"""How a command's process begins and ends. Imports next to nothing, so that an interrupt during imports is met too."""
+"""Begin and end a command's process. Imports next to nothing, so that an interrupt during imports is met too."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def generate(
 def _detach(
     context: typer.Context, url: str | None, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool
 ) -> None:
-    """Hand the request over; what is printed is what ``swarm attach`` needs."""
+    """Submit a detached request; print the id that ``swarm attach`` needs."""
     from swarm.cli.output import print_json
 
     with open_client(context, url) as client:
@@ -141,7 +141,7 @@ def _detach(
 
 
 def _class(text: str) -> int | str:
-    """A class by number or name; whether there is such a one, the client library knows."""
+    """Read a priority class, a number or a name. The client library refuses a name that there is not."""
     try:
         return int(text)
     except ValueError:
@@ -168,7 +168,7 @@ def _stream(client: Client, source: Prompt, chat: bool, options: RequestOptions)
 
 
 def tell_if_waiting(client: Client) -> None:
-    """A swarm that isn't serving yet takes requests, but the answer will be a while: say why."""
+    """Say why the answer will be a while, if the swarm takes requests but doesn't serve yet."""
     description = client.describe()
     if description.state != "serving":
         why = f", it waits for {description.waits_for}" if description.waits_for else f": {description.state}"
@@ -176,7 +176,7 @@ def tell_if_waiting(client: Client) -> None:
 
 
 def show(text: str) -> None:
-    """Text from a model, to stdout, at once."""
+    """Write a model's text to stdout, at once."""
     if sys.stdout.isatty():
         text = text.translate(_TAMED)
     encoding = sys.stdout.encoding or "utf-8"
@@ -185,7 +185,7 @@ def show(text: str) -> None:
 
 
 def follow(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
-    """Show a stream to its end; from a model without a tokenizer, as the ids that --tokens takes."""
+    """Show a stream to its end; without a tokenizer, show the token ids, as --tokens takes them."""
     shown = False
     has_text = True
     try:
@@ -210,7 +210,7 @@ def _as_id(piece: Piece, *, is_first: bool) -> str:
 
 
 def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None:
-    """What was not shown as it came."""
+    """Print what was not shown as it came."""
     from swarm.cli.output import print_json
 
     if as_json:
@@ -223,7 +223,7 @@ def print_rest(completion: Completion, client: Client, *, as_json: bool) -> None
 
 
 def as_data(completion: Completion) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Make the object that ``--json`` prints."""
     import msgspec
 
     data: dict[str, object] = {

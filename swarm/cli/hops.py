@@ -17,7 +17,7 @@ _MOST_LINES = 24  # tokens shown of a longer answer: the first and the last ones
 
 
 def print_hops(choices: Sequence[Choice]) -> None:
-    """To stderr: a line per stage, and a line per token with a bar for each of its hops."""
+    """Print a line per stage to stderr, and a line per token with a bar for each of its hops."""
     out = Console(stderr=True, highlight=False)
     table = Table(
         "worker",
@@ -44,7 +44,7 @@ def print_hops(choices: Sequence[Choice]) -> None:
 
 
 def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
-    """Per stage, in milliseconds: computing for the first token (the prompt) and for each later one, waiting, sampling.
+    """Average each stage's milliseconds: computing the first token (the prompt), each later one, waiting, sampling.
 
     A stage is a worker with its layers; one that changed its layers on the way is two.
     """
@@ -68,7 +68,7 @@ def hop_rows(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
 
 
 def timeline(hops: Sequence[Sequence[Hop]]) -> Iterator[str]:
-    """A line per token; bars have one scale, but for the first token, whose prompt would make all others vanish."""
+    """Draw a line per token. Bars have one scale; the first token, whose prompt takes long, has its own."""
     later = [_spent(hop) for token in hops[1:] for hop in token]
     scale = max(later, default=0.0) or max((_spent(hop) for token in hops for hop in token), default=0.0) or 1.0
     width = len(str(len(hops) - 1))
@@ -86,7 +86,7 @@ def _spent(hop: Hop) -> float:
 
 
 def _bar(hop: Hop, scale: float) -> str:
-    """As long as what was spent, at most ``_BAR``; parts that are not nothing show, if there is room."""
+    """Draw a bar as long as the time spent, at most ``_BAR``. Parts above zero get a mark, if there is room."""
     bar = ""
     for seconds, sign in ((hop.wait_s, "░"), (hop.compute_s, "█"), (hop.sample_s, "▒")):
         if seconds > scale / _BAR / 4:

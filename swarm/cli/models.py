@@ -1,4 +1,4 @@
-"""From what a user calls a model to the directory that workers load."""
+"""Turn what a user calls a model into what workers load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swarm.errors import ModelError
 
 
 def resolve_model(model: str | None) -> str:
-    """What workers are to load: the model's directory, or its name on the hub at the commit it has now; or the demo.
+    """Resolve what workers load: a model's directory, a hub name at the commit it has now, or the demo model.
 
     Of a model on a hub, the small files are fetched here, once; each worker fetches the weights of its own layers.
     Raises ModelError; nothing that could have been noticed here is left to the workers.

@@ -43,7 +43,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What stands before the command's name."""
+    """Options that stand before the command's name."""
 
     log_level: LogLevel | None = None
     log_format: LogFormat | None = None
@@ -56,7 +56,7 @@ class Common:
 
 
 def load_settings(context: typer.Context, config: Path | None, overrides: Mapping[str, object]) -> Settings:
-    """File, environment, flags. Raises BadParameter if the flags are to blame, else ConfigError."""
+    """Load settings from file, environment, flags. Raises BadParameter if the flags are to blame, else ConfigError."""
     from swarm import config as settings_of
     from swarm.errors import ConfigError
 
@@ -69,7 +69,7 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
 
 
 def open_client(context: typer.Context, url: str | None) -> Client:
-    """A client of the broker that flag, environment or file name. Raises as :func:`load_settings` does."""
+    """Open a client of the broker that flag, environment or file name. Raises as :func:`load_settings` does."""
     from swarm.client.blocking import Client
 
     client = load_settings(context, None, {"client.url": url}).client

@@ -1,4 +1,4 @@
-"""What commands have in common: how they fail, how they print data, how they show progress."""
+"""How commands fail, print data, draw reports and show progress."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from swarm.errors import InvalidRequest, SwarmError
 from swarm.sink import Sink, in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH_ELSEWHERE = 160
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -77,7 +82,7 @@ def print_json_line(data: object) -> None:
 
 
 def in_bytes(count: float) -> str:
-    """A size for people: 1536 → 1.5 KiB."""
+    """Write a size for people: 1536 → 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -85,8 +90,15 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def console() -> Console:
+    """Open stdout for tables; not a terminal, it is wide: lines of a pipe or a file need not fit a window."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+
+
 class Progress:
-    """Lines that tell what happened, and one that tells what is going on.
+    """Show lines that tell what happened, and one that tells what is going on.
 
     On a terminal the latter is overwritten in place; elsewhere it is printed whenever it has changed. When nobody reads
     any more, it falls silent: what is shown must go on without its audience.
@@ -99,14 +111,14 @@ class Progress:
         self._shown = ""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that stays."""
         shown = self._clear()
         self._write(text + "\n")
         if self._live and shown:
             self.update(shown)
 
     def update(self, text: str) -> None:
-        """What is going on now."""
+        """Show what is going on now."""
         if text == self._shown:
             return
         self._clear()
@@ -118,12 +130,12 @@ class Progress:
             self._write(text + "\n")
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
-        """An event that programs may wait for: for people its lines, for programs its data."""
+        """Show an event that programs may wait for: people get its lines, programs its data."""
         for line in lines:
             self.say(line)
 
     def done(self) -> None:
-        """Nothing is going on any more."""
+        """Remove the line that told what was going on."""
         self._clear()
 
     def _clear(self) -> str:
@@ -145,8 +157,8 @@ class Progress:
 
 
 class JsonProgress(Progress):
-    """The same for programs: a JSON object per line, whose ``event`` says what it is; ``note`` and ``progress`` have
-    a ``text``."""
+    """Show the same to programs: a JSON object per line, whose ``event`` says what it is; ``note`` and ``progress``
+    have a ``text``."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

@@ -155,7 +155,7 @@ def _exit(code: int) -> None:
 
 @contextmanager
 def _state_held(settings: Settings) -> Iterator[None]:
-    """One broker at a time uses a state directory. Without one that was named, nothing is kept."""
+    """Hold the state directory for one broker at a time. If none was named, keep nothing."""
     if settings.state_dir is None:
         yield
         return
@@ -167,7 +167,7 @@ def _state_held(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _hopeless_is_78() -> Iterator[None]:
-    """What can't get better by starting again gets an exit code of its own, for supervisors (ours, systemd)."""
+    """End with code 78 if starting again can't help, so that supervisors (ours, systemd) leave it."""
     try:
         yield
     except (ConfigError, ModelError, JournalError, typer.BadParameter) as error:
@@ -176,7 +176,7 @@ def _hopeless_is_78() -> Iterator[None]:
 
 
 def _can_pass(error: Exception) -> bool:
-    """A disk that is full now may have room in a moment: whoever started us shall start us again."""
+    """Whether a restart may help: a disk that is full now may have room in a moment."""
     from swarm.broker.journal.database import FullDisk
     from swarm.cli.up.statedir import NoRoom
 
@@ -184,7 +184,7 @@ def _can_pass(error: Exception) -> bool:
 
 
 def _prepare_openmp(threads: int) -> None:
-    """Must happen before torch is loaded, which reads this once."""
+    """Set how OpenMP's threads wait, before torch is loaded: it reads this once."""
     from swarm.stage.shell.waiting import wait_passively
 
     wait_passively()

@@ -76,7 +76,7 @@ def _play_one(seed: int, faults: bool, as_json: bool) -> bool:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the schedules so far. ``num_replayed``: layers times positions; ``num_restarts``: of
+    """Count what became of the schedules so far. ``num_replayed``: layers times positions; ``num_restarts``: of
     brokers; ``num_kept``: positions that stages held over those, and that counted; ``struck``: which fault how often;
     ``violations``: (seed, what did not hold)."""
 
@@ -138,7 +138,7 @@ def _play_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool
 
 
 def play(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
-    """The outcomes of these seeds, a few at a time, in order, from as many processes as there are cores."""
+    """Play these seeds and give the outcomes, a few at a time, in order, from as many processes as there are cores."""
     end = first_seed + count
     chunks = [(first, min(CHUNK, end - first), faults) for first in range(first_seed, end, CHUNK)]
     num_processes = min(MAX_PROCESSES, len(chunks), _num_cores())
@@ -151,12 +151,12 @@ def play(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
 
 
 def _num_cores() -> int:
-    """Those that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches the whole process group; the parent ends the pool, and one line is enough."""
+    """Ignore Ctrl-C here: it reaches the whole process group, and the parent ends the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-"""``python -m swarm.config > config/swarm.toml``."""
+"""Print the commented settings file: ``python -m swarm.config > config/swarm.toml``."""
 
 from swarm.config.template import template
 

@@ -1,4 +1,4 @@
-"""From file, environment and flags to one checked object; what is wrong is said with key, value, origin and remedy."""
+"""Make one checked object of file, environment and flags. An error names key, value, origin and remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Layer:
 
 
 def load(path: Path | str | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
-    """The settings of this process.
+    """Load the settings of this process.
 
     ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; a None
     means that the flag was not given. Raises :class:`ConfigError`.
@@ -53,7 +53,7 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
 
 
 def file_in_use(path: Path | str | None = None) -> Path | None:
-    """The file that :func:`load` reads, if any."""
+    """Find the file that :func:`load` reads, if any."""
     chosen = path or os.environ.get("SWARM_CONFIG")
     if chosen is None and not DEFAULT_FILE.is_file():
         return None
@@ -95,7 +95,7 @@ def _from_flags(overrides: Mapping[str, object]) -> _Layer:
 
 
 def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """``high`` over ``low``, tables key by key."""
+    """Lay ``high`` over ``low``, tables key by key."""
     merged = dict(low)
     for key, value in high.items():
         below = merged.get(key)
@@ -104,7 +104,7 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
-    """Rules between settings: for each key in them, what is wrong with it; the first that somebody set is to blame."""
+    """Check rules between settings: say for each key in them what is wrong; the first that somebody set is to blame."""
     chunk, step = settings.broker.prefill_chunk, settings.broker.step_tokens
     if chunk > step:
         yield {
@@ -164,7 +164,7 @@ def _unknown(key: str, source: str) -> str:
 
 
 def _source(key: str, layers: list[_Layer]) -> str:
-    """Who set the value that counts; of a part of a value (``plan.exclude.0``), who set the whole."""
+    """Find who set the value that counts; for a part of one (``plan.exclude.0``), who set the whole."""
     key = next((known for known in setting_names() if key.startswith(f"{known}.")), key)
     for layer in reversed(layers):
         if get(layer.values, key) is not None:
@@ -173,7 +173,7 @@ def _source(key: str, layers: list[_Layer]) -> str:
 
 
 def _variable(key: str) -> str:
-    """The environment's variable that sets this key."""
+    """Name the environment's variable that sets this key."""
     variable = f"SWARM_{key.upper().replace('.', '__')}"
     if variable not in map(str.upper, os.environ):  # a whole section in one variable, or the other name of the URL
         variable = "SWARM_URL" if key == "client.url" else variable.partition("__")[0]

@@ -57,7 +57,7 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class Section(BaseModel):
-    """What the sections have in common: unknown keys are errors, and nothing changes after loading."""
+    """Refuse unknown keys, and changes after loading: common to all sections."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -413,7 +413,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """``load`` reads the sources one by one, so that an error can say where a value came from."""
+        """Read no sources here: ``load`` reads them one by one, so that an error can say where a value came from."""
         return (init_settings,)
 
 

@@ -1,4 +1,4 @@
-"""The commented file: config/swarm.toml is what ``python -m swarm.config`` prints."""
+"""Write the commented file: config/swarm.toml is what ``python -m swarm.config`` prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.config.sections import Section, Settings
 
 
 def template() -> str:
-    """A TOML file that names every setting with its default, commented out."""
+    """Write a TOML file that names every setting with its default, commented out."""
     lines = [
         "# The settings of Swarm. Every key is shown with its default: uncomment what you want to change.",
         "# The environment overrides this file (SWARM_BROKER__PORT=5800), flags override both.",

@@ -1,4 +1,4 @@
-"""``swarmctl``: asks a running swarm how it is, and tells it what to do."""
+"""``swarmctl``: ask a running swarm how it is, and tell it what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def common(context: typer.Context, url: UrlOption = None, as_json: JsonOption = 
 
 
 def _report(what: What, help: str) -> None:
-    """A command that asks for one report and shows it as ``render`` knows how to."""
+    """Make a command that asks for one report and shows it as ``render`` knows how to."""
 
     def command(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
         from swarm.ctl import render
@@ -230,8 +230,7 @@ def _answer(
     context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:
     """Ask, and print the answer for people or for programs."""
-    from swarm.cli.output import print_json
-    from swarm.ctl.render import console
+    from swarm.cli.output import console, print_json
 
     outer: Common = context.obj
     with open_client(context, own.url or outer.url) as client:
@@ -243,7 +242,7 @@ def _answer(
 
 
 def _in_bytes(text: str) -> int:
-    """8GiB → 8 · 2³⁰; read as the settings are, so that the same text means the same everywhere."""
+    """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

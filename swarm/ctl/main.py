@@ -1,4 +1,4 @@
-"""The entry point of ``swarmctl``. It imports next to nothing, so that an interrupt during imports is met here too."""
+"""The entry point of ``swarmctl``. Imports next to nothing, so that an interrupt during imports is met here too."""
 
 from __future__ import annotations
 

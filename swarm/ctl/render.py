@@ -1,12 +1,11 @@
-"""Reports for people. What is not known here is shown under its own name: a broker may report more than this knows."""
+"""Draw reports for people. A field unknown here is shown under its own name: a newer broker may report more."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -70,11 +69,6 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("ended_age_s", "ended"),
 )
 _ENDED_HIDDEN = {"sequences", "state", "n", "class", "tenant", "attached", "deadline_s", "preempted"}
-_WIDTH_ELSEWHERE = 160  # not a terminal: a pipe or a file, where lines need not fit a window
-
-
-def console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
 # --- the reports ------------------------------------------------------------------------------------------------------
@@ -103,7 +97,7 @@ def plan(body: Body) -> RenderableType:
 
 
 def requests(body: Body) -> RenderableType:
-    """What has ended and is read by nobody is not under way, wherever the broker still has it."""
+    """Draw requests. One that has ended and that nobody reads counts as ended, wherever the broker still has it."""
     known = rows_of(body.get("requests"))
     over = [row for row in known if row.get("state") == "ended" and not row.get("attached")]
     rows = [row for row in known if row not in over]
@@ -120,7 +114,7 @@ def _ended_age_s(row: Body) -> float:
 
 
 def recoveries(body: Body) -> RenderableType:
-    """A paragraph each: what happened, who took what, and a line of seconds."""
+    """Draw a paragraph for each: what happened, who took what, and a line of seconds."""
     found = rows_of(body.get("recoveries"))
     parts = [part for each in found for part in _recovery(each)]
     return Group(*parts) if parts else Text("nothing was lost since this broker was started")
@@ -144,7 +138,7 @@ def _recovery(each: Body) -> list[RenderableType]:
 
 
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
-    """Names and values, one per line; empty ones left out."""
+    """Draw names and values, one per line; leave out empty ones."""
     grid = Table.grid(padding=(0, 2))
     for key, value in body.items():
         if key not in (hidden or ()) and not _is_empty(value):
@@ -156,7 +150,7 @@ def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
 
 
 def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
-    """A line for all with the same kernels."""
+    """Write a line for all workers with the same kernels."""
     users: dict[str, list[str]] = {}
     for row in rows:
         if row.get("kernels"):
@@ -165,7 +159,7 @@ def _kernels(rows: Sequence[Body], who: str) -> list[RenderableType]:
 
 
 def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
-    """Whose results were proven wrong, and who came to other results than others."""
+    """Tell whose results were proven wrong, and who came to other results than others."""
     lines, told = [], set()
     for worker in workers:
         name, lies, others = str(worker.get("name")), worker.get("lies"), worker.get("disagreed_with")
@@ -191,7 +185,7 @@ def _stages(stages: object) -> RenderableType:
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
-    """A line per counter, a column per stage."""
+    """Draw a line per counter, a column per stage."""
     table = Table("counter", box=box.SIMPLE)
     for name in stages:
         table.add_column(Text(name), justify="right")
@@ -202,7 +196,7 @@ def counters(stages: Mapping[str, Body]) -> RenderableType:
 
 
 def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
-    """A line for each verdict. Why a worker went is mostly its evidence, too."""
+    """Write a line for each verdict. Why a worker went is mostly its evidence, too."""
     lines: list[RenderableType] = []
     for worker in workers:
         said = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason") if worker.get(key))
@@ -217,7 +211,7 @@ def _with_kv(worker: Body) -> Body:
 
 
 def _table(rows: Sequence[Body], known: Sequence[Column], hidden: set[str]) -> RenderableType:
-    """Known columns first, then whatever else the rows have; columns that are empty throughout are left out."""
+    """Draw known columns first, then whatever else the rows have; leave out columns without any value."""
     names = {key for key, _ in known}
     unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
     columns = [*known, *((key, heading(key)) for key in unknown)]

@@ -1,4 +1,4 @@
-"""Statistics for people: counters, sizes and times, of the pipeline and of each stage."""
+"""Draw statistics for people: counters, sizes and times, of the pipeline and of each stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RATES = (("steps", "steps"), ("positions", "positions"), ("tokens", "tokens"))
 
 
 def stats(body: Body) -> RenderableType:
-    """The whole report; what is not known here is shown under its own name."""
+    """Draw the whole report; a figure unknown here is shown under its own name."""
     pipeline, stages = body.get("pipeline"), body.get("stages")
     parts: list[RenderableType] = []
     if isinstance(pipeline, Mapping):
@@ -40,7 +40,7 @@ def stats(body: Body) -> RenderableType:
 
 
 def rates(before: Body, now: Body, seconds: float) -> str:
-    """What was done between two reports of the pipeline; empty if that can't be told (the broker is another one)."""
+    """Tell what was done between two reports of the pipeline; empty if the broker is another one."""
     found = []
     for key, name in _RATES:
         first, last = before.get(key, 0), now.get(key, 0)
@@ -50,7 +50,7 @@ def rates(before: Body, now: Body, seconds: float) -> str:
 
 
 def _figures(title: str, columns: Mapping[str, object]) -> RenderableType:
-    """A line per figure; in each column its average, last, greatest and total, as far as it has them."""
+    """Draw a line per figure; in each column its average, last, greatest and total, as far as it has them."""
     found = {name: dict(_flat(values)) for name, values in columns.items() if isinstance(values, Mapping)}
     figures = dict.fromkeys(figure for values in found.values() for figure in values)
     kinds = [part for part in _PARTS if any(part in v for values in found.values() for v in values.values())]
@@ -74,7 +74,7 @@ def _number(value: object) -> str:
 
 
 def _flat(values: Body, prefix: str = "") -> list[tuple[str, Body]]:
-    """Figures by name; groups of them (the stages' times in the pipeline's) under "group name"."""
+    """Flatten figures by name; groups of them (the stages' times in the pipeline's) under "group name"."""
     found: list[tuple[str, Body]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Traces for people: where each token's time went."""
+"""Draw traces for people: where each token's time went."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_LINES = 32  # tokens shown; --json has more
 
 
 def trace(body: Body) -> RenderableType:
-    """The whole report."""
+    """Draw the whole report."""
     head = fields({key: value for key, value in body.items() if key != "sequences"})
     return Group(head, *(part for sequence in rows_of(body.get("sequences")) for part in _sequence(sequence)))
 
@@ -67,7 +67,7 @@ def _stages(stages: Sequence[Body]) -> RenderableType:
 
 
 def _tokens(tokens: Sequence[Body]) -> RenderableType:
-    """Milliseconds; of long answers, the first and the last ones."""
+    """Draw tokens in milliseconds; of long answers, the first and the last ones."""
     workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in rows_of(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
     parts = [(key, name) for key, name, _ in _PARTS if any(key in token for token in tokens)]
@@ -88,7 +88,7 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
 
 
 def _milliseconds(value: object) -> str:
-    """Empty: not known."""
+    """Write milliseconds; nothing if they are not known."""
     return "" if value is None else f"{1000 * _number(value):.2f}"
 
 

@@ -1,4 +1,4 @@
-"""``swarmctl stats --watch``: the same report again and again."""
+"""``swarmctl stats --watch``: show the same report again and again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from rich.console import Group
 from rich.text import Text
 
+from swarm.cli.output import console
 from swarm.client.blocking import Client
-from swarm.ctl.render import console
 from swarm.ctl.render_stats import rates, stats
 from swarm.wire.messages import Json
 
 
 def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
-    """Until an interrupt, which is the way to end it and no failure. Closes the client."""
+    """Show statistics until an interrupt, which is the way to end it and no failure. Closes the client."""
     try:
         with client:
             _watch(client, every_s, as_json, pause)

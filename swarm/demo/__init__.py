@@ -10,5 +10,5 @@ from pathlib import Path
 
 
 def model_path() -> Path:
-    """The model's directory, in ordinary Hugging Face form."""
+    """Return the model's directory, in ordinary Hugging Face form."""
     return Path(str(files(__name__) / "village"))

@@ -59,7 +59,7 @@ Answers = dict[int, Answer]
 
 
 def answer_of(done: Completion) -> Answer:
-    """All that must be the same: tokens, why it ended, logprobs to the last bit."""
+    """Take of an answer what must be the same: tokens, why it ended, logprobs to the last bit."""
     return [(choice.tokens, choice.finish_reason, choice.logprobs) for choice in done.choices]
 
 
@@ -175,7 +175,7 @@ class Bench:
             assert all(answer == self.expected[index] for answer in many), f"case {index} had other answers"
 
     async def right(self, cases: Sequence[int] = range(len(CASES))) -> None:
-        """All requests, now, answer as undisturbed."""
+        """Check that all requests, asked now, answer as undisturbed."""
         async with self.under_load(cases=cases, warm=0):
             pass
 
@@ -187,7 +187,7 @@ class Bench:
         return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
 
     async def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = WAIT_S) -> dict[str, Any]:
-        """Until the pipeline's counters are as wished."""
+        """Wait until the pipeline's counters are as wished."""
         report = await self.swarm.until(self.client, "stats", lambda report: holds(report["pipeline"]), within_s)
         pipeline: dict[str, Any] = report["pipeline"]
         return pipeline
@@ -203,12 +203,12 @@ class Bench:
         return list(nodes)
 
     async def node(self, name: str, pid: int | None = None) -> dict[str, Any]:
-        """What is said of the latest process of that name (or of the one with this number)."""
+        """Read what is said of the latest process of that name (or of the one with this number)."""
         found = [n for n in await self.nodes() if n["name"] == name and pid in (None, n["pid"])]
         return found[-1] if found else {}
 
     async def until_out(self, name: str, within_s: float = 15.0) -> dict[str, Any]:
-        """Until this worker is out (or forgotten); what is said of it."""
+        """Wait until this worker is out (or forgotten); return what is said of it."""
         pid = self.swarm.workers[name].pid
 
         def is_out(report: dict[str, Any]) -> bool:
@@ -243,7 +243,7 @@ class Bench:
         return self.swarm.happened()
 
     async def struck(self, times: int, within_s: float = WAIT_S) -> Fault:
-        """Until failpoints have struck so many times in this swarm's life; the last of them."""
+        """Wait until failpoints have struck so many times in this swarm's life; return the last."""
         give_up_at = time.monotonic() + within_s
         while len(found := self.swarm.happened()) < times:
             if time.monotonic() > give_up_at:
@@ -264,7 +264,7 @@ class Bench:
     # --- and back ----------------------------------------------------------------------------------------------------
 
     async def serving(self, num_stages: int = 3) -> None:
-        """So many stages serve, and they are the processes that were started last."""
+        """Wait until so many stages serve, and they are the processes that were started last."""
         await self.swarm.until_serving(self.client, num_stages)
         pids = {process.pid for process in self.swarm.workers.values()}
 

@@ -1,4 +1,4 @@
-"""What tests of real faults share: a model, a process that forks others, the answers of an undisturbed swarm."""
+"""Shared by tests of real faults: a model, a process that forks others, the answers of an undisturbed swarm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def zygote(model: Path) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What three workers answer when nothing happens to them, with one step in flight at a time."""
+    """Ask three workers what they answer when nothing happens to them, with one step in flight at a time."""
     alone = {MODE_VARIABLE: "batch"}
     with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as swarm:
         swarm.start(3)
@@ -40,7 +40,7 @@ def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def state() -> Path | None:
-    """Where the broker keeps its journal. A module that wants one has its own fixture of this name."""
+    """Say where the broker keeps its journal. A module that wants one has its own fixture of this name."""
     return None
 
 

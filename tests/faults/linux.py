@@ -1,4 +1,4 @@
-"""What the kernel offers for doing harm: control groups, network namespaces, packet filters. For root on Linux."""
+"""Do harm by means of the kernel: control groups, network namespaces, packet filters. For root on Linux."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def why_no_namespaces() -> str | None:
 
 @contextmanager
 def own_network() -> Iterator[None]:
-    """This thread, and every thread and process that it starts meanwhile, has a loopback device of its own."""
+    """Give this thread, and every thread and process that it starts meanwhile, a loopback device of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -116,3 +116,25 @@ class Firewall:
 
     def clear(self) -> None:
         call("nft", "flush", "ruleset")
+
+
+@contextmanager
+def small_disk(place: Path, size: str = "3m") -> Iterator[Path]:
+    """Mount a file system of its own there. Takes root."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Fill a disk to the last byte."""
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 512, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue

@@ -148,7 +148,7 @@ class Platter:
         return sum(kind == "lost" for kind, *_ in self._read())
 
     def power_cut(self, to: Path) -> None:
-        """What is on the disk now goes there: whatever was synced, and nothing else of what was written."""
+        """Copy what is on the disk: whatever was synced, and nothing else of what was written."""
         for kind, path, offset, data in self._read():
             self._happened(kind, path, offset, data)
         for path, content in self._disk.items():

@@ -48,7 +48,7 @@ class Doorman:
 
 
 class Passage:
-    """In a door's place: what is sent here is passed on to the door, with the key that its sender named."""
+    """Stand in a door's place: pass on to the door what is sent here, with the key that its sender named."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int, door: int) -> None:
         self._context = context

@@ -48,7 +48,7 @@ class SoakResult:
 
     @property
     def upper_bound(self) -> float:
-        """Of the rate of violations with 95 % confidence, had there been none: three in so many."""
+        """Bound the rate of violations with 95 % confidence, had there been none: three in so many."""
         return (3 + len(self.violations)) / max(1, self.injections + self.brokers)
 
     def body(self) -> dict[str, object]:
@@ -111,7 +111,7 @@ class Soak:
         requests: int,
         say: Callable[[str], None],
     ) -> SoakResult:
-        """Until the time is over or the number reached; then all must be well again."""
+        """Harm until the time is over or the number reached; then all must be well again."""
         load = Load(client, known, self.seed, lambda: self.num_blames, self._violated)
         began = time.monotonic()
         for name, process in self.swarm.workers.items():
@@ -215,7 +215,7 @@ class Soak:
             life.end_at = now  # what was to strike can't come about as things are: another one
 
     def _start(self, name: str, now: float) -> None:
-        """In the place of one that ended: with a fault, if too few carry one."""
+        """Start a worker in the place of one that ended: with a fault, if too few carry one."""
         del self.lives[name]
         carrying = sum(life.appointment is not None for life in self.lives.values())
         self._begin(name, now, armed=carrying < ARMED)
@@ -253,7 +253,7 @@ class Soak:
     # --- figures -----------------------------------------------------------------------------------------------------
 
     def _sample(self, at_s: float) -> None:
-        """Of the broker, and of workers that carry no fault and have lived for a while."""
+        """Measure the broker, and workers that carry no fault and have lived for a while."""
         processes = {"broker": self.swarm.broker}
         processes |= {
             f"{name} ({life.process.pid})": life.process for name, life in self.lives.items() if not life.appointment
@@ -267,7 +267,7 @@ class Soak:
             self._samples.setdefault(name, []).append(found)
 
     def _slopes(self) -> dict[str, str]:
-        """Of the broker and of the two workers that lived longest, over the second half of what was seen."""
+        """Tell the growth of the broker and of the two workers that lived longest, over the second half of the run."""
         longest = sorted((n for n in self._samples if n != "broker"), key=lambda n: -len(self._samples[n]))[:2]
         return {name: describe(self._samples[name]) for name in ("broker", *longest) if len(self._samples[name]) > 3}
 
@@ -279,7 +279,7 @@ def own_memory(pid: int) -> float:
 
 
 def describe(samples: list[tuple[float, float, float, float]]) -> str:
-    """How memory, descriptors and threads went, in words."""
+    """Say in words how memory, descriptors and threads went."""
     later = samples[len(samples) // 2 :]
     minutes = (samples[-1][0] - samples[0][0]) / 60
     parts = [f"seen for {minutes:.1f} min"]

@@ -21,7 +21,7 @@ Known = dict[tuple[int, int], Answer]
 
 
 async def known_answers(client: AsyncClient) -> Known:
-    """Of each request in each length, from a swarm that nobody harms."""
+    """Ask a swarm that nobody harms each request in each length."""
     keys = [(index, length) for index in range(len(CASES)) for length in LENGTHS]
     answers = await asyncio.gather(*(ask(client, index, length) for index, length in keys))
     return dict(zip(keys, answers, strict=True))
@@ -43,7 +43,7 @@ class Load:
     _token_at: float = field(default_factory=time.monotonic)
 
     async def run(self, count: int) -> None:
-        """So many requests at a time, until cancelled."""
+        """Make so many requests at a time, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(count):
                 group.create_task(self._ask_for_ever(random.Random(self.seed * 1000 + number)))

@@ -54,7 +54,7 @@ LIVES = frozenset({"stall", "memory", "nan"})  # after these a process goes on: 
 
 
 def possible(fault: str, phase: str) -> bool:
-    """Whether this can happen then."""
+    """Whether this fault can happen in this phase."""
     return bool(_places(fault, phase))
 
 

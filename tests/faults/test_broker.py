@@ -8,8 +8,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from swarm.broker.journal.salvage import ASIDE
 from swarm.broker.journal.store import Moment, Store
 from swarm.errors import SwarmError
 from tests.faults.bench import Answers, Bench, Swarm, ask, rare
+from tests.faults.linux import fill, small_disk
 from tests.faults.zygote import Zygote
 
 
@@ -171,17 +170,6 @@ def test_a_journal_of_a_newer_version(swarm: Swarm, tmp_path: Path) -> None:
     assert "written by a newer Swarm" in said
 
 
-@contextmanager
-def small_disk(place: Path, size: str = "3m") -> Iterator[Path]:
-    """A file system of its own."""
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system takes root")
 
 
@@ -206,7 +194,7 @@ async def test_a_full_disk(model: Path, zygote: Zygote, tmp_path: Path, expected
             running = [asyncio.create_task(ask(client, index)) for index in (0, 1)]
             await swarm.until(client, "stats", lambda s: s["pipeline"].get("tokens", 0) > 20)
             ballast = disk / "ballast"
-            _fill(ballast)
+            fill(ballast)
             await swarm.until(client, "status", lambda s: "full" in s["journal_problem"])
             with pytest.raises(SwarmError, match="no request can be accepted"):
                 await ask(client, 2)
@@ -225,7 +213,7 @@ async def test_a_death_while_the_disk_is_full(model: Path, zygote: Zygote, tmp_p
             await swarm.until_serving(client, 3)
             running = [asyncio.create_task(ask(client, index)) for index in (0, 1)]
             await swarm.until(client, "stats", lambda s: s["pipeline"].get("tokens", 0) > 20)
-            _fill(disk / "ballast")
+            fill(disk / "ballast")
             await swarm.until(client, "status", lambda s: "full" in s["journal_problem"])
             swarm.kill("w1")
             assert await asyncio.gather(*running) == [expected[0], expected[1]]
@@ -247,10 +235,10 @@ async def test_the_broker_dies_while_the_disk_is_full(
             await swarm.until_serving(client, 3)
             running = [asyncio.create_task(ask(client, index)) for index in (0, 1)]
             await swarm.until(client, "stats", lambda s: s["pipeline"].get("tokens", 0) > 20)
-            _fill(disk / "ballast")
+            fill(disk / "ballast")
             await swarm.until(client, "status", lambda s: "full" in s["journal_problem"])
             swarm.kill_broker()
-            _fill(disk / "more")
+            fill(disk / "more")
             swarm.start_broker(3)
             await swarm.until_serving(client, 3)
             if is_room_made:
@@ -269,7 +257,7 @@ async def test_the_broker_dies_while_the_disk_is_full(
 def test_a_disk_without_any_room(swarm: Swarm, tmp_path: Path) -> None:
     """There never was room for a journal: somebody shall start the broker again later, so it is not code 78."""
     with small_disk(tmp_path / "disk") as disk:
-        _fill(disk / "ballast")
+        fill(disk / "ballast")
         code, said = _broker(swarm, disk)
         assert code == 1
         assert "full" in said or "No space left" in said
@@ -286,7 +274,7 @@ def test_a_journal_that_can_not_grow(tmp_path: Path) -> None:
         first.reserve.fill()
         for number in range(8):
             first.write([WriteEpoch(number, (f"w{'0' * 4096 * number}",))], Moment.now())
-        _fill(disk / "ballast")
+        fill(disk / "ballast")
         second = Store(disk)
         assert second.past(Moment.now(), retained_s=60.0).epoch == 7
         assert second.reserve.num_bytes > RESERVED // 2, "most is left for epochs"
@@ -304,14 +292,3 @@ def test_the_log_leaves_room_on_a_small_disk(tmp_path: Path) -> None:
             store.write([WriteEpoch(number, ("w0",) * 200)], Moment.now())
         assert (disk / f"{FILE}-wal").stat().st_size < 1 << 19
         store.close()
-
-
-def _fill(ballast: Path) -> None:
-    """To the last byte."""
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65536, 4096, 512, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue

@@ -123,6 +123,6 @@ async def test_the_clock_steps(swarm: Swarm, step: Step, expected: Answers) -> N
 
 
 def _last_line_at(swarm: Swarm) -> float:
-    """Of the broker's log, by its own clock, against the true one."""
+    """Compare the broker's clock, by its log's last line, with the true one."""
     lines = [json.loads(line) for line in swarm.log("broker").splitlines() if line.startswith("{")]
     return datetime.fromisoformat(lines[-1]["timestamp"]).timestamp() - time.time()

@@ -13,7 +13,7 @@ import pytest_asyncio
 from swarm import AsyncClient
 from tests.faults.bench import MODE_VARIABLE, Swarm
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes
+from tests.integration.processes import Processes, figures, some_tokens
 
 PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((5, 40, 90, 150))]
 SAMPLING: list[dict[str, Any]] = [
@@ -30,7 +30,7 @@ Answers = list[list[list[int]]]
 
 @pytest.fixture(scope="module")
 def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What three workers answer when nobody dies."""
+    """Ask three workers what they answer when nobody dies."""
 
     async def undisturbed() -> Answers:
         async with AsyncClient(processes.url, connect_timeout_s=60.0) as client:
@@ -58,7 +58,7 @@ async def generate(client: AsyncClient, index: int) -> list[list[int]]:
 
 
 async def everything(client: AsyncClient) -> Answers:
-    """All at once."""
+    """Ask everything at once."""
     return await asyncio.gather(*(generate(client, index) for index in range(len(PROMPTS))))
 
 
@@ -67,18 +67,6 @@ async def order(client: AsyncClient) -> list[str]:
     stages = (await client.query("plan"))["stages"]
     assert isinstance(stages, list)
     return [str(stage["worker"]) for stage in stages]
-
-
-async def some_tokens(processes: Processes, client: AsyncClient, more: int) -> None:
-    """Until the swarm has drawn so many further tokens."""
-    began = (await figures(client)).get("tokens", 0.0)
-    await processes.until(client, "stats", lambda report: report["pipeline"].get("tokens", 0.0) >= began + more)
-
-
-async def figures(client: AsyncClient) -> dict[str, float]:
-    pipeline = (await client.query("stats"))["pipeline"]
-    assert isinstance(pipeline, dict)
-    return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
 
 
 # Layers that survivors exchange because the cut moves count as lost, too. If the first stage dies, nobody has a log of

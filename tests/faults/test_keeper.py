@@ -151,7 +151,7 @@ async def test_nothing_remains_of_a_worker(
 
 
 def _gone(process: psutil.Process) -> None:
-    """It has ended. Whether somebody has noticed is up to the system's first process."""
+    """Whether it has ended. When somebody notices is up to the system's first process."""
 
     def ended() -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

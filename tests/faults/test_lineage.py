@@ -52,7 +52,7 @@ async def until_held(swarm: Swarm, client: AsyncClient) -> None:
 
 
 async def check_answer(client: AsyncClient, case: int, request_id: str) -> None:
-    """It is that of an undisturbed run."""
+    """Check that an answer is that of an undisturbed run."""
     told = [p.token async for p in client.attach(request_id, timeout=120) if p.token is not None]
     expected = await client.generate(
         list(CASES[case].prompt), max_tokens=LONG, ignore_eos=True, timeout=120, **CASES[case].options

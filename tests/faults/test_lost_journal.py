@@ -41,7 +41,7 @@ def _replaced(state: Path) -> None:
 
 
 def _garbled(state: Path) -> None:
-    """All pages but the first, and the log."""
+    """Garble all pages but the first, and the log."""
     for name, start in ((FILE, 4096), (f"{FILE}-wal", 0)):
         size = (state / name).stat().st_size
         with (state / name).open("r+b") as file:

@@ -58,7 +58,7 @@ def live(platter: Platter, deeds: str = "", **disk: str) -> dict[str, list[objec
 
 
 def on_the_disk(platter: Platter, to: Path) -> list[list[object]]:
-    """What the first broker after the power came back finds."""
+    """Read what the first broker finds after the power came back."""
     platter.power_cut(to)
     store, notes = open_or_salvage(to, Bounds())
     past = store.past(Moment.now(), retained_s=60.0)

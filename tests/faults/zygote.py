@@ -175,14 +175,14 @@ def _reap(codes: dict[int, int]) -> None:
 
 
 def _import_classes(model: str) -> None:
-    """What loading a model of this kind imports on demand."""
+    """Import what loading a model of this kind imports on demand."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(model))]
 
 
 def _measured(model: str) -> bytes:
-    """What a layer costs here, from a child: measuring starts threads."""
+    """Measure what a layer costs here, in a child: measuring starts threads."""
     import msgspec
 
     from swarm.stage.engine.torch_executor import TorchExecutor

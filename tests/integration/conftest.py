@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from tests.faults.zygote import Zygote
 from tests.model.models import llama_config, random_model
@@ -21,6 +22,18 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def zygote(random_llama: Path) -> Iterator[Zygote]:
-    """For ``Processes(…, launch=zygote)``: they start in a tenth of a second. Not for those whose memory matters."""
+    """Fork for ``Processes(…, launch=zygote)``: starts take a tenth of a second. Not for those whose memory matters."""
     with Zygote(random_llama) as zygote:
         yield zygote
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the files that clients fetch apart, for each test."""
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))

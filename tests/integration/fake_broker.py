@@ -105,7 +105,7 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
 
 @dataclass
 class Play:
-    """What the broker knows of one continuation."""
+    """One continuation as the broker knows it."""
 
     script: list[int]
     reason: str = "length"
@@ -211,7 +211,7 @@ class FakeBroker:
         asyncio.run_coroutine_threadsafe(self.wait_until(condition), self._loop).result(20)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        """Until what was heard makes this true."""
+        """Wait until what was heard makes this true."""
         async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(condition)
 

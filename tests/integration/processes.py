@@ -83,7 +83,7 @@ class Processes:
         self.broker = self._start("broker", arguments, environment)
 
     async def restart_broker(self, client: AsyncClient, num_workers: int, **environment: str) -> None:
-        """It is killed and started again, and serves with so many."""
+        """Kill the broker and start it again; wait until it serves with so many."""
         self.broker.kill()
         self.broker.wait()
         self.start_broker(num_workers, **environment)
@@ -148,3 +148,16 @@ class Processes:
             await asyncio.sleep(0.05)
         texts = "\n".join(f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(self.logs.glob("*.log")))
         raise AssertionError(f"never as wished within {within_s} s: {report}\n{texts}")
+
+
+async def figures(client: AsyncClient) -> dict[str, float]:
+    """Read the pipeline's counters."""
+    pipeline = (await client.query("stats"))["pipeline"]
+    assert isinstance(pipeline, dict)
+    return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
+
+
+async def some_tokens(processes: Processes, client: AsyncClient, more: int) -> None:
+    """Wait until the swarm has drawn so many further tokens."""
+    began = (await figures(client)).get("tokens", 0.0)
+    await processes.until(client, "stats", lambda report: report["pipeline"].get("tokens", 0.0) >= began + more)

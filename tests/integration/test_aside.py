@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 
-import pytest
 import zmq
 
 from swarm.stage.shell.one_message import LINGER_MS, PATIENCE_S, RETRY_S, AsideEdge
@@ -15,12 +13,6 @@ from swarm.wire.messages import Edge
 
 SOON_S = 10.0
 LIMIT = 1 << 26
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    with zmq.Context() as context:
-        yield context
 
 
 def test_a_large_message_arrives_though_the_connection_is_closed_at_once(

@@ -40,7 +40,7 @@ async def client(swarm: Processes) -> AsyncIterator[AsyncClient]:
 
 
 async def until_gone(swarm: Processes, client: AsyncClient) -> None:
-    """Until the broker has nothing of any request in memory."""
+    """Wait until the broker has nothing of any request in memory."""
     await swarm.until(client, "status", lambda s: s["num_requests"] == 0)
 
 
@@ -49,7 +49,7 @@ async def read(client: AsyncClient, request_id: str, first: int = 0) -> list[int
 
 
 def command(swarm: Processes, *arguments: str) -> str:
-    """What a command prints, as a process of its own."""
+    """Run a command as a process of its own; return what it prints."""
     whole = [sys.executable, "-m", "swarm", *arguments, "--url", swarm.url]
     done = subprocess.run(whole, check=False, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import gc
 import socket
 import threading
 from contextlib import aclosing
-from pathlib import Path
 
 import psutil
 import pytest
@@ -27,10 +26,7 @@ from swarm.errors import ModelError
 from swarm.wire.messages import Ack, Attach, Cancel, GetAsset, Rejected, Report, Stop, Submit
 from tests.integration.fake_broker import EOS, WINDOW, FakeBroker, say
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def story(_submit: object, _index: int) -> list[int]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,11 @@ SWARM = [sys.executable, "-m", "swarm"]
 SWARMCTL = [sys.executable, "-c", "from swarm.ctl.main import main; main()"]
 
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 

@@ -127,12 +127,6 @@ class Stage:
 
 
 @pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    with zmq.Context() as context:
-        yield context
-
-
-@pytest.fixture
 def stage(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stage]:
     stage = Stage(context)
     yield stage

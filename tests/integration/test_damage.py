@@ -94,7 +94,7 @@ def flipped(frame: int, byte: int) -> Callable[[Frames], Frames]:
 
 
 def described(spec: TensorSpec) -> Callable[[Frames], Frames]:
-    """The same bytes, under a header that says something else of them, and is sealed."""
+    """Put the same bytes under a sealed header that says something else of them."""
     return lambda frames: [bytes(DATA.encode(step(GOOD, tensor=spec)[0])[0]), frames[1]]
 
 

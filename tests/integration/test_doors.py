@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-import zmq
 
 from swarm.broker.service import STRIKES
 from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel, Wake
@@ -58,7 +57,7 @@ def message(*frames: bytes) -> bytes:
 
 
 async def is_hung_up_on(raw: socket.socket) -> None:
-    """It is read until its end."""
+    """Read a connection until its end."""
     raw.setblocking(False)
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):
@@ -73,12 +72,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
     monkeypatch.setattr(connection, "MESSAGE_S", 0.2)
     monkeypatch.setattr("swarm.wire.channel.SWEEP_S", 0.05)
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    with zmq.Context() as context:
-        yield context
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ async def _until_serving(swarm: Processes) -> None:
 
 
 def run(name: str, directory: Path, *arguments: str, url: str | None = None) -> str:
-    """What the example prints. It ends with 0, complains about nothing, and leaves no process and no state."""
+    """Run an example; return what it prints. It ends with 0, complains of nothing, leaves no process and no state."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
     environment.pop("SWARM_URL", None)
     done = subprocess.run(

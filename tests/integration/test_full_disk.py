@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from swarm import AsyncClient
+from tests.faults.linux import fill, small_disk
 from tests.integration.processes import Processes
 from tests.integration.test_up import Up
 
@@ -48,21 +49,18 @@ def test_a_failure_that_can_not_be_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "disk", "4m") as place:
+        yield place
 
 
-async def test_state_and_logs_on_one_disk(small_disk: Path, tmp_path: Path) -> None:
+async def test_state_and_logs_on_one_disk(disk: Path, tmp_path: Path) -> None:
     """It is filled up under load: nobody ends, running answers do, and with room again the log says what it lacks."""
     os.environ["SWARM_LOG__LEVEL"] = "debug"
     try:
-        swarm = Up(tmp_path, "--workers", "2", "--state-dir", str(small_disk / "state"))
+        swarm = Up(tmp_path, "--workers", "2", "--state-dir", str(disk / "state"))
     finally:
         del os.environ["SWARM_LOG__LEVEL"]
     try:
@@ -71,17 +69,17 @@ async def test_state_and_logs_on_one_disk(small_disk: Path, tmp_path: Path) -> N
         async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
             async with client.stream([5, 6, 7], max_tokens=400, ignore_eos=True, timeout=60.0) as stream:
                 await anext(stream)
-                _fill(small_disk / "ballast")
+                fill(disk / "ballast")
                 num = 1 + len([piece async for piece in stream])
             assert num > 100
             await _until(client, lambda s: "full" in s["journal_problem"])
             assert {name: process.pid for name, process in swarm.children().items()} == before
-            (small_disk / "ballast").unlink()
+            (disk / "ballast").unlink()
             await _until(client, lambda s: s["journal_problem"] == "")
             again = await client.generate([5, 6, 7], max_tokens=5, ignore_eos=True, timeout=60.0)
             assert len(again.choices[0].tokens) == 5
             assert {name: process.pid for name, process in swarm.children().items()} == before
-        assert "log_lines_dropped" in (small_disk / "state" / "logs" / "broker.log").read_text()
+        assert "log_lines_dropped" in (disk / "state" / "logs" / "broker.log").read_text()
         swarm.process.send_signal(signal.SIGTERM)
         assert (await asyncio.to_thread(swarm.end))[0] == 0
     finally:
@@ -94,14 +92,3 @@ async def _until(client: AsyncClient, holds: Callable[[dict[str, Any]], bool]) -
             if holds(await client.query("status")):
                 return
             await asyncio.sleep(0.02)
-
-
-def _fill(ballast: Path) -> None:
-    """To the last byte."""
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65536, 4096, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from swarm import AsyncClient
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes, free_ports
+from tests.integration.processes import Processes, figures, free_ports, some_tokens
 
 PROMPTS = [[3 + (11 * i + j) % 400 for j in range(length)] for i, length in enumerate((7, 60))]
 TOKENS = 150
@@ -53,17 +53,6 @@ async def serving(processes: Processes, client: AsyncClient, num_stages: int) ->
         return bool(status["state"] == "serving" and status["num_stages"] == num_stages)
 
     await processes.until(client, "status", holds, within_s=90.0)
-
-
-async def some_tokens(processes: Processes, client: AsyncClient, more: int) -> None:
-    began = (await figures(client)).get("tokens", 0.0)
-    await processes.until(client, "stats", lambda report: report["pipeline"].get("tokens", 0.0) >= began + more)
-
-
-async def figures(client: AsyncClient) -> dict[str, float]:
-    pipeline = (await client.query("stats"))["pipeline"]
-    assert isinstance(pipeline, dict)
-    return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
 
 
 async def node(client: AsyncClient, name: str) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Up:
         assert self._process.wait(30) == 0
 
     def fetched_by(self, worker: str, files: set[str]) -> set[str]:
-        """Those of the files that this worker fetched, by its log."""
+        """List the files that this worker fetched, by its log."""
         text = (self.logs / f"{worker}.log").read_text()
         return {file for file in files if f": {file} (" in text}
 

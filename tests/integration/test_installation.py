@@ -58,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def ran(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """What a command says: complaints first, then its output. It must not fail."""
+    """Run a command, which must not fail; return its complaints, then its output."""
     done = subprocess.run(
         [str(each) for each in command],
         cwd=cwd,

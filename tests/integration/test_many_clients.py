@@ -86,7 +86,7 @@ async def client(swarm: Processes) -> AsyncIterator[AsyncClient]:
 
 
 async def wave(url: str, number: int) -> None:
-    """So many connections at once, each with a word, all gone at the end; some are gone before the answer."""
+    """Make so many connections at once, each with a word, all gone at the end; some are gone before the answer."""
     context = zmq.asyncio.Context()
     try:
         dealers = [Dealer(url, context) for _ in range(WAVE)]
@@ -110,7 +110,7 @@ async def settled(process: psutil.Process, most: int) -> int:
 
 
 async def num_tasks(client: AsyncClient) -> int:
-    """Of the broker, a moment ago."""
+    """Count the broker's tasks, a moment ago."""
     await asyncio.sleep(1.5)  # it looks at itself every second
     broker: Any = (await client.query("stats"))["broker"]
     return int(broker["tasks"])

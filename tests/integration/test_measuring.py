@@ -84,7 +84,7 @@ def _check_trace(trace: dict[str, Any], total_s: float, took_s: float) -> None:
 
 
 def _check_hops(hops: Any, sequence: dict[str, Any]) -> None:
-    """The same figures, as they came with the tokens."""
+    """Check the figures as they came with the tokens."""
     assert len(hops) == 12
     for per_token, traced in zip(hops, sequence["tokens"], strict=True):
         assert [(h.worker, [h.layers.first, h.layers.stop]) for h in per_token] == [

@@ -1,4 +1,4 @@
-"""What becomes of children that others left to us, as to the first process of a container."""
+"""Children that others left to us, as to the first process of a container, are let go."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ PROMPT = [5, 6, 7]
 OTHER = Greeting(schema="0123456789abcdef", build="9.9.9")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def story(_submit: object, _index: int) -> list[int]:

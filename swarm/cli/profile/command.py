@@ -98,7 +98,7 @@ def profile(
 async def measure(
     url: str, plan: Plan, seed: int, say: Say, *, fresh: bool = False, connect_timeout_s: float = 30.0
 ) -> Json:
-    """All phases against the swarm at ``url``."""
+    """Run all phases against the swarm at ``url``."""
     from swarm.cli.profile.measure import Profiler
     from swarm.client.client import AsyncClient
 

@@ -1,4 +1,4 @@
-"""What ``swarm profile`` measures: requests made one after another and together, timed where a client would time them.
+"""Measure a swarm by requests, one after another and together, timed where a client would time them.
 
 Prompts are random token ids, so any model will do; each is another one, so that the prefix cache helps only where it is
 what is measured. Answers have exactly as many tokens as asked for (``ignore_eos``).
@@ -33,7 +33,7 @@ _COMMUNICATION = ("queue_s", "wire_s", "broker_s")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """How often and how long each phase measures."""
 
     repeats: int = 3
     runs: int = SUSTAINED_RUNS
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(slots=True)
 class Profiler:
-    """Runs the phases against one swarm; ``say`` hears what is going on."""
+    """Run the phases against one swarm; ``say`` hears what is going on."""
 
     client: AsyncClient
     plan: Plan
@@ -81,7 +81,7 @@ class Profiler:
         self._random = random.Random(self.seed)
 
     async def run(self, *, fresh: bool) -> Json:
-        """All phases; ``fresh``: nobody has asked this swarm for anything yet."""
+        """Run all phases. ``fresh``: nobody has asked this swarm for anything yet."""
         manifest = await self._ready()
         plan, before = await self.client.query("plan"), await self.client.query("stats")
         warm_up = await self._warm_up(plan, fresh)
@@ -131,8 +131,8 @@ class Profiler:
         return manifest
 
     async def _warm_up(self, plan: Json, fresh: bool) -> Json:
-        """The first request beside later ones like it. Stages warm up before they serve: what that took is what the
-        first request would have waited."""
+        """Compare the first request with later ones like it. Stages warm up before they serve: what that took is what
+        the first request would have waited."""
         self.say("warm-up")
         first, *later = [await self._one(16, self.plan.tokens) for _ in range(4)]
         stages = [float(s.get("warm_up_s") or 0.0) for s in _list(plan.get("stages"))]
@@ -167,7 +167,7 @@ class Profiler:
         return rows
 
     async def _sustained(self) -> tuple[list[Run], Json]:
-        """One after another, and where the time of their tokens went according to the swarm itself."""
+        """Make requests one after another, and read where the swarm says that their tokens' time went."""
         runs: list[Run] = []
         traces: list[Json] = []
         for number in range(self.plan.runs):
@@ -195,7 +195,7 @@ class Profiler:
         return rows
 
     async def _prefix(self) -> Json:
-        """The same prompt again, when the stages still hold its beginning."""
+        """Ask the same prompt again while the stages hold its beginning."""
         self.say("prefix cache")
         prompt = self._prompt(min(256, max(1, self._most - 8)))
         cold = await self._timed(prompt, 4)
@@ -204,7 +204,7 @@ class Profiler:
         return {"prompt": len(prompt), "cold_s": round(cold.first_s, 6), "again_s": round(again_s, 6)}
 
     async def _settled_stats(self, before: Json) -> Json:
-        """Statistics in which the workers' own figures cover what was done: they come once a second."""
+        """Wait for statistics in which the workers' own figures cover what was done: they come once a second."""
         limit = self.now() + STATS_S
         while True:
             after = await self.client.query("stats")
@@ -240,7 +240,7 @@ class Profiler:
 
 
 def spread(values: Sequence[float]) -> Json:
-    """Mean and percentiles; a percentile is a value that was measured (the nearest rank)."""
+    """Compute mean and percentiles; a percentile is a value that was measured (the nearest rank)."""
     if not values:
         return {"mean": None, "p50": None, "p95": None, "p99": None}
     ranked = sorted(values)
@@ -251,7 +251,7 @@ def spread(values: Sequence[float]) -> Json:
 
 
 def caches(before: Json, after: Json) -> Json:
-    """Hits and misses of the stages' tables, and of the broker's prefix cache, between two reports."""
+    """Count hits and misses of the stages' tables and of the prefix cache between two reports."""
     found: Json = {}
     stages = after.get("stages")
     names = list(stages) if isinstance(stages, Mapping) else []
@@ -268,7 +268,7 @@ def caches(before: Json, after: Json) -> Json:
 
 
 def overhead(traces: Sequence[Json]) -> Json:
-    """The parts of a token's time, on average and as shares; what is neither computing nor sampling nor waiting for
+    """Average the parts of a token's time, with their shares; what is neither computing nor sampling nor waiting for
     other micro-batches is communication."""
     sums: dict[str, float] = {}
     num_tokens = 0
@@ -289,7 +289,7 @@ def overhead(traces: Sequence[Json]) -> Json:
 
 
 def _typical(runs: Sequence[Run]) -> Json:
-    """The medians of some like runs."""
+    """Take the medians of some like runs."""
     gaps = [gap for run in runs for gap in run.gaps]
     return {
         "ttft_s": round(statistics.median(run.first_s for run in runs), 6),
@@ -319,7 +319,7 @@ def _rate(hits: float, misses: float) -> Json:
 
 
 def _figure(report: Json, *path: str) -> float:
-    """A number somewhere in a report; 0 if it isn't there."""
+    """Find a number in a report; 0 if it isn't there."""
     value: object = report
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

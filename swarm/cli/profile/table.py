@@ -1,4 +1,4 @@
-"""A profile for people."""
+"""Draw a profile for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from swarm.ctl.render import console
+from swarm.cli.output import console
 from swarm.wire.messages import LayerRange
 
 Row = Mapping[str, Any]
@@ -27,7 +27,7 @@ _PARTS = {
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """To stdout."""
+    """Print the profile to stdout."""
     out = console()
     stages = ", ".join(f"{s['worker']} {LayerRange(*s['layers'])}" for s in result["stages"])
     out.print(f"{result['model']} at {result['url']}: {stages}")

@@ -153,7 +153,7 @@ def _port_trouble(host: str, port: int, first: int, error: OSError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The command line of each child: flags say what is peculiar to it, file and environment reach it as they are."""
+    """Build each child's command line: flags for what is its own; file and environment reach it as they are."""
 
     settings: Settings
     config: Path | None
@@ -169,7 +169,7 @@ class Commands:
         return f"tcp://{f'[{host}]' if ':' in host else host}:{self.settings.broker.port}"
 
     def __call__(self, name: str, memory_limit: int | None) -> list[str]:
-        """The command that runs child ``name``."""
+        """Return the command that runs child ``name``."""
         flags = self._broker_flags() if name == BROKER else self._worker_flags(name, memory_limit)
         if self.config is not None:
             flags += ["--config", str(self.config.expanduser().absolute())]
@@ -211,14 +211,14 @@ class Commands:
 
 
 def num_cores() -> int:
-    """Cores that this process may use; containers and ``taskset`` give fewer than the machine has."""
+    """Count the cores that this process may use; containers and ``taskset`` give fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def share_of_memory(settings: Settings, num_workers: int) -> int | None:
-    """Bytes for each worker's whole process: none of them can know how many others count on the same memory.
+    """Share out memory: bytes for each worker's process. None of them can know how many others count on the same.
 
     None where it is not ours to share out: the device has memory of its own.
     """
@@ -230,7 +230,7 @@ def share_of_memory(settings: Settings, num_workers: int) -> int | None:
 
 
 def let_children_find_swarm() -> None:
-    """Children are started with -P, so that no file in the working directory is taken for a module. A swarm that runs
+    """Point children to our sources: -P keeps the working directory's files from being modules, so a swarm that runs
     from its sources instead of being installed must then be pointed to."""
     root = Path(__file__).resolve().parents[3]
     if str(root) not in site.getsitepackages():

@@ -1,4 +1,4 @@
-"""``swarm up``'s word with its broker: it offers to start workers, and follows what the swarm is doing.
+"""Talk with the broker for ``swarm up``: offer to start workers, and follow what the swarm is doing.
 
 The broker may be away, restart, or be too busy to answer; none of that is an error here. What was asked is simply asked
 again: a host that says hello every ``HELLO_S`` is found again by a broker that has forgotten it.
@@ -42,7 +42,7 @@ class BrokerLink:
         self._shown_epoch: object = None
 
     async def run(self, feed: Feed) -> None:
-        """Until cancelled."""
+        """Offer to start workers and follow the swarm, until cancelled."""
         context = zmq.Context()
         identity = f"host-{os.getpid()}-{os.urandom(4).hex()}".encode()
         self._channel = DealerChannel(context, self._url, identity, SERVER.frame_limit_bytes)

@@ -1,4 +1,4 @@
-"""Workers that somebody asked for: the answer waits until they have joined, or it is clear that they never will."""
+"""Answer whoever asked for workers, once they have joined or it is clear that they never will."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Pending:
 
 
 class Joins:
-    """Every method returns the answers that have become due, each once."""
+    """Return from every method the answers that have become due, each once."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
@@ -38,13 +38,13 @@ class Joins:
         self._pending[ticket] = _Pending(ticket, names, now + PATIENCE_S, set(names))
 
     def joined(self, names: Iterable[str]) -> Iterator[Outcome]:
-        """The broker knows these workers."""
+        """Note that the broker knows these workers."""
         for pending in self._pending.values():
             pending.waiting.difference_update(names)
         yield from self._settled()
 
     def gone(self, name: str, reason: str) -> Iterator[Outcome]:
-        """This worker ended and will not be started again."""
+        """Note that this worker ended and will not be started again."""
         for pending in self._pending.values():
             pending.fail(name, reason)
         yield from self._settled()
@@ -59,7 +59,7 @@ class Joins:
         yield from self._settled()
 
     def stop(self) -> Iterator[Outcome]:
-        """Nobody will join any more."""
+        """Answer everybody: nobody will join any more."""
         for pending in self._pending.values():
             for name in pending.names:
                 pending.fail(name, "is stopped again: this swarm up is stopping")

@@ -32,7 +32,7 @@ _TRIES = 50
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the swarm shall be; None where file, environment and defaults decide."""
+    """The swarm that a command wants; None where file, environment and defaults decide."""
 
     context: typer.Context
     model: str | None
@@ -90,7 +90,7 @@ async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable
 
 
 async def _ended(*tasks: Awaitable[object]) -> None:
-    """However they end: what is worth raising is raised already."""
+    """Wait for these tasks, however they end: what is worth raising is raised already."""
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -67,7 +67,7 @@ def reap_orphans(own: Collection[int]) -> None:
 
 
 class Lifeline:
-    """The parent's end of the pipe that children watch."""
+    """Hold the parent's end of the pipe that children watch."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()  # neither is inherited unless passed on
@@ -78,7 +78,7 @@ class Lifeline:
 
 
 class LogFile:
-    """Where a child writes, over all its lives. Bounded: what grows too long is cut, one older part is kept."""
+    """Collect what a child writes, over all its lives. Bounded: what grows too long is cut, one older part is kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,8 +86,8 @@ class LogFile:
         self._shown_at = 0
 
     def open(self) -> int:
-        """A descriptor for a new life to append to; the caller closes it. If the file can't be had, what is written
-        goes nowhere."""
+        """Open a descriptor for a new life to append to; the caller closes it. If the file can't be had, what is
+        written goes nowhere."""
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -96,7 +96,7 @@ class LogFile:
         return fd
 
     def tail(self, num_lines: int) -> list[str]:
-        """The last lines that the current (or last) life wrote."""
+        """Read the last lines that the current (or last) life wrote."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -107,13 +107,13 @@ class LogFile:
         return [line for line in text.splitlines() if line.strip()][-num_lines:]
 
     def last_error(self) -> str:
-        """The one line in which a command says why it failed, or else the last line of all; without ``swarm:``."""
+        """Find the line in which a command says why it failed, or else the last line of all; without ``swarm:``."""
         lines = self.tail(200)
         said = [line for line in lines if line.startswith("swarm: ")]
         return (said or lines or [""])[-1].removeprefix("swarm: ")
 
     def new_lines(self) -> list[str]:
-        """Whole lines that were written since the last call."""
+        """Read the whole lines that were written since the last call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._shown_at)
@@ -132,7 +132,7 @@ class LogFile:
                 self._life_at = self._shown_at = 0
 
     def _keep_older(self, older: Path) -> None:
-        """If there is no room for it, it goes: cutting is what makes room."""
+        """Keep the older part, unless there is no room: cutting is what makes room."""
         try:
             shutil.copyfile(self.path, older)
         except OSError:
@@ -163,7 +163,7 @@ class Process:
         return self._popen.pid
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal), None while it lives."""
+        """Return the exit code (negative: the signal), None while it lives."""
         return self._popen.poll()
 
     def terminate(self) -> None:
@@ -173,7 +173,7 @@ class Process:
         self._popen.kill()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within the time."""
+        """Wait for the end; return whether it came within the time."""
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -42,17 +42,17 @@ CRASH_COLUMNS = 160  # enough to know the error; the whole is in the log
 
 
 class Host(Protocol):
-    """Whoever speaks to the broker for us: it reports what the broker asks for and what the swarm waits for."""
+    """Speak to the broker for us: report what it asks for and what the swarm waits for."""
 
     async def run(self, feed: Feed) -> None:
-        """Until cancelled."""
+        """Listen to the broker until cancelled."""
 
     def answer(self, answer: Answer) -> None:
-        """Send it, without waiting."""
+        """Send an answer, without waiting."""
 
 
 class Runner:
-    """Runs children until it is told to stop, by a signal or by a child that can't ever work."""
+    """Run children until told to stop, by a signal or by a child that can't ever work."""
 
     def __init__(
         self, command_of: CommandOf, logs: Path, progress: Progress, host: Host, *, verbose: bool = False
@@ -155,7 +155,7 @@ class Runner:
         loop.set_exception_handler(self._failed)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """An error in a callback is an error of the whole: better no supervisor than one that forgot an event."""
+        """End everything on an error in a callback: better no supervisor than one that forgot an event."""
         error = context.get("exception")
         if not self._ended.done():
             self._ended.set_exception(error if isinstance(error, Exception) else RuntimeError(str(context["message"])))
@@ -207,7 +207,7 @@ class Runner:
     # the end
 
     def _kill_rest(self) -> None:
-        """After an orderly end there is nobody; after an error in the supervisor itself there is everybody."""
+        """Kill the children that are left: none after an orderly end, all after an error in the supervisor itself."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():

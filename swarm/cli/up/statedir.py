@@ -1,4 +1,4 @@
-"""Where ``swarm up`` keeps its state: a directory that was named, or a private one that goes when it ends.
+"""Hold the directory of ``swarm up``'s state: one that was named, or a private one that goes when it ends.
 
 Who uses a state directory holds a lock in it, which the kernel drops with its holder: a second supervisor or broker on
 the same directory is refused. A supervisor that was killed can't tidy up its private directory; the next ``swarm up``
@@ -26,7 +26,7 @@ BROKER_LOCK = "broker.lock"  # of its own: a supervisor's broker works in its su
 
 @contextmanager
 def state_directory(given: Path | None) -> Iterator[Path]:
-    """The directory, with a ``logs`` directory in it, held until the end. Raises ConfigError if it can't be written or
+    """Hold the directory, with a ``logs`` directory in it, until the end. Raises ConfigError if it can't be written or
     another ``swarm up`` holds it."""
     if given is None:
         with _private_directory() as private:
@@ -60,7 +60,7 @@ def held(directory: Path, lock: str, holder: str) -> Iterator[None]:
 
 
 def _write_pid(lock: int) -> None:
-    """For people: whoever is refused is told the holder's. Over the old one, so that a full disk has room for it."""
+    """Write our process id, to tell whoever is refused. Overwrites the old one, so that a full disk has room for it."""
     with suppress(OSError):
         os.pwrite(lock, f"{os.getpid():<{_PID_WIDTH}}\n".encode(), 0)
         os.ftruncate(lock, _PID_WIDTH + 1)

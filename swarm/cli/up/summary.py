@@ -1,4 +1,4 @@
-"""What ``swarm up`` shows of the swarm: the broker's reports in words. Reports come in, lines go out."""
+"""Put the broker's reports into words for ``swarm up``. Reports come in, lines go out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOBODY = "no worker is here"
 
 
 def loading_line(status: Json, nodes: Json) -> str:
-    """What is going on until the swarm serves: who is there, what has been loaded, what is missing."""
+    """Tell what is going on until the swarm serves: who is there, what has been loaded, what is missing."""
     parts = [_workers(nodes)]
     loading: list[dict[str, Any]] = status.get("loading") or []  # type: ignore[assignment]
     if loading:
@@ -25,7 +25,7 @@ def loading_line(status: Json, nodes: Json) -> str:
 
 
 def _says_more(waits_for: str, than: str) -> bool:
-    """Where no worker is here, that one is waited for is nothing new."""
+    """Whether a reason adds something: if no worker is here, waiting for one is nothing new."""
     return bool(waits_for) and not (than == _NOBODY and waits_for.startswith("a worker"))
 
 
@@ -41,7 +41,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def serving_lines(plan: Json, status: Json, url: str) -> list[str]:
-    """The first time that the swarm serves: who computes what, where to reach it, how to try it."""
+    """Tell, when the swarm first serves, who computes what, where to reach it, how to try it."""
     at = "" if url == DEFAULT_URL else f" --url {url}"
     stages = plan.get("stages") or []
     count = "1 worker" if len(stages) == 1 else f"{len(stages)} workers"  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def serving_lines(plan: Json, status: Json, url: str) -> list[str]:
 
 
 def plan_lines(plan: Json) -> list[str]:
-    """A table of the plan: worker, layers, memory, room for tokens."""
+    """Draw a table of the plan: worker, layers, memory, room for tokens."""
     stages: list[dict[str, Any]] = plan.get("stages") or []  # type: ignore[assignment]
     rows = [("worker", "layers", "weights", "memory", "room")]
     rows += [

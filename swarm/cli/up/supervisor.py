@@ -1,4 +1,4 @@
-"""Whom to start, when, and when to give up: what ``swarm up`` decides, as events in and actions out.
+"""Decide for ``swarm up`` whom to start, when, and when to give up. Events come in, actions go out.
 
 Rules:
 
@@ -181,7 +181,7 @@ class _Child:
 
 
 class Supervisor:
-    """``handle(event, now)`` answers with what to do; ``wake_at()`` says when to come back with a ``Tick``."""
+    """Answer events with what to do (``handle``); ``wake_at()`` says when to come back with a ``Tick``."""
 
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
@@ -198,15 +198,15 @@ class Supervisor:
         return self._stop_at is not None
 
     def running(self) -> tuple[str, ...]:
-        """The children that live, in the order of their first start."""
+        """List the children that live, in the order of their first start."""
         return tuple(child.name for child in self._children.values() if child.phase is _Phase.RUNNING)
 
     def workers(self) -> tuple[str, ...]:
-        """The workers that live or will live again."""
+        """List the workers that live or will live again."""
         return tuple(c.name for c in self._children.values() if c.name != BROKER and c.phase is not _Phase.AWAY)
 
     def wake_at(self) -> float | None:
-        """When the next ``Tick`` is due; None if only an event can change anything."""
+        """Say when the next ``Tick`` is due; None if only an event can change anything."""
         if self._ended:
             return None
         if self._stop_at is not None:
@@ -350,7 +350,7 @@ class Supervisor:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Put an exit code into words."""
     if code > SIGNAL_BASE:
         return f"ended after {_signal_name(code - SIGNAL_BASE)}"
     return f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"

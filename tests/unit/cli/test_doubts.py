@@ -1,4 +1,4 @@
-"""What ``swarmctl nodes`` says of workers that are doubted."""
+"""``swarmctl nodes`` names workers that are doubted."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def app_that_raises(error: BaseException) -> typer.Typer:
 
     @app.callback()
     def callback() -> None:
-        """So that there are commands."""
+        """Let the app have commands."""
 
     @app.command()
     def go(count: int = 0) -> None:

@@ -8,7 +8,7 @@ from swarm.ctl import render
 
 
 def shown(body: dict[str, object]) -> tuple[str, str]:
-    """What stands in the first table and what in the second."""
+    """Return what stands in the first table and in the second."""
     console = Console(width=200, record=True, file=None, quiet=False)
     with console.capture() as capture:
         console.print(render.requests(body))
