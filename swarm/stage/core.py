@@ -83,7 +83,6 @@ from swarm.wire.messages import (
     Lineage,
     NotFinite,
     Order,
-    Park,
     Prepare,
     Recheck,
     Rejoin,
@@ -219,8 +218,6 @@ class StageCore:
                 self._replay(order)
             case Recheck() | TellDigest():
                 self._recheck_ordered(order)
-            case Park():
-                self._park("the broker said so")
             case _:
                 self._count("unexpected_orders")
 

@@ -13,15 +13,11 @@ Control plane, on an asyncio loop; sends are plain calls that never wait::
     beats = AsyncPullChannel(host, BEAT.frame_limit_bytes, BEAT_QUEUE)
     async for event in beats: ...                    # Frames | Overstepped | GateClosed
 
-    push = AsyncPushChannel(context, endpoint)       # one per directed edge and epoch
-    push.send(DATA.encode(...))                      # False: can't be sent now, keep it …
-    await push.sendable()                            # … until then
-
 Data plane, all of it in one plain thread::
 
     wake = Wake()                                    # any thread may call wake.set()
     pull = PullChannel(host, DATA.frame_limit_bytes)
-    push = PushChannel(context, endpoint)
+    push = PushChannel(context, endpoint)            # one per directed edge and epoch
     pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready
     frames = pull.receive()                          # None: nothing there
     push.send(frames)                                # False: can't be sent now, keep it
@@ -347,30 +343,6 @@ class PushChannel:
     def close(self) -> None:
         """Close the socket; what it still queues is dropped."""
         self.socket.close()
-
-
-class AsyncPushChannel(PushChannel):
-    """The same on an asyncio loop: the broker's edge to the first stage."""
-
-    def __init__(self, context: Context, endpoint: str, queue: int = DATA_QUEUE) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._sendable = asyncio.Event()
-        super().__init__(context, endpoint, queue)
-        self._loop.add_reader(descriptor(self.socket), self._look_again)
-
-    async def sendable(self) -> None:
-        """Wait until ``send`` can work again. The caller sets the deadline."""
-        while not has(self.socket, zmq.POLLOUT):
-            self._sendable.clear()
-            await self._sendable.wait()
-
-    def close(self) -> None:
-        self._loop.remove_reader(descriptor(self.socket))
-        super().close()
-
-    def _look_again(self) -> None:
-        if has(self.socket, zmq.POLLOUT):
-            self._sendable.set()
 
 
 class PullChannel:
