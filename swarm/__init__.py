@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from swarm.version import __version__
+
 if TYPE_CHECKING:
     from swarm.client.blocking import BlockingBatchStream, BlockingStream, Client
     from swarm.client.client import AsyncClient
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from swarm.params import SamplingParams
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "AsyncClient": "swarm.client.client",

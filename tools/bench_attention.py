@@ -26,7 +26,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward  # n
 from swarm.stage import native  # noqa: E402
 from swarm.stage.attention import function as attention  # noqa: E402
 from swarm.stage.attention.arena import KvArena  # noqa: E402
-from swarm.stage.attention.passes import Pass, running, spans_of  # noqa: E402
+from swarm.stage.attention.grid import spans_of  # noqa: E402
+from swarm.stage.attention.passes import Pass, running  # noqa: E402
 from swarm.wire.messages import LayerRange, Row  # noqa: E402
 
 CPU = torch.device("cpu")

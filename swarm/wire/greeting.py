@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from swarm import __version__
+from swarm.version import __version__
 from swarm.wire.messages import PROTOCOL_VERSION
 from swarm.wire.tensors import Bytes
 

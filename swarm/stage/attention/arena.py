@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.errors import IllegalMove
+from swarm.stage.attention.grid import CELL, GRID, round_up
 from swarm.stage.attention.layouts import Layout, layouts_of
-from swarm.stage.attention.passes import CELL, GRID, round_up
 from swarm.wire.messages import LayerRange, Row
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later

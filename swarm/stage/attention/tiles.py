@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from swarm.stage.attention.arena import KvArena, Rack
-from swarm.stage.attention.passes import CELL, GRID, Span, Tile
+from swarm.stage.attention.grid import CELL, GRID, Span, Tile
 
 # Keys that one product takes, all its sequences together, so that what the kernel packs stays in the caches.
 _MOST_KEYS = 4096

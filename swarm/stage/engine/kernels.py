@@ -10,7 +10,7 @@ import torch
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import own
-from swarm.stage.attention.passes import CELL
+from swarm.stage.attention.grid import CELL
 from swarm.stage.model.build import Skeleton
 from swarm.stage.modules import experts as own_experts
 from swarm.stage.native.choice import PORTABLE

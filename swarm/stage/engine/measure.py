@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import GRID
+from swarm.stage.attention.grid import GRID
 from swarm.stage.engine import quota
 from swarm.stage.engine.forward import run
 from swarm.stage.executor import Batch

@@ -19,14 +19,14 @@ from swarm.errors import IllegalMove, ModelError
 from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import GRID, Tally
+from swarm.stage.attention.grid import GRID
+from swarm.stage.attention.passes import Tally
 from swarm.stage.engine import rounding
 from swarm.stage.engine.device import clock_of, device_of, memory_of
 from swarm.stage.engine.draws import draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.kernels import bits, describe
 from swarm.stage.engine.measure import layer_costs
-from swarm.stage.engine.memory import give_back
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
 from swarm.stage.model.build import DTYPES, Skeleton, Stage
@@ -34,6 +34,7 @@ from swarm.stage.model.checkpoint import Checkpoint, resolve
 from swarm.stage.model.loading import Loader, Modules, say_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
+from swarm.stage.native.memory import give_back
 from swarm.stage.products import linears
 from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled, layers_of, ranges_of
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,17 @@ from typing import Any, Protocol
 import xxhash
 
 from swarm.errors import ModelError
-from swarm.stage.model.headers import FLOATS, RemoteFile, StoredTensor, read_header, remote_header
+from swarm.hub.headers import (
+    FLOATS,
+    INDEX,
+    SINGLE,
+    Progress,
+    RemoteFile,
+    Report,
+    StoredTensor,
+    read_header,
+    remote_header,
+)
 from swarm.stage.model.identity import digest_of, xxh3_of
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 
@@ -44,13 +54,6 @@ _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
-
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-Progress = Callable[[int, int], None]  # (bytes that came, bytes to come)
-Report = Callable[[str], None]
 
 
 class Remote(Protocol):

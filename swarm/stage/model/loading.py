@@ -8,11 +8,11 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.log import get_logger
-from swarm.stage.engine.memory import give_back
 from swarm.stage.executor import Progress
 from swarm.stage.model.build import Skeleton, Stage, Weights
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.required import module_names, needed_tensors
+from swarm.stage.native.memory import give_back
 from swarm.wire.messages import LayerRange, Manifest
 
 log = get_logger(__name__)
