@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from swarm.params import SamplingParams
 
+
 _HOMES = {
     "AsyncClient": "swarm.client.client",
     "BatchPiece": "swarm.client.results",

@@ -1,3 +1,3 @@
-"""The version of this build, below everything that tells it."""
+"""Names this version of Swarm."""
 
 __version__ = "0.1.0"

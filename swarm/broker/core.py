@@ -48,6 +48,7 @@ from swarm.broker.events import (
 from swarm.broker.members.doors import Doors
 from swarm.broker.members.health import HealthSettings, Judgement
 from swarm.broker.members.hosts import Hosts
+from swarm.broker.members.lost_steps import LostSteps
 from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.members.roster import Members, MemberSettings
 from swarm.broker.questions.inquiries import Inquiries
@@ -55,7 +56,7 @@ from swarm.broker.recovery.procedure import Planner, PlanSettings
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
-from swarm.broker.state import Flight, Plan, SequenceState, State
+from swarm.broker.state import Flight, SequenceState, State
 from swarm.broker.state.past import Past
 from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.steps import scheduler
@@ -86,11 +87,7 @@ from swarm.wire.messages import (
 PAUSE_S = 0.25
 # So much of a pause counts all the same: were all forgiven, a broker that is always late would never miss anybody.
 USUAL_GAP_S = 0.05
-LOST_STEP_S = 1.0
 MAX_NOTES = 8  # of what was wrong with the journal, for reports: the latest
-WIRE_FACTOR = 3.0  # how many times longer than measured a link may take before what it carries counts as lost
-MOST_DOUBLINGS = 2  # of that patience, one for each loss in a row: TCP doubles its own
-BLAME_AFTER_LOSSES = 2  # steps lost without a single one that came through between
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +102,7 @@ class BrokerSettings:
     prefix_cache: bool = True
     trace_steps: int = 4096
     profile_every: int = 0
+    check_rules: bool = False
     lineage: Lineage = NOBODYS  # of this life
     run: str = ""  # tells the ids of this broker's events from those of one before it
     requests: RequestSettings = field(default_factory=RequestSettings)
@@ -147,7 +145,7 @@ class BrokerCore:
             statistics=self._statistics,
             judgements=self.judgements,
         )
-        self._num_lost_in_row = 0
+        self._lost_steps = LostSteps(self.state, self._members, self._planner, self._out)
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
         self._last_event_at = self._last_tick_at = now
         self._num_events = 0
@@ -160,7 +158,7 @@ class BrokerCore:
         self._requests.durability.restore(past, now)
         self._planner.restart.begin(past, now, self.settings.plan.gather_s)
         if past.manifest is not None:
-            self.state.manifest = past.manifest
+            self.state.learn(past.manifest)
             self._requests.durability.model_known(now)
         self.state.journal_notes = past.notes
         for text in past.notes:
@@ -287,11 +285,11 @@ class BrokerCore:
     def _step_finished(self, done: StepDone, now: float) -> None:
         current = self.state.book.current
         counts = current is not None and current.epoch == done.epoch and done.lineage == self.state.lineage
-        flight = self.state.flights.pop(done.step, None) if counts else None
+        flight = self.state.landed(done.step) if counts else None
         if flight is None:
             self.state.count("stale_steps")
             return
-        self._num_lost_in_row = 0
+        self._lost_steps.one_came_through()
         self._members.lies.step_came_through()
         self._take_step_time(now - flight.sent_at)
         self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
@@ -317,11 +315,10 @@ class BrokerCore:
             if sequence is None or sequence.stay != flight.stays.get(sequence_id):
                 continue  # it has given its room back since
             if sequence.state is SequenceState.RUNNING:
-                sequence.kv = min(max(sequence.kv, position), sequence.scheduled)
+                sequence.acknowledge(position)
                 self.state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
                 if not self.settings.scheduler.kv_cache and sequence.kv == sequence.scheduled == sequence.sampled:
-                    sequence.kv = sequence.scheduled = 0
-                    sequence.truncate = True
+                    sequence.drop_kv()
                     self.state.running.refresh(sequence)
 
     def _take_step_time(self, seconds: float) -> None:
@@ -383,7 +380,7 @@ class BrokerCore:
 
     def _tick(self, now: float) -> None:
         self._members.tick(self._usual_step_s, now)
-        self._notice_lost_steps(now)
+        self._lost_steps.tick(now)
         self._requests.ends.tick(now)
         self._tracer.forget_old(now)
         self._write_steps(now)
@@ -392,39 +389,14 @@ class BrokerCore:
         if not self.state.running:
             self._planner.recovered(self.state.recoveries.nothing_runs(now))
         self._planner.tick(now)
+        for wrong in self.state.check() if self.settings.check_rules else ():
+            self.state.count("rules_broken")
+            self._note("rule_broken", "error", what=wrong)
 
     def _write_steps(self, now: float, *, at_once: bool = False) -> None:
         """For traces by a broker after this one."""
         if self.settings.requests.has_journal and (steps := self._tracer.to_write(now, at_once=at_once)):
             self._out.append(WriteSteps(steps))
-
-    def _notice_lost_steps(self, now: float) -> None:
-        """A step is under way, and yet no stage has computed for a while: the step is lost, without a death."""
-        plan = self.state.book.current
-        rebuilder = self._planner.rebuilder
-        under_way = [flight.sent_at for flight in self.state.flights.values()]
-        under_way += [rebuilder.ordered_at] if rebuilder.under_way else []
-        if plan is None or not under_way or not self.state.book.serving:
-            return
-        oldest = min(under_way)
-        idle_s = min(self._members.vigil.idle_s(incarnation) for incarnation in plan.members)
-        if min(now - oldest, idle_s) > self._lost_after_s(plan):
-            self._note("steps_lost", "error", steps=sorted(self.state.flights))
-            self.state.count("steps_lost", len(self.state.flights))
-            self._num_lost_in_row += 1
-            # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry; or two
-            # stages can't reach each other at all.
-            again = self._num_lost_in_row > BLAME_AFTER_LOSSES
-            apart = again and self._members.set_apart(plan, now)
-            self._planner.trouble(now, blame=again and not apart)
-
-    def _lost_after_s(self, plan: Plan) -> float:
-        """A step that nobody computes may be on its way: a large one over a slow link takes long; and where packets are
-        lost, what was sent again is waited for the longer the more often that was in vain."""
-        positions = max((flight.num_tokens for flight in self.state.flights.values()), default=0)
-        positions = max(positions, self.settings.plan.rebuild.chunk if self._planner.rebuilder.under_way else 0)
-        usual_s = max(LOST_STEP_S, WIRE_FACTOR * self._members.vigil.on_the_wire_s(plan.members, positions))
-        return usual_s * 2.0 ** min(self._num_lost_in_row, MOST_DOUBLINGS)
 
     def _notice_own_pause(self, event: Event, now: float) -> None:
         """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are

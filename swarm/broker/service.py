@@ -23,7 +23,7 @@ import psutil
 import uvloop
 import zmq
 
-from swarm import __version__, failpoints
+from swarm import failpoints
 from swarm.broker import actions as act
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
@@ -62,6 +62,7 @@ from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
+from swarm.version import __version__
 from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.door.keys import address_and_key, is_address
@@ -509,6 +510,7 @@ def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, l
         prefix_cache=broker.prefix_cache and broker.kv_cache,
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,
+        check_rules=broker.check_rules,
         run=f"{secrets.token_hex(2)}-",
         requests=RequestSettings(
             broker.max_queue,

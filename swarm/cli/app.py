@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from swarm import __version__
 from swarm.cli.attach import attach
 from swarm.cli.chat import chat
 from swarm.cli.generate import generate
@@ -16,6 +15,7 @@ from swarm.cli.profile.command import profile
 from swarm.cli.run import broker, config_app, worker
 from swarm.cli.sim import sim
 from swarm.cli.up.command import up
+from swarm.version import __version__
 
 app = typer.Typer(
     help="Run one language model over several processes and machines, and keep its word while they die.",

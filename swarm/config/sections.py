@@ -159,6 +159,11 @@ class BrokerSettings(Section):
         default=60.0,
         description="Seconds that a finished answer is kept, so that a client that comes back can still fetch it.",
     )
+    check_rules: bool = Field(
+        default=False,
+        description="Compare all that the broker knows with its own rules, at every tick. What does not hold is logged "
+        "as rule_broken, and counted. Costs little with few requests; for hunting a fault, not for every day.",
+    )
     trace_steps: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         default=4096,
         description="Steps whose times are kept in memory for swarmctl trace; 1 to 3 KB each. A journal gets "

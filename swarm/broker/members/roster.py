@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm.broker.actions import Action, Note, OrderWorker
-from swarm.broker.drafts import speeds
 from swarm.broker.drafts.pipeline import DEVICES, is_supported
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
@@ -18,6 +17,7 @@ from swarm.broker.members.health import HealthSettings, Verdict
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
+from swarm.broker.recovery import speeds
 from swarm.broker.recovery.inventory import what_counts
 from swarm.broker.recovery.procedure import QUARANTINE_AFTER, Planner
 from swarm.broker.requests.door import Requests
@@ -194,11 +194,11 @@ class Members:
         if restart.model_is_remembered and remembered is not None:
             difference = remembered.difference(hello.manifest)
             if difference is not None:
-                self._state.manifest = None
+                self._state.learn(None)
                 self._requests.ends.end_everything(f"the swarm was started again with another model: {difference}", now)
         restart.model_is_remembered = False
         if self._state.manifest is None:
-            self._state.manifest = hello.manifest
+            self._state.learn(hello.manifest)
             self._requests.durability.model_known(now)
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
@@ -221,8 +221,7 @@ class Members:
         num_lies = known.num_lies if known is not None else 0
         pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
         worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
-        worker.kept = () if num_lies else hello.kept
-        worker.believed = {} if num_lies else what_counts(hello, self._state)
+        worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
         self.vigil.begin(hello.incarnation, now)
         self._welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:
@@ -293,7 +292,7 @@ class Members:
             self._planner.release(worker, "it was asked to leave", now)
             self._planner.lost(worker, now, blame=False)
         elif not worker.is_gone:
-            worker.state = WorkerState.LEAVING
+            worker.start_leaving()
             self._planner.leaving(worker, now)
 
     def disconnected(self, peer: bytes, now: float) -> None:
@@ -302,23 +301,23 @@ class Members:
         worker = self._member(peer)
         if worker is not None:
             self._lose(worker, "its connection closed", now, blame=True)
-            worker.called_at = now
+            worker.be_called(now)
 
     def _lose(
         self, worker: Worker, evidence: str, now: float, *, blame: bool = False, verdict: Verdict = Verdict.DEAD
     ) -> None:
         if worker.is_gone:
             return
-        worker.reason = evidence
-        self.vigil.note_end(worker, verdict, now)
         self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
-            worker.state, blame = WorkerState.LEFT, False
+            worker.leave(evidence)
+            blame = False
             self._note("worker_left", worker=worker.name, evidence=evidence)
         else:
-            worker.state = WorkerState.OUT
+            worker.fall_out(evidence)
             self._state.count("workers_lost")
             self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        self.vigil.note_end(worker, verdict, now)
         self._record_loss(worker, evidence, now)
         self._planner.lost(worker, now, blame=blame)
         self._end_the_dangerous(now)
@@ -355,7 +354,7 @@ class Members:
         self.vigil.heard(beat, now)
         was_called = worker.called_at is not None and now - worker.called_at <= CALL_AGAIN_S
         if worker.is_gone and not was_called and self.lies.may_be_called(worker):
-            worker.called_at = now
+            worker.be_called(now)
             self._call(worker)
 
     def _call(self, worker: Worker) -> None:

@@ -56,7 +56,7 @@ class Lies:
         self.state.count("not_finite")
         concerned = [s for row in found.rows if (s := self._alive(row.sequence)) is not None]
         for sequence in concerned:
-            sequence.not_finite.append(suspect.name)
+            sequence.be_not_finite(suspect.name)
         hopeless = [
             s for s in concerned if len(s.not_finite) >= QUARANTINE_AFTER and (is_needed or len(set(s.not_finite)) > 1)
         ]

@@ -168,7 +168,7 @@ class Suppositions:
             return
         book = self.state.book
         if isinstance(found, Forecast) and book.current is not None:
-            book.current = replace(book.current, forecast=found)
+            book.explain(found)
         self._say(client, query, plan_report.plan(self.state))
 
     def _say(self, client: bytes, query: Query, body: Json) -> None:

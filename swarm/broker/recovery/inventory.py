@@ -31,7 +31,7 @@ def keep_what_fits(state: State) -> list[Sequence]:
     state.running.clear()
     for sequence in evicted:
         sequence.wait_again()
-        sequence.unfit_s = 0.0
+        sequence.fit()
         state.waiting.add(sequence)
     for sequence, needed in kept:
         sequence.cut_to(sequence.kv)

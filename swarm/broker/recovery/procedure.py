@@ -30,11 +30,11 @@ from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.draft import draft
 from swarm.broker.drafts.proposals import Wanted, come_back
 from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.drafts.speeds import Paces, gauges
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.inventory import keep_what_fits, live_at
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart
+from swarm.broker.recovery.speeds import Paces, gauges
 from swarm.broker.recovery.standby import Standby
 from swarm.broker.state import (
     Plan,
@@ -232,7 +232,7 @@ class Planner:
             return
         book.awaited.discard(message.incarnation)
         worker = self._state.workers[message.incarnation]
-        worker.kept, worker.believed = message.kept, None
+        worker.hold(message.kept, None)
         self.rebuilder.heard(message)
         if not book.awaited:
             self._serve(now)
@@ -397,9 +397,8 @@ class Planner:
     def release(self, worker: Worker, reason: str, now: float) -> None:
         """Let a worker go in good order."""
         self._order(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
-        worker.state = WorkerState.LEFT
-        worker.called_at = now
-        worker.reason = reason
+        worker.leave(reason)
+        worker.be_called(now)
         self._note("worker_released", worker=worker.name, reason=reason)
 
     def _release_the_leaving(self, now: float) -> None:
@@ -436,7 +435,7 @@ class Planner:
         """Whoever was in the pipe was present at the death; the core ends those present too often."""
         in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
         for sequence in in_steps | set(self.rebuilder.under_way):
-            sequence.num_deaths += 1
+            sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
 
     def _blame_the_late(self, now: float) -> None:
@@ -444,8 +443,7 @@ class Planner:
         late = [w for w in self._state.workers.values() if w.incarnation in book.awaited]
         what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
         for worker in late:
-            worker.state = WorkerState.OUT
-            worker.reason = f"did not {what} epoch {book.epoch} in time"
+            worker.fall_out(f"did not {what} epoch {book.epoch} in time")
             self._note("worker_out", "warning", worker=worker.name, evidence=worker.reason)
         for worker in late:
             self.lost(worker, now, blame=False)

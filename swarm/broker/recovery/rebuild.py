@@ -115,7 +115,7 @@ class Rebuilder:
         """The epoch ended: what every layer holds will be told again."""
         self.said.clear()
         for sequence in (*self.under_way, *self.queue):
-            sequence.rebuilds.clear()
+            sequence.stop_rebuilding()
         self.queue.clear()
         self.under_way.clear()
 
@@ -130,12 +130,10 @@ class Rebuilder:
         for sequence in self.state.running:
             runs = runs_to_rebuild(sequence, plan, self.said, from_tokens=self.settings.from_tokens)
             if isinstance(runs, int):
-                sequence.num_recomputed += 1
                 self._count_as_prompt(sequence, plan, runs)
-                sequence.kv = sequence.scheduled = runs
+                sequence.compute_from(runs)
             elif runs:
-                sequence.num_recomputed += 1
-                sequence.rebuilds[:] = runs
+                sequence.lag(runs)
                 waiting.append(sequence)
             self.state.running.refresh(sequence)
         self.said.clear()
@@ -163,7 +161,7 @@ class Rebuilder:
         self.state.count("lost_layer_positions", (message.kv - run.done) * run.num_lost)
         run.done = message.kv
         if run.done >= run.stop:
-            sequence.rebuilds.remove(run)
+            sequence.level(run)
         if not sequence.rebuilds:
             self.under_way.remove(sequence)
             self.state.running.refresh(sequence)

@@ -108,11 +108,7 @@ class Restart:
         if position <= 0:
             return
         self.state.waiting.remove(sequence)
-        sequence.state = SequenceState.RUNNING
-        sequence.kv = sequence.scheduled = position
-        sequence.told, sequence.truncate = False, True
-        if sequence.started_at is None:
-            sequence.started_at = self.state.now
+        sequence.take_back(position, self.state.now)
         self.state.running.add(sequence, num_blocks(position))
         self.state.count("sequences_taken_back")
 

@@ -47,7 +47,7 @@ class Standby:
     def told(self, worker: Worker, message: Kept) -> None:
         """A worker says what it has."""
         new = layers_of(message.layers) - layers_of(worker.kept)
-        worker.kept = message.layers
+        worker.hold(message.layers, worker.believed)
         took = sum(self._bytes(layer) for layer in new)
         self.loaded(worker, took, message.load_s)
         missing = layers_of(message.wanted) - layers_of(message.layers)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from swarm.broker.reports.scheduling import class_name
-from swarm.broker.state import Request, SequenceState
+from swarm.broker.state import Request
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Json
@@ -42,12 +42,10 @@ def remembered(record: RequestRecord, now: float) -> Request:
             hops=each.hops,
             num_restored=len(each.tokens),
         )
-        sequence.committed = sequence.sampled
-        sequence.sent = sequence.delivered = sequence.num_prompt
+        sequence.commit(sequence.sampled)
         if each.reason is not None:
-            sequence.state, sequence.reason, sequence.detail = SequenceState.ENDED, each.reason, each.detail
-            sequence.ended_at = now - (record.ended_age_s or 0.0)
-            sequence.end_written = True
+            sequence.end(each.reason, each.detail, now - (record.ended_age_s or 0.0))
+            sequence.end_is_written()
         request.sequences.append(sequence)
     return request
 

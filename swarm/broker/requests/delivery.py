@@ -45,7 +45,7 @@ class Delivery:
         while sequence.sent < sequence.committed and sequence.sent - sequence.delivered < WINDOW:
             self.say(request, self._next_tokens(sequence))
         if self._end_is_due(sequence):
-            sequence.finish_sent = True
+            sequence.tell_end()
             self.say(request, finished(sequence))
 
     def is_safe(self, sequence: Sequence) -> bool:
@@ -71,7 +71,5 @@ class Delivery:
             logprobs=tuple(sequence.logprobs[start:end]) if wants_logprobs else (),
             hops=tuple(sequence.hops[start:end]),
         )
-        sequence.sent = stop
-        if end > len(sequence.sent_at):
-            sequence.sent_at.extend((self._state.now,) * (end - len(sequence.sent_at)))
+        sequence.send(stop, self._state.now)
         return message

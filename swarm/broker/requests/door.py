@@ -90,7 +90,6 @@ class Requests:
                 tokens=list(submit.prompt),
                 limit=limit,
             )
-            sequence.committed = sequence.sent = sequence.delivered = len(submit.prompt)
             self._state.next_sequence += 1
             self._state.sequences[sequence.id] = sequence
             request.sequences.append(sequence)
@@ -158,8 +157,8 @@ class Requests:
 
     def _read_from(self, request: Request, next_index: tuple[int, ...]) -> None:
         for sequence, index in zip(request.sequences, next_index, strict=True):
-            self._stand_at(sequence, index)
-            sequence.finish_sent = False
+            sequence.read_from(index)
+            sequence.tell_end(told=False)
             self._delivery.deliver(sequence)
 
     def _adopt(self, request: Request, client: bytes) -> None:
@@ -168,11 +167,6 @@ class Requests:
             self._delivery.reject(request.client, request.id, SUPERSEDED)
         request.client, request.stuck = client, False
         request.detached_at = None
-
-    def _stand_at(self, sequence: Sequence, next_index: int) -> None:
-        """Its reader says how much it has; it may be less than the one before it had."""
-        sequence.delivered = sequence.sent = min(sequence.num_prompt + next_index, sequence.committed)
-        sequence.unsure = False
 
     def ack(self, client: bytes, ack: Ack) -> None:
         if ack.request_id not in self._state.requests and self._archive.dropped.get(ack.request_id) == client:
@@ -185,9 +179,8 @@ class Requests:
             self._state.count("late_acks")  # of a former reader: they say nothing of what the present one has
             return
         if sequence.unsure:
-            self._stand_at(sequence, ack.next_index)
-        position = min(sequence.num_prompt + ack.next_index, sequence.sent)
-        sequence.delivered = max(sequence.delivered, position)
+            sequence.read_from(ack.next_index)
+        sequence.be_read(ack.next_index)
         if sequence.request.stuck:
             self._go_on(sequence.request)
         self._delivery.deliver(sequence)
@@ -197,7 +190,7 @@ class Requests:
         """Its reader reads again. What was sent and dropped is sent once more: all that was not acknowledged."""
         request.stuck = False
         for sequence in request.sequences:
-            sequence.sent, sequence.finish_sent = sequence.delivered, False
+            sequence.send_again()
             self._delivery.deliver(sequence)
 
     def detach(self, client: bytes, detach: Detach, now: float) -> None:
@@ -234,13 +227,9 @@ class Requests:
             self._state.count("late_stops")
             return
         if stop.at_index > sequence.num_generated:
-            sequence.stop_at = stop.at_index  # the journal lost tokens that the client has seen: they come again
+            sequence.expect_stop(stop.at_index)  # the journal lost tokens that the client has seen: they come again
             return
-        keep = sequence.num_prompt + stop.at_index
-        del sequence.tokens[keep:]
-        sequence.committed = min(sequence.committed, keep)
-        sequence.sent = min(sequence.sent, keep)
-        sequence.delivered = min(sequence.delivered, keep)
+        sequence.cut_answer(stop.at_index)
         self.ends.end(sequence, "stop", now)
 
     def cancel(self, client: bytes, cancel: Cancel, now: float) -> None:
@@ -273,7 +262,7 @@ class Requests:
             request = remembered(record, now)
             request.read_at = now
             for sequence in request.sequences:
-                sequence.unsure = True
+                sequence.be_unsure()
             self.durability.enter(request, now)
         for client, message in asked:
             self._answer(client, message, problem, now)

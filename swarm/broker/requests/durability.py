@@ -52,7 +52,7 @@ class Durability:
                 continue
             request = remembered(record, now)
             for sequence in request.sequences:
-                sequence.num_deaths = blames.get(sequence.id, 0)
+                sequence.be_present_at_death(blames.get(sequence.id, 0))
             self.enter(request, now)
             self._ends.await_client(request, now)
             self._ends.keep_deadline(request)
@@ -72,7 +72,7 @@ class Durability:
         have been an end that the journal did not get to hear of."""
         assert self._state.manifest is not None
         for sequence in [s for s in self._state.sequences.values() if s.state is SequenceState.WAITING]:
-            sequence.limit = min(sequence.limit, self._state.manifest.context)
+            sequence.bound(self._state.manifest.context)
             reason = self._growth.end_reason(sequence) if sequence.num_generated else None
             if reason is not None:
                 self._ends.end(sequence, reason, now)
@@ -85,7 +85,7 @@ class Durability:
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or not self._settings.has_journal:
             return
-        sequence.end_written = True
+        sequence.end_is_written()
         self._delivery.deliver(sequence)
         self._ends.forget_if_done(sequence.request, sequence.request.client)
         self._ends.make_room()

@@ -65,8 +65,7 @@ class Ends:
             self._state.leave_stages(sequence)
         else:
             self._state.waiting.remove(sequence)
-        sequence.state = SequenceState.ENDED
-        sequence.reason, sequence.detail, sequence.ended_at = reason, detail, now
+        sequence.end(reason, detail, now)
         self._state.count(f"sequences_{reason}")
         self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated, detail))
         if reason in ("stop", "length"):
@@ -150,7 +149,7 @@ class Ends:
             return
         for sequence in list(self._state.waiting.parked.values()):
             refusal = too_large(sequence.limit, self._state.book.kv_blocks)
-            sequence.unfit_s = sequence.unfit_s + passed_s if refusal is not None else 0.0
+            sequence.fit(None if refusal is None else passed_s)
             if refusal is not None and sequence.unfit_s > self._settings.too_large_patience_s:
                 self._state.count("sequences_too_large")
                 self.end(sequence, "failed", now, refusal.reason)

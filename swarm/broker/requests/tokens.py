@@ -49,7 +49,7 @@ class Growth:
         for sequence_id, position in committed:
             sequence = self._state.sequences.get(sequence_id)
             if sequence is not None:
-                sequence.committed = max(sequence.committed, min(position, sequence.sampled))
+                sequence.commit(position)
                 self._delivery.deliver(sequence)
 
     def _append(self, sequence: Sequence, item: Sampled, hops: tuple[Hop, ...], now: float) -> NewTokens:
@@ -62,12 +62,7 @@ class Growth:
             logprobs=(item.logprobs,) if submit.params.logprobs is not None else (),
             hops=(hops,) if submit.hops else (),
         )
-        sequence.tokens.append(item.token)
-        sequence.logprobs.append(item.logprobs)
-        if submit.hops:
-            sequence.hops.append(hops)
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
+        sequence.grow(item.token, item.logprobs, hops if submit.hops else None, now)
         self._state.waiting.charge(sequence.request.tenant, 1)
         if sequence.state is SequenceState.RUNNING:  # else it had to give way meanwhile, and keeps the token
             self._state.running.refresh(sequence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.gauge import PlanGauge
@@ -86,6 +86,11 @@ class PlanBook:
     def serving(self) -> bool:
         """Steps may be dispatched: a plan is in force, and no fence is up."""
         return self.current is not None and self.phase in (PlanPhase.SERVING, PlanPhase.PREPARING)
+
+    def explain(self, forecast: Forecast) -> None:
+        """Keep the reasons for the plan in force, now that somebody has asked."""
+        if self.current is not None:
+            self.current = replace(self.current, forecast=forecast)
 
     def begin_above(self, epoch: int) -> None:
         """The journal's last one. What workers say of epochs moves none: they are told whose these are."""

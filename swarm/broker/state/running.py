@@ -97,6 +97,18 @@ class Running:
         self.num_pending += pending - (known[1] if known is not None else 0)
         self._prefilling[sequence.id] = (key, pending)
 
+    def check(self) -> str | None:
+        """Return which list is not as the sequences' positions say, if any. Between two plans nobody keeps them."""
+        pending = {s.id: s.pending for s in self if s.pending}
+        prefilling = {id_: count for id_, count in pending.items() if not self._all[id_].is_decoding}
+        if self.due.keys() != pending.keys() - prefilling.keys():
+            return f"due are {sorted(self.due)}, and should be {sorted(pending.keys() - prefilling.keys())}"
+        if {id_: count for id_, (_, count) in self._prefilling.items()} != prefilling:
+            return f"prompts to be dispatched are {self._prefilling}, and should be {prefilling}"
+        if len(self._keys) != len(prefilling) or self.num_pending != sum(prefilling.values()):
+            return f"{self.num_pending} tokens are pending, and should be {sum(prefilling.values())}"
+        return None
+
     def _key(self, sequence: Sequence) -> _Key:
         deadline = sequence.request.deadline_at
         return (-sequence.priority, float("inf") if deadline is None else deadline, sequence.id)

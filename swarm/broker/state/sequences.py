@@ -1,6 +1,7 @@
 """Requests and their sequences, as the broker knows them.
 
-A sequence's positions (see ``Sequence``) obey, at every moment::
+Nobody else writes a sequence's fields: what can happen to it are its verbs. Its positions obey, at every moment
+(``Sequence.check``)::
 
     kv <= scheduled <= sampled        sent <= committed <= sampled        delivered <= sent
 """
@@ -11,6 +12,7 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+from swarm.broker.state.blocks import BLOCK
 from swarm.wire.messages import FinishReason, Hop, LayerRange, Submit, Timing, TokenLogprob
 
 
@@ -18,6 +20,17 @@ class SequenceState(enum.Enum):
     WAITING = "waiting"  # no room in the stages yet, or none any more
     RUNNING = "running"  # holds room in the stages
     ENDED = "ended"
+
+
+MOVES = {
+    SequenceState.WAITING: (SequenceState.RUNNING, SequenceState.ENDED),
+    SequenceState.RUNNING: (SequenceState.WAITING, SequenceState.ENDED),
+    SequenceState.ENDED: (),
+}
+
+
+class IllegalMove(Exception):
+    """A sequence was to do what it can't in its state: a mistake of ours, told with the sequence's story."""
 
 
 @dataclass(slots=True)
@@ -84,6 +97,10 @@ class Sequence:
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
     sent_at: array[float] = field(default_factory=lambda: array("d"))  # when each generated token was first sent
 
+    def __post_init__(self) -> None:
+        """The prompt is known to everybody."""
+        self.committed = self.sent = self.delivered = self.num_prompt
+
     @property
     def priority(self) -> int:
         return self.request.submit.priority
@@ -123,6 +140,102 @@ class Sequence:
     def is_decoding(self) -> bool:
         return self.scheduled >= self.num_prompt and self.pending == 1
 
+    def story(self) -> str:
+        """Tell where it stands, in one line."""
+        positions = ("kv", "scheduled", "sampled", "committed", "sent", "delivered", "limit", "blocks", "stay")
+        return f"sequence {self.id} of {self.request.id} is {self.state.value}: " + ", ".join(
+            f"{name} {getattr(self, name)}" for name in positions
+        )
+
+    def check(self) -> str | None:
+        """Return which rule it breaks, if any."""
+        sampled = len(self.tokens)
+        if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
+            return f"kv <= scheduled <= sampled does not hold: {self.story()}"
+        if not self.delivered <= self.sent <= self.committed <= sampled:
+            return f"delivered <= sent <= committed <= sampled does not hold: {self.story()}"
+        if sampled > max(self.limit, self.num_prompt):
+            return f"it has grown past its limit: {self.story()}"
+        if self.state is SequenceState.RUNNING:
+            if self.scheduled > self.blocks * BLOCK:
+                return f"it has no room for what is dispatched: {self.story()}"
+        elif self.blocks:
+            return f"it holds room and does not run: {self.story()}"
+        return None
+
+    def _move(self, to: SequenceState) -> None:
+        if to not in MOVES[self.state]:
+            raise IllegalMove(f"it can't become {to.value}: {self.story()}")
+        self.state = to
+
+    # --- in and out of the stages ------------------------------------------------------------------------------------
+
+    def enter(self, fork: tuple[int, int] | None) -> None:
+        """Get room in the stages. ``fork``: whose first positions it begins with, and how many."""
+        self._move(SequenceState.RUNNING)
+        if fork is not None:
+            self.fork_of, self.kv = fork
+            self.scheduled = self.kv
+
+    def start(self, now: float) -> bool:
+        """Stop being passed by later ones. Returns whether it runs for the first time."""
+        self.num_passed, self.passed_since = 0, None
+        if self.started_at is not None:
+            return False
+        self.started_at = now
+        if self.num_restored:  # a broker before this one has seen it run, and no stage holds anything of it
+            self.num_recomputed += 1
+        return True
+
+    def take_back(self, position: int, now: float) -> None:
+        """Run on from what workers still hold of it after the broker's own death."""
+        self._move(SequenceState.RUNNING)
+        self.kv = self.scheduled = position
+        self.told, self.truncate = False, True
+        if self.started_at is None:
+            self.started_at = now
+
+    def be_first_to_wait(self, now: float) -> None:
+        """Find no room: from now on it counts for how long others pass it."""
+        self.passed_since = now if self.passed_since is None else self.passed_since
+
+    def be_passed(self) -> None:
+        """Somebody who came later was let in."""
+        self.num_passed += 1
+
+    def fit(self, passed_s: float | None = None) -> None:
+        """Note that the plan could hold it; or, with ``passed_s``, that for so long more it could not."""
+        self.unfit_s = 0.0 if passed_s is None else self.unfit_s + passed_s
+
+    def wait_again(self) -> None:
+        """It holds nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
+        self.cut_to(0)
+        self.truncate = False
+        self.stay += 1
+        self._move(SequenceState.WAITING)
+
+    def end(self, reason: FinishReason, detail: str, now: float) -> None:
+        self._move(SequenceState.ENDED)
+        self.reason, self.detail, self.ended_at = reason, detail, now
+
+    # --- through the stages ------------------------------------------------------------------------------------------
+
+    def dispatch(self, count: int) -> int:
+        """Send so many more tokens through the stages, which know it from now on. Returns the first one's position."""
+        start = self.scheduled
+        self.told, self.truncate = True, False
+        self.scheduled = start + count
+        return start
+
+    def acknowledge(self, position: int) -> None:
+        """Every stage has computed it so far."""
+        self.kv = min(max(self.kv, position), self.scheduled)
+
+    def drop_kv(self) -> None:
+        """Compute everything again with the next step: where keys and values are not to be kept."""
+        self.kv = self.scheduled = 0
+        self.truncate = True
+
     def cut_to(self, position: int) -> None:
         """What lies beyond ``position`` in the stages no longer counts (a new epoch, or room given back)."""
         if self.scheduled > position:
@@ -133,12 +246,92 @@ class Sequence:
         self.fork_of = None
         self.rebuilds.clear()
 
-    def wait_again(self) -> None:
-        """It holds nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
-        self.cut_to(0)
-        self.truncate = False
-        self.stay += 1
-        self.state = SequenceState.WAITING
+    def compute_from(self, position: int) -> None:
+        """Have what lies behind ``position`` computed again like a prompt."""
+        self.num_recomputed += 1
+        self.kv = self.scheduled = position
+
+    def lag(self, runs: list[Rebuild]) -> None:
+        """Wait for layers that changed hands to be brought level."""
+        self.num_recomputed += 1
+        self.rebuilds[:] = runs
+
+    def level(self, run: Rebuild) -> None:
+        """These layers have caught up."""
+        self.rebuilds.remove(run)
+
+    def stop_rebuilding(self) -> None:
+        self.rebuilds.clear()
+
+    def be_present_at_death(self, times: int = 1) -> None:
+        """Some worker died while it was in flight."""
+        self.num_deaths += times
+
+    def be_not_finite(self, worker: str) -> None:
+        """This worker sent hidden states of it that are no numbers."""
+        self.not_finite.append(worker)
+
+    # --- its tokens --------------------------------------------------------------------------------------------------
+
+    def grow(self, token: int, logprobs: tuple[TokenLogprob, ...], hops: tuple[Hop, ...] | None, now: float) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprobs)
+        if hops is not None:
+            self.hops.append(hops)
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def commit(self, position: int) -> None:
+        """The journal has it so far: a client may see it."""
+        self.committed = max(self.committed, min(position, self.sampled))
+
+    def send(self, stop: int, now: float) -> None:
+        """Tokens up to ``stop`` go to the client."""
+        self.sent = stop
+        num_sent = stop - self.num_prompt
+        if num_sent > len(self.sent_at):
+            self.sent_at.extend((now,) * (num_sent - len(self.sent_at)))
+
+    def be_read(self, num_generated: int) -> None:
+        """Its client has so many of its tokens."""
+        self.delivered = max(self.delivered, min(self.num_prompt + num_generated, self.sent))
+
+    def read_from(self, next_index: int) -> None:
+        """Its reader says how much it has; it may be less than the one before it had."""
+        self.delivered = self.sent = min(self.num_prompt + next_index, self.committed)
+        self.unsure = False
+
+    def be_unsure(self) -> None:
+        """Wait with sending until its reader has said how much it has."""
+        self.unsure = True
+
+    def tell_end(self, *, told: bool = True) -> None:
+        """Its client has been sent the end; or is to be sent it once more."""
+        self.finish_sent = told
+
+    def end_is_written(self) -> None:
+        """The journal has its end, and all its tokens."""
+        self.end_written = True
+
+    def expect_stop(self, num_generated: int) -> None:
+        """Stop at so many tokens, some of which are still to be drawn again."""
+        self.stop_at = num_generated
+
+    def bound(self, limit: int) -> None:
+        """The model takes no more positions than that."""
+        self.limit = min(self.limit, limit)
+
+    def send_again(self) -> None:
+        """Send once more what was not acknowledged, and the end."""
+        self.sent, self.finish_sent = self.delivered, False
+
+    def cut_answer(self, num_generated: int) -> None:
+        """Keep only so many tokens: a stop string was found behind them."""
+        keep = self.num_prompt + num_generated
+        del self.tokens[keep:]
+        self.committed = min(self.committed, keep)
+        self.sent = min(self.sent, keep)
+        self.delivered = min(self.delivered, keep)
 
     def timing(self, now: float) -> Timing:
         """A sequence without a token has no time of a first one: 0. One that never started was queued all the time. If

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarm.broker.state.blocks import BLOCK
@@ -11,7 +12,7 @@ from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.state.queue import Queue
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
-from swarm.broker.state.sequences import Request, Sequence
+from swarm.broker.state.sequences import Request, Sequence, SequenceState
 from swarm.broker.state.workers import Worker
 from swarm.wire.messages import NOBODYS, Lineage, Manifest, SequencePosition
 
@@ -90,10 +91,60 @@ class State:
     started_at: float = 0.0
     now: float = 0.0  # of the event that is being handled
 
+    def check(self) -> Iterator[str]:
+        """Tell every rule that does not hold: between two events there is none."""
+        num_running = 0
+        for sequence in self.sequences.values():
+            num_running += sequence.state is SequenceState.RUNNING
+            if wrong := sequence.check():
+                yield wrong
+        if num_running != len(self.running) or any(s.state is not SequenceState.RUNNING for s in self.running):
+            yield f"{num_running} sequences run, {len(self.running)} are in the list"
+        if any(s.state is not SequenceState.WAITING for s in self.waiting):
+            yield "somebody waits for room who has it or has ended"
+        if len({s.id for s in self.waiting}) != len(self.waiting):
+            yield "somebody waits twice"
+        if self.running.blocks != sum(s.blocks for s in self.running):
+            yield f"{self.running.blocks} blocks are counted, and should be {sum(s.blocks for s in self.running)}"
+        if self.flights and self.book.current is None:
+            yield "steps are under way without a plan"
+        if self.book.serving and (wrong := self.running.check()):
+            yield wrong
+        if self.book.serving and self.running.blocks + self.prefix.num_blocks > self.book.kv_blocks:
+            yield f"{self.running.blocks + self.prefix.num_blocks} blocks are promised of {self.book.kv_blocks}"
+        if self.book.serving and len(self.running) > self.book.max_sequences:
+            yield f"{len(self.running)} sequences run, the stages hold {self.book.max_sequences}"
+
+    def learn(self, manifest: Manifest | None) -> None:
+        """This is the model; None: another one than it was."""
+        self.manifest = manifest
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Its deadline can't be kept any more: the core ends it."""
+        self.hopeless.append(sequence)
+
+    def dispatched(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
+        """The next step is in the pipe, and has told the stages whom to let go of."""
+        stays = {sequence.id: sequence.stay for sequence, _ in ends}
+        self.flights[self.next_step] = Flight(ends, now, num_tokens, stays)
+        self.next_step += 1
+        self.to_release.clear()
+        self.to_retire.clear()
+        for sequence, _ in ends:
+            self.running.refresh(sequence)
+
+    def landed(self, step: int) -> Flight | None:
+        """A step came through; None if nobody waits for it."""
+        return self.flights.pop(step, None)
+
+    def evict(self, blocks: int, places: int) -> None:
+        """Let retired sequences go, so that so much room is free."""
+        self.to_release.extend(self.prefix.evict(blocks, places))
+
     def leave_stages(self, sequence: Sequence) -> None:
         """A running sequence ended: its room goes back with the next step, or its beginning is kept for others."""
         self.running.remove(sequence)
-        sequence.rebuilds.clear()
+        sequence.stop_rebuilding()
         self.unfork(sequence)
         retired = self.prefix.retire(sequence.id)
         if retired is None:

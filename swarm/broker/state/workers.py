@@ -70,6 +70,26 @@ class Worker:
         """Nothing is planned with it, and nothing it says counts."""
         return self.state in (WorkerState.LEFT, WorkerState.OUT)
 
+    def hold(self, kept: tuple[LayerRange, ...], believed: dict[int, int] | None) -> None:
+        """Note what it has beside its layers: warm ones, and what counts of the sequences that it held before."""
+        self.kept, self.believed = kept, believed
+
+    def be_called(self, now: float) -> None:
+        """It was told to join anew, or how things stand."""
+        self.called_at = now
+
+    def start_leaving(self) -> None:
+        """It serves until a plan does without it."""
+        self.state = WorkerState.LEAVING
+
+    def leave(self, reason: str) -> None:
+        """It is gone in good order."""
+        self.state, self.reason = WorkerState.LEFT, reason
+
+    def fall_out(self, reason: str) -> None:
+        """It is gone, and nobody asked it to."""
+        self.state, self.reason = WorkerState.OUT, reason
+
     def refuse(self, layers: LayerRange, reason: str, now: float) -> None:
         """It can't load these layers; it will be asked again, the later the more often that was in vain."""
         if not self.refusals:

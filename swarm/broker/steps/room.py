@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.state import Sequence, SequenceState, State
+from swarm.broker.state import Sequence, State
 from swarm.broker.state.blocks import num_blocks
 
 MAX_PREEMPTED = 3
@@ -68,12 +68,10 @@ class Room:
         self._evict(blocks)
         if not self._holds(blocks):
             return False
+        sequence.enter(found)
         if found is not None:
-            sequence.fork_of, sequence.kv = found
-            sequence.scheduled = sequence.kv
             state.count("prefix_hits")
             state.count("prefix_positions", sequence.kv)
-        sequence.state = SequenceState.RUNNING
         state.running.add(sequence, blocks)
         return True
 
@@ -128,8 +126,7 @@ class Room:
 
     def _evict(self, blocks: int, places: int = 1) -> None:
         """Let retired sequences go as far as needed."""
-        state = self.state
-        state.to_release.extend(state.prefix.evict(blocks - self.blocks, places - self.places if places else 0))
+        self.state.evict(blocks - self.blocks, places - self.places if places else 0)
 
 
 def entry_blocks(state: State, sequence: Sequence, headroom: int) -> int:

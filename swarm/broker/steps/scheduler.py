@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.broker.state import Flight, Sequence, SequenceState, State
+from swarm.broker.state import Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.pace import CHUNK
 from swarm.broker.steps.room import Room
@@ -83,14 +83,14 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
         if num_blocks(sequence.limit) > state.book.kv_blocks:
             waiting.park(sequence)
             continue
-        sequence.unfit_s = 0.0
+        sequence.fit()
         if _is_hopeless(state, sequence, now):
-            state.hopeless.append(sequence)
+            state.give_up(sequence)
         elif room.enter(sequence):
             _entered(state, sequence, passed, now)
         else:
             if not passed:
-                sequence.passed_since = now if sequence.passed_since is None else sequence.passed_since
+                sequence.be_first_to_wait(now)
             passed.append(sequence)
     for sequence in passed:
         waiting.add(sequence)
@@ -123,12 +123,8 @@ def _is_hopeless(state: State, sequence: Sequence, now: float) -> bool:
 
 def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: float) -> None:
     if passed:
-        passed[0].num_passed += 1
-    sequence.num_passed, sequence.passed_since = 0, None
-    if sequence.started_at is None:
-        sequence.started_at = now
-        if sequence.num_restored:  # a broker before this one has seen it run, and no stage holds anything of it
-            sequence.num_recomputed += 1
+        passed[0].be_passed()
+    if sequence.start(now):
         state.waiting.charge(sequence.request.tenant, sequence.sampled - sequence.kv)
 
 
@@ -236,13 +232,10 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
     for sequence, count in chosen:
         if not sequence.told:
             opens.append(opening(sequence))
-            sequence.told = True
             state.unfork(sequence)  # what may release its model now comes behind this step
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
-            sequence.truncate = False
-        start = sequence.scheduled
-        sequence.scheduled = start + count
+        start = sequence.dispatch(count)
         rows.append(Row(sequence.id, start, count, sequence.scheduled == sequence.sampled))
         tokens.extend(sequence.tokens[start : sequence.scheduled])
     step = Step(
@@ -256,13 +249,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
         truncate=tuple(truncates),
         alone=not state.flights,
     )
-    state.next_step += 1
-    state.to_release.clear()
-    state.to_retire.clear()
-    for sequence, _ in chosen:
-        state.running.refresh(sequence)
-    ends = tuple((s, s.scheduled) for s, _ in chosen)
-    state.flights[step.step] = Flight(ends, now, len(tokens), {s.id: s.stay for s, _ in chosen})
+    state.dispatched(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
     return step
 
 

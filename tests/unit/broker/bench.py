@@ -50,7 +50,6 @@ from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.requests.door import WINDOW, RequestSettings
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
-from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.past import Past
 from swarm.broker.steps.room import MAX_PREEMPTED
 from swarm.broker.steps.scheduler import SchedulerSettings, depth
@@ -551,41 +550,15 @@ class Watch:
 
 
 def check_state(state: State, of: BrokerSettings) -> None:
-    """The invariants of state.py's text, and those that hold the lists together."""
-    for sequence in state.sequences.values():
-        where = f"sequence {sequence.id}: {sequence}"
-        if sequence.state is not SequenceState.ENDED:
-            assert sequence.kv <= sequence.scheduled <= sequence.sampled, where
-        assert sequence.delivered <= sequence.sent <= sequence.committed <= sequence.sampled, where
-        assert sequence.sent - sequence.delivered <= WINDOW, where
-        assert sequence.sampled <= max(sequence.limit, sequence.num_prompt), where
-    running = {s.id for s in state.sequences.values() if s.state is SequenceState.RUNNING}
-    assert {s.id for s in state.running} == running
-    assert len(state.running) == len(running)
-    assert all(s.state is SequenceState.WAITING for s in state.waiting)
-    assert len({s.id for s in state.waiting}) == len(state.waiting)
-    assert state.running.blocks == sum(s.blocks for s in state.running)
-    assert all(num_blocks(s.scheduled) <= s.blocks for s in state.running), [
-        (s.scheduled, s.blocks) for s in state.running
-    ]
-    assert all(s.blocks == 0 for s in state.sequences.values() if s.id not in running)
-    _check_flights(state, of)
-
-
-def _check_flights(state: State, of: BrokerSettings) -> None:
+    """The state's own rules, and those of the settings."""
+    assert list(state.check()) == []
+    assert all(s.sent - s.delivered <= WINDOW for s in state.sequences.values())
     plan = state.book.current
-    assert not state.flights or plan is not None, "steps under way without a plan"
     if plan is None or not state.book.serving:
         return
     assert len(state.flights) <= depth(of.scheduler.mode, len(plan.stages))
-    assert state.running.blocks + state.prefix.num_blocks <= state.book.kv_blocks
-    due = {s.id for s in state.running if s.pending and s.is_decoding}
-    prefilling = {s.id: s.pending for s in state.running if s.pending and not s.is_decoding}
-    assert state.running.due.keys() == due
-    assert {s.id for s in state.running.prefilling} == prefilling.keys()
-    assert state.running.num_pending == sum(prefilling.values())
     assert all(s.num_preempted <= MAX_PREEMPTED for s in state.sequences.values())
-    assert len(state.running) <= min(state.book.max_sequences, of.scheduler.max_running)
+    assert len(state.running) <= of.scheduler.max_running
     decoding = [s.id for f in state.flights.values() for s, end in f.sequences if end > s.num_prompt and _alone(s, end)]
     assert len(decoding) == len(set(decoding)), "a decode in two micro-batches"
 

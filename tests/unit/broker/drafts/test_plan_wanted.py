@@ -9,10 +9,10 @@ import pytest
 from swarm.broker.core import BrokerSettings
 from swarm.broker.drafts.proposals import propose
 from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.drafts.speeds import LOOK_AGAIN_S
 from swarm.broker.planner.load import Load
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.recovery.speeds import LOOK_AGAIN_S
 from swarm.wire.messages import (
     Denied,
     Hop,

@@ -1,0 +1,95 @@
+"""What a sequence may become, and what the state says of itself when it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from swarm.broker.actions import Note
+from swarm.broker.events import Tick
+from swarm.broker.state import Sequence, SequenceState, State
+from swarm.broker.state.sequences import MOVES, IllegalMove
+from tests.unit.broker.bench import Bench, settings, submit
+
+VERBS: dict[str, tuple[SequenceState, Callable[[Sequence], None]]] = {
+    "enter": (SequenceState.RUNNING, lambda s: s.enter(None)),
+    "take_back": (SequenceState.RUNNING, lambda s: s.take_back(1, 0.0)),
+    "wait_again": (SequenceState.WAITING, lambda s: s.wait_again()),
+    "end": (SequenceState.ENDED, lambda s: s.end("stop", "", 0.0)),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("state", SequenceState)
+def test_a_verb_is_refused_where_the_table_has_no_such_move(serving: Bench, state: SequenceState, verb: str) -> None:
+    """And the error tells the sequence's story."""
+    serving.say(submit("a", num_prompt=3))
+    sequence = Sequence(7, serving.sequence("a").request, 0, 1, [1, 2, 3], 20, state=state)
+    to, act = VERBS[verb]
+    if to in MOVES[state]:
+        act(sequence)
+        assert sequence.state is to
+    else:
+        with pytest.raises(IllegalMove, match=f"it can't become {to.value}: sequence 7 of a is {state.value}: kv 0"):
+            act(sequence)
+
+
+def one_more_block(state: State) -> None:
+    state.running.blocks += 1
+
+
+def acknowledged_before_dispatched(state: State) -> None:
+    next(iter(state.running)).kv = 50
+
+
+def shown_before_written(state: State) -> None:
+    next(iter(state.running)).sent += 1
+
+
+def past_its_limit(state: State) -> None:
+    sequence = next(iter(state.running))
+    sequence.tokens += [0] * sequence.limit
+
+
+def forgotten_by_the_list(state: State) -> None:
+    state.running.remove(next(iter(state.running)))
+
+
+def due_and_under_way(state: State) -> None:
+    sequence = next(iter(state.running))
+    state.running.due[sequence.id] = sequence
+
+
+def room_without_running(state: State) -> None:
+    sequence = next(iter(state.running))
+    sequence.state = SequenceState.ENDED
+
+
+def no_plan(state: State) -> None:
+    state.book.current = None
+
+
+WRONG = {
+    one_more_block: "blocks are counted",
+    acknowledged_before_dispatched: "kv <= scheduled <= sampled",
+    shown_before_written: "delivered <= sent <= committed",
+    past_its_limit: "past its limit",
+    forgotten_by_the_list: "are in the list",
+    due_and_under_way: "due are",
+    room_without_running: "holds room and does not run",
+    no_plan: "without a plan",
+}
+
+
+@pytest.mark.parametrize("damage", WRONG, ids=lambda damage: damage.__name__)
+def test_a_broken_rule_is_told_and_logged(damage: Callable[[State], None]) -> None:
+    """With ``broker.check_rules`` a broker in production looks for it at every tick."""
+    found = Bench(settings(check_rules=True)).serve(2)
+    found.say(submit("a", num_prompt=3))
+    assert list(found.state.check()) == []
+    damage(found.state)
+    assert any(WRONG[damage] in wrong for wrong in found.state.check())
+    if damage is not no_plan:  # which would be made anew at once
+        noted = [action for action in found.core.handle(Tick(), found.now) if isinstance(action, Note)]
+        assert any(note.event == "rule_broken" and WRONG[damage] in str(note.fields["what"]) for note in noted)

@@ -1,0 +1,297 @@
+"""The house: who may import whom, no cycles, and one writing room for each field that the broker keeps."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import swarm
+
+PACKAGE = Path(swarm.__file__).parent
+
+# From below to above: a room may import itself and those before it in its own list, and what ``BESIDE`` adds.
+BROKER = (
+    "planner",
+    "state",
+    "drafts",
+    "vocabulary",
+    "steps",
+    "reports",
+    "recovery",
+    "requests",
+    "members",
+    "questions",
+)
+STAGE = ("native", "products", "attention", "modules", "model", "engine", "shell")
+VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
+BASE = ("errors", "params", "clock", "series", "version")
+PROCESS = ("log", "config", "failpoints", "sink", "demo")  # for what runs as a process
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "wire": BASE,
+    "client": ("wire", *BASE),
+    "broker": ("wire", *BASE, *PROCESS),
+    "stage": ("wire", "hub", *BASE, *PROCESS),
+    "hub": BASE,
+    "testing": ("wire", "stage", *BASE),
+    "sim": ("wire", "client", "broker", "stage", "testing", *BASE),
+    "cli": ("wire", "client", "broker", "stage", "sim", "ctl", *BASE, *PROCESS),
+    "ctl": ("wire", "client", "cli", *BASE, *PROCESS),
+    "__main__": ("cli",),
+    "": ("client", *BASE),
+    "config": BASE,
+    "log": ("config", "sink", *BASE),
+    "failpoints": BASE,
+    "params": ("errors",),
+    "errors": (),
+    "version": (),
+    "clock": (),
+    "series": (),
+    "sink": (),
+    "demo": (),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> set[str]:
+    """The modules of ours that this one names in an import: lazy ones and those for type checkers too."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {other for other in found if other in MODULES and other != name}
+
+
+GRAPH = {name: imports(name) for name in MODULES}
+
+
+def top(name: str) -> str:
+    """The first room below ``swarm``."""
+    return name.split(".")[1] if "." in name else ""
+
+
+@pytest.mark.parametrize("package", sorted({top(name) for name in MODULES}))
+def test_a_package_imports_only_those_below_it(package: str) -> None:
+    allowed = {package, *ALLOWED[package]}
+    wrong = [f"{a} -> {b}" for a in MODULES if top(a) == package for b in GRAPH[a] if top(b) not in allowed]
+    assert not wrong
+
+
+def room(name: str, package: str) -> str | None:
+    """The room within a package; None for what stands above all its rooms: the core and the process."""
+    parts = name.split(".")
+    if len(parts) < 3 or parts[1] != package:
+        return None
+    if parts[2] in VOCABULARY:
+        return "vocabulary"
+    return parts[2] if (PACKAGE / package / parts[2]).is_dir() else None
+
+
+def test_rooms_of_the_broker_import_only_those_below_them() -> None:
+    """The journal stands beside: it uses vocabulary, state and reports, and only the process uses it."""
+    order = {name: number for number, name in enumerate(BROKER)}
+    wrong = []
+    for a in MODULES:
+        mine = room(a, "broker")
+        for b in GRAPH[a]:
+            other = room(b, "broker")
+            if top(b) != "broker" or mine is None or mine == other:
+                continue
+            if mine == "journal":
+                is_fine = other in ("vocabulary", "state", "reports")
+            else:
+                is_fine = other in order and order[other] < order[mine]
+            if not is_fine:
+                wrong.append(f"{a} -> {b}")
+    assert not wrong
+
+
+def test_rooms_of_a_stage_import_only_those_below_them() -> None:
+    """All may use what the core says to its executor; the core and its helpers use no room."""
+    order = {name: number for number, name in enumerate(STAGE)}
+    wrong = []
+    for a in MODULES:
+        if top(a) != "stage":
+            continue
+        mine = room(a, "stage")
+        for b in GRAPH[a]:
+            other = room(b, "stage")
+            if top(b) != "stage" or other in (None, mine, "vocabulary"):
+                continue
+            if mine in (None, "vocabulary") or order[str(other)] > order[mine]:
+                wrong.append(f"{a} -> {b}")
+    assert not wrong
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Cycles are followed through packages' own modules; those for type checkers count."""
+    done: set[str] = set()
+
+    def follow(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(GRAPH[name]):
+            if cycle := follow(other, [*way, name]):
+                return cycle
+        done.add(name)
+        return []
+
+    assert not [cycle for name in MODULES if (cycle := follow(name, []))]
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
+def test_a_folder_can_be_taken_in_at_a_glance(folder: Path) -> None:
+    """A dozen files and its text, which says what is decided here."""
+    assert len(list(folder.glob("*.py"))) <= 14
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+
+
+# Which room of the broker writes which field; all other fields are written by the room ``state``, by verbs. Tighten it
+# when a field comes home; nothing may be added.
+OWNERS = {
+    "State": {
+        "assets": "members",
+        "journal_figures": "core",
+        "journal_notes": "core",
+        "journal_problem": "requests",
+        "next_sequence": "requests",
+        "now": "core",
+        "process_figures": "core",
+        "requests": "requests",
+        "sequences": "requests",
+        "workers": "members",
+    },
+    "PlanBook": {
+        "awaited": "recovery",
+        "changed_at": "recovery",
+        "coming": "recovery",
+        "current": "recovery",
+        "epoch": "recovery",
+        "deadline": "recovery",
+        "phase": "recovery",
+        "prepared": "recovery",
+        "waits_for": "recovery",
+        "written": "recovery",
+        "capacity": "recovery",
+    },
+    "Sequence": {},
+    "Request": {
+        "accepted": "requests",
+        "client": "requests",
+        "deadline_at": "requests",
+        "detached_at": "requests",
+        "owner": "requests",
+        "read_at": "requests",
+        "sequences": "requests",
+        "stuck": "requests",
+    },
+    "Worker": {
+        "asked_to_keep": "recovery",
+        "call_after": "members",
+        "disagreed_with": "members",
+        "load_bytes_per_s": "recovery",
+        "loaded_bytes": "recovery",
+        "num_confirmed": "members",
+        "num_lies": "members",
+        "pace": "recovery",
+        "planned": "recovery",
+        "stats": "members",
+        "total_bytes": "recovery",
+        "wants_to_leave": "members",
+    },
+}
+CHANGES = {"append", "add", "clear", "pop", "remove", "extend", "discard", "update", "setdefault", "popitem", "insert"}
+# How such a value is called where it is written.
+NAMES = {
+    "State": ("state", "self.state", "self._state"),
+    "PlanBook": ("book", "self._book", "state.book", "self.state.book", "self._state.book"),
+    "Sequence": ("sequence", "s", "other", "victim", "each", "first", "passed[0]", "trial.sequence"),
+    "Request": ("request", "known", "r", "sequence.request", "trial.sequence.request"),
+    "Worker": (
+        "worker",
+        "w",
+        "former",
+        "suspect",
+        "holder",
+        "known",
+        "other",
+        "self._state.workers[stage.incarnation]",
+    ),
+}
+HOME = {"State": "state", "PlanBook": "plans", "Sequence": "sequences", "Request": "sequences", "Worker": "workers"}
+
+
+def fields_of(kind: str) -> set[str]:
+    tree = ast.parse((PACKAGE / "broker" / "state" / f"{HOME[kind]}.py").read_text())
+    body = next(n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == kind)
+    return {line.target.id for line in body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)}
+
+
+def written(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes that are assigned, deleted, or whose container is changed in place."""
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = [e for t in node.targets for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            targets = [node.func.value]
+        for target in map(without_index, targets):
+            if isinstance(target, ast.Attribute):
+                yield target
+
+
+def without_index(target: ast.expr) -> ast.expr:
+    return without_index(target.value) if isinstance(target, ast.Subscript) else target
+
+
+def writers(kind: str) -> dict[str, set[str]]:
+    """Field -> the rooms outside of ``state`` that write it."""
+    fields, found = fields_of(kind), defaultdict(set)
+    for name, path in MODULES.items():
+        place = room(name, "broker") or name.rpartition(".")[2]
+        if top(name) != "broker" or place == "state":
+            continue
+        for target in written(ast.parse(path.read_text())):
+            if target.attr in fields and ast.unparse(target.value) in NAMES[kind]:
+                found[target.attr].add(place)
+    return dict(found)
+
+
+@pytest.mark.parametrize("kind", sorted(OWNERS))
+def test_each_field_is_written_by_one_room(kind: str) -> None:
+    others = {
+        "waiting",
+        "running",
+        "prefix",
+        "pace",
+        "recoveries",
+        "hopeless",
+        "doors",
+    }  # values with verbs of their own
+    found = {field: rooms for field, rooms in writers(kind).items() if not (kind == "State" and field in others)}
+    assert found == {field: {owner} for field, owner in OWNERS[kind].items()}
