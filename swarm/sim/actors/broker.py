@@ -6,21 +6,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.drafts.questions import answered
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
 from swarm.sim.journal import Disk, Fact, Journal
 from swarm.sim.network import Link
+from swarm.sim.roles import TICK_S
 from swarm.wire.messages import Rejected, Step
 
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
-
-TICK_S = 0.05
 DESCRIPTORS = 1024  # that its process may have
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
 SOLVE_S = 0.3
@@ -54,7 +51,7 @@ class BrokerNode:
 
     core: BrokerCore
 
-    def __init__(self, cluster: Cluster, settings: BrokerSettings) -> None:
+    def __init__(self, cluster: Surroundings, settings: BrokerSettings) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._settings = settings

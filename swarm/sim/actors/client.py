@@ -6,17 +6,12 @@ when it goes on. What came beyond that is lost, as the broker is told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from swarm.client import events as client_event
 from swarm.client.session import Session
 from swarm.errors import ClientError, Overloaded, Unavailable
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.network import Link
 from swarm.wire.messages import ClientMessage, Finished, ServerMessage, Submit
-
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
-
 
 RECONNECT_TIMEOUT_S = 30.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
@@ -29,7 +24,7 @@ class ClientNode:
     """A client's session and a caller that takes tokens at its own pace, and comes back when it is sent away for want
     of places. ``alive``: until its process dies, for good."""
 
-    def __init__(self, cluster: Cluster, name: str, consume_s: tuple[float, float]) -> None:
+    def __init__(self, cluster: Surroundings, name: str, consume_s: tuple[float, float]) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self.name = name

@@ -18,6 +18,7 @@ from swarm.sim.checks.promises import Promises
 from swarm.sim.checks.watch import Watch
 from swarm.sim.garble import garbled
 from swarm.sim.network import Link, Network
+from swarm.sim.roles import Client, Reader, Worker
 from swarm.sim.schedules.schedule import Schedule, WorkerSpec
 from swarm.sim.world import World
 from swarm.stage import events as stage_event
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from swarm.sim.actors.reader import Reader
 
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 RECONNECT_S = (0.1, 0.5)
@@ -81,7 +81,7 @@ class Cluster:
         self.watch = Watch(self)
         self._ready = False
         self.broker = BrokerNode(self, schedule.settings)
-        self.promises = Promises(self)
+        self.promises = Promises(self, self.audit)
         self._ready = True
 
     # --- coming and going --------------------------------------------------------------------------------------------
@@ -149,18 +149,18 @@ class Cluster:
 
         self.world.at(delay, restart)
 
-    def worker_gone(self, node: WorkerNode) -> None:
+    def worker_gone(self, node: Worker) -> None:
         self._cut(node.peer)
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
-    def worker_exits(self, node: WorkerNode) -> None:
+    def worker_exits(self, node: Worker) -> None:
         """In good order, as the core asked."""
         if not {node.incarnation, node.name} & self.let_go:
             raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
         self.workers.pop(node.incarnation, None)
         node.kill()
 
-    def client_gone(self, node: ClientNode) -> None:
+    def client_gone(self, node: Client) -> None:
         self._cut(node.peer)
         self._soon(self._for_this_broker(broker_event.ClientUnreachable(node.peer)))
 
@@ -192,10 +192,14 @@ class Cluster:
         for node in self.workers.values():
             node.find_broker()
 
-    def client_back(self, node: ClientNode) -> None:
+    def client_back(self, node: Client) -> None:
+        assert isinstance(node, ClientNode)
         self.clients[node.peer] = node
 
-    def springs(self, node: WorkerNode, when: str, kind: str) -> bool:
+    def reader_came(self, reader: Reader) -> None:
+        self.readers.append(reader)
+
+    def springs(self, node: Worker, when: str, kind: str) -> bool:
         """Whether the worker dies here."""
         for trap in self.traps:
             if trap.when == when and trap.kind == kind and node.alive and node.incarnation in self.workers:
@@ -260,7 +264,7 @@ class Cluster:
             return
         raise Violation(f"I7: step {arrived.step} came with a flipped bit and was taken")
 
-    def to_broker(self, node: WorkerNode, message: WorkerMessage, life: int) -> None:
+    def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None:
         """``life``: to which of the broker's processes it was said."""
         if life == self.broker.life:
             self.broker.feed(broker_event.WorkerSaid(node.peer, message))
@@ -271,7 +275,7 @@ class Cluster:
     def to_broker_done(self, done: StepDone) -> None:
         self.broker.feed(broker_event.StepFinished(done))
 
-    def to_broker_from_client(self, node: ClientNode, message: ClientMessage, life: int) -> None:
+    def to_broker_from_client(self, node: Client, message: ClientMessage, life: int) -> None:
         if life == self.broker.life:
             self.broker.feed(broker_event.ClientSaid(node.peer, message))
 
@@ -286,7 +290,7 @@ class Cluster:
             guard.after(guarded, self.broker.core.state, self.workers)
             self.watch.look(self.broker.core.state)
 
-    def after_stage(self, node: WorkerNode, held: tuple[Activate, guard.Lengths] | None) -> None:
+    def after_stage(self, node: Worker, held: tuple[Activate, guard.Lengths] | None) -> None:
         """Called after every event on which this stage's core has acted."""
         self.audit.check_stage(node, self.broker.core.state)
         guard.held_after(held, node)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import ModelError
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
 from swarm.sim.network import Link
+from swarm.sim.roles import BEAT_S
 from swarm.sim.schedules.schedule import WorkerSpec
 from swarm.stage import actions as stage_act
 from swarm.stage import events as stage_event
@@ -39,11 +40,7 @@ from swarm.wire.messages import (
 )
 from swarm.wire.schema import schema
 
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
-
 STAGE_TICK_S = 0.1  # of a worker's shell
-BEAT_S = 0.1
 LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
 KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
 PROGRESS_S = 0.2  # how often a long computation shows that it gets on
@@ -57,7 +54,7 @@ class WorkerNode:
     waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped bit; ``poisons``:
     how many computations are still to give what is no number; ``fails``: how many are to fail."""
 
-    def __init__(self, cluster: Cluster, spec: WorkerSpec, number: int) -> None:
+    def __init__(self, cluster: Surroundings, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self.name = name = spec.name
