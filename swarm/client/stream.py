@@ -8,29 +8,12 @@ from dataclasses import dataclass, field
 
 from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
 from swarm.client.link import Link, Mailbox, News
+from swarm.client.model import Model
 from swarm.client.request import Wish
 from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
 from swarm.client.text.assemble import Assembler
-from swarm.client.text.tokenizer import TextModel
-from swarm.errors import ClientError, InvalidRequest
-from swarm.wire.messages import Finished, Manifest, Submit
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What a client knows of the model behind the broker."""
-
-    manifest: Manifest
-    text: TextModel | None
-
-    def check_stops(self, wish: Wish) -> None:
-        if wish.params.stop and self.text is None:
-            raise InvalidRequest("this model has no tokenizer: pass stop_token_ids instead of stop strings", "stop")
-
-    def assembler(self, wish: Wish, choice: int) -> Assembler:
-        ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
-        detokenizer = None if self.text is None else self.text.detokenizer()
-        return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
+from swarm.errors import ClientError
+from swarm.wire.messages import Finished, Submit
 
 
 @dataclass(slots=True)
