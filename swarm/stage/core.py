@@ -26,7 +26,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from swarm.stage.actions import (
     Action,
@@ -36,8 +35,6 @@ from swarm.stage.actions import (
     Note,
     OpenEdge,
     SendAssets,
-    SendDone,
-    SendStep,
     StartBeats,
     Tell,
     UseLayers,
@@ -59,7 +56,7 @@ from swarm.stage.events import (
     StepRefused,
     Tick,
 )
-from swarm.stage.executor import Batch, Forwarded, SampleJob
+from swarm.stage.executor import Forwarded
 from swarm.stage.finite import in_words, not_finite
 from swarm.stage.log import ActivationLog
 from swarm.stage.order import StepOrder, Work
@@ -90,7 +87,6 @@ from swarm.wire.messages import (
     Replay,
     SequencePosition,
     Step,
-    StepDone,
     TellDigest,
     Trouble,
     Welcome,
@@ -401,7 +397,9 @@ class StageCore:
                 self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
                 return
             if step.rows:
-                self._out.append(Compute(step.epoch, step.step, self._batch(arrived), step.cause))
+                self._out.append(
+                    Compute(step.epoch, step.step, self.holdings.batch(arrived, is_last=self._is_last), step.cause)
+                )
                 return
             self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
         if self.work is None and self.layers is not None and not self.parked:
@@ -410,6 +408,11 @@ class StageCore:
                 self._out.append(found)
             elif found is not None:
                 self._trouble(found)
+
+    @property
+    def _is_last(self) -> bool:
+        """Has this stage the model's last layer?"""
+        return self.layers is not None and self.layers.stop == self.settings.num_layers
 
     @property
     def wants_time(self) -> bool:
@@ -426,20 +429,6 @@ class StageCore:
             case AsideFailed(ticket, reason):
                 self._out.extend(self.rechecks.failed(ticket, reason))
 
-    def _batch(self, arrived: StepArrived) -> Batch:
-        step = arrived.step
-        is_last = self.layers is not None and self.layers.stop == self.settings.num_layers
-        samples = []
-        taken = 0
-        for index, row in enumerate(step.rows):
-            held = self.sequences[row.sequence]
-            held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
-            taken += row.count
-            if is_last and row.sample:
-                samples.append(SampleJob(index, held.open.params, held.open.seed, held.history, held.open.num_prompt))
-        tokens = np.asarray(step.tokens, dtype=np.int64)
-        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
-
     # --- steps out -------------------------------------------------------------------------------------------------
 
     def _computed(self, epoch: int, step: int, forwarded: Forwarded, now: float) -> None:
@@ -455,16 +444,8 @@ class StageCore:
         for row in self.work.arrived.step.rows:
             self.sequences[row.sequence].set_position(self.layers, row.start + row.count)
         if forwarded.hidden is not None:
-            self._log_output(self.work.arrived.step, forwarded)
+            self.log.append_rows(self.work.arrived.step.rows, self.layers.stop, forwarded.hidden)
         self._pass_on(forwarded, now)
-
-    def _log_output(self, step: Step, forwarded: Forwarded) -> None:
-        assert self.layers is not None
-        assert forwarded.hidden is not None
-        taken = 0
-        for row in step.rows:
-            self.log.append(row.sequence, self.layers.stop, row.start, forwarded.hidden[taken : taken + row.count])
-            taken += row.count
 
     def _pass_on(self, forwarded: Forwarded, now: float) -> None:
         work, self.work = self.work, None
@@ -472,21 +453,7 @@ class StageCore:
         assert self.layers is not None
         step = work.arrived.step
         hop = work.hop(self.settings.name, self.layers, forwarded, now)
-        hops = (*step.hops, hop)
-        if self.layers.stop == self.settings.num_layers:
-            done = StepDone(
-                epoch=step.epoch,
-                step=step.step,
-                kv=tuple(SequencePosition(row.sequence, row.start + row.count) for row in step.rows),
-                sampled=forwarded.sampled,
-                failed=forwarded.failed,
-                hops=hops,
-                cause=step.cause,
-                lineage=step.lineage,
-            )
-            self._out.append(SendDone(done))
-        else:
-            self._out.append(SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden))
+        self._out.append(work.passed_on(hop, forwarded, is_last=self._is_last))
         for name, amount in work.amounts(forwarded):
             self._count(name, amount)
         self.idle_since = now

@@ -9,9 +9,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
+from swarm.stage.actions import SendDone, SendStep
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Forwarded
-from swarm.wire.messages import Hop, LayerRange
+from swarm.wire.messages import Hop, LayerRange, SequencePosition, StepDone
 
 MAX_EARLY = 64  # steps that may wait for an earlier one; more are never in flight
 GAP_PATIENCE_S = 1.0
@@ -84,6 +87,24 @@ class Work:
             self.arrived.num_bytes,
             max(0.0, now - self.arrived_at),
         )
+
+    def passed_on(self, hop: Hop, forwarded: Forwarded, *, is_last: bool) -> SendStep | SendDone:
+        """Send the step to the next stage; the last one tells the broker that it is done."""
+        step = self.arrived.step
+        hops = (*step.hops, hop)
+        if not is_last:
+            return SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)
+        done = StepDone(
+            epoch=step.epoch,
+            step=step.step,
+            kv=tuple(SequencePosition(row.sequence, row.start + row.count) for row in step.rows),
+            sampled=forwarded.sampled,
+            failed=forwarded.failed,
+            hops=hops,
+            cause=step.cause,
+            lineage=step.lineage,
+        )
+        return SendDone(done)
 
     def amounts(self, forwarded: Forwarded) -> Iterator[tuple[str, float]]:
         """What the stage's counters grow by."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from swarm.stage.actions import (
     Action,
@@ -16,6 +17,8 @@ from swarm.stage.actions import (
     ShrinkSequence,
     TruncateSequence,
 )
+from swarm.stage.events import StepArrived
+from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.log import ActivationLog
 from swarm.wire.digests import digests_of
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
@@ -126,6 +129,20 @@ class Holdings:
         return tuple(
             msgspec.structs.replace(held, digests=self.sequences[held.sequence].digests()) for held in self.inventory()
         )
+
+    def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
+        """Note the step's tokens in the histories, and make what the executor computes of it; the last stage draws."""
+        step = arrived.step
+        samples = []
+        taken = 0
+        for index, row in enumerate(step.rows):
+            held = self.sequences[row.sequence]
+            held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
+            taken += row.count
+            if is_last and row.sample:
+                samples.append(SampleJob(index, held.open.params, held.open.seed, held.history, held.open.num_prompt))
+        tokens = np.asarray(step.tokens, dtype=np.int64)
+        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open, truncate, in this order; why it can't be done, if so."""
