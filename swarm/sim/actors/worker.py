@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import ModelError
+from swarm.sim.actors.introduction import introduction, slowness_of
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
 from swarm.sim.network import Link
@@ -22,13 +23,11 @@ from swarm.stage.executor import Fenced, Forwarded
 from swarm.testing import FakeExecutor
 from swarm.wire.messages import (
     NOBODYS,
-    PROTOCOL_VERSION,
     Activate,
     Activated,
     Beat,
     Fence,
     Hello,
-    LayerCost,
     LayerRange,
     Leaving,
     Order,
@@ -38,7 +37,6 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
 )
-from swarm.wire.schema import schema
 
 STAGE_TICK_S = 0.1  # of a worker's shell
 LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
@@ -66,7 +64,7 @@ class WorkerNode:
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
         self._machines = cluster.machines
-        self._slowness = self._machines.slowness.get(name, 1.0)
+        self._slowness = slowness_of(name, self._machines)
         self.alive = True
         self.frozen = self.hung = self._leaves = False
         self._frozen_until = self._hung_until = 0.0
@@ -273,7 +271,7 @@ class WorkerNode:
     def _perform_control(self, action: stage_act.Action) -> None:
         match action:
             case stage_act.Introduce():
-                self._say(self._hello())
+                self._say(introduction(self.core, self.executor.manifest, self._machines, self.memory_bytes))
             case stage_act.Tell(message):
                 self._say(message)
             case stage_act.StartBeats():
@@ -396,36 +394,4 @@ class WorkerNode:
             memory_bytes=0,
             kv_used=0,
             kv_capacity=0,
-        )
-
-    def _costs(self) -> tuple[LayerCost, ...]:
-        if not self._machines.measure:
-            return ()
-        return (
-            LayerCost("decode", 1, 32, 0.001 * self._slowness, False),
-            LayerCost("prefill", 256, 0, 0.01 * self._slowness, False),
-            LayerCost("head", 1, 0, 0.0005 * self._slowness, False),
-        )
-
-    def _hello(self) -> Hello:
-        return Hello(
-            epoch=self.core.fence,
-            lineage=self.core.lineage,
-            name=self.name,
-            incarnation=self.incarnation,
-            pid=1,
-            host="machine" if self._machines.together else self.name,
-            wire_versions=(PROTOCOL_VERSION,),
-            schema=schema(),
-            device="cpu",
-            dtype="float32",
-            cores=1,
-            endpoint=self.incarnation,
-            memory_bytes=self.memory_bytes,
-            costs=self._costs(),
-            manifest=self.executor.manifest,
-            held_layers=self.core.layers,
-            held=self.core.introduction(),
-            logs=tuple(self.core.log.ranges()),
-            kept=self.core.preparation.kept,
         )

@@ -22,6 +22,7 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
 from swarm.stage.attention.passes import Tally
 from swarm.stage.engine import rounding
+from swarm.stage.engine.counters import Counters
 from swarm.stage.engine.device import clock_of, device_of, memory_of
 from swarm.stage.engine.draws import draw_all
 from swarm.stage.engine.forward import run, to_wire
@@ -43,17 +44,6 @@ _KV_FRACTION = 0.25  # of the memory that the weights leave
 _MAX_KV_BYTES = 64 << 30
 
 log = get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Counters:
-    forwards: int = 0
-    rows: int = 0
-    tokens: int = 0
-    samples: int = 0
-    fenced: int = 0
-    compute_s: float = 0.0
-    sample_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,7 @@ class TorchExecutor:
         self._kept: dict[int, Modules] = {}  # layers of others, warm, by name
         self._aside: _Aside | None = None
         self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
-        self._counters = _Counters()
+        self._counters = Counters()
         self._tally = Tally()
 
     def _prove_kernels(self) -> bool:
@@ -316,7 +306,7 @@ class TorchExecutor:
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
         copy_s = 0.0 if hidden is None else clock.between(through, computed)
-        self._count(batch, compute_s, sample_s)
+        self._counters.computed(batch, compute_s, sample_s)
         return Forwarded(hidden, sampled, failed, compute_s, sample_s, head_s, copy_s)
 
     def recheck(
@@ -380,15 +370,6 @@ class TorchExecutor:
             return (), ()
         return draw_all(batch, result, self._manifest, threads)
 
-    def _count(self, batch: Batch, compute_s: float, sample_s: float) -> None:
-        counters = self._counters
-        counters.forwards += 1
-        counters.rows += len(batch.rows)
-        counters.tokens += len(batch.tokens)
-        counters.samples += len(batch.samples)
-        counters.compute_s += compute_s
-        counters.sample_s += sample_s
-
     def warm_up(self) -> float:
         return self._warm(self._stage())
 
@@ -405,15 +386,8 @@ class TorchExecutor:
         return time.perf_counter() - began
 
     def stats(self) -> dict[str, float]:
-        counters = self._counters
         return {
-            "forwards": counters.forwards,
-            "rows": counters.rows,
-            "tokens": counters.tokens,
-            "samples": counters.samples,
-            "fenced": counters.fenced,
-            "compute_s": counters.compute_s,
-            "sample_s": counters.sample_s,
+            **self._counters.values(),
             "loaded_bytes": self._loader.loaded_bytes,
             "fetched_bytes": self._loader.fetched_bytes,
             "mask_hits": self._tally.mask_hits,
