@@ -125,7 +125,7 @@ class AsyncClient:
     async def submit_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """The same for a conversation."""
+        """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
 
     def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> PromptStream:
@@ -146,7 +146,7 @@ class AsyncClient:
         return PromptStream(PieceStream(begin))
 
     async def recall(self, request_id: str) -> Submit:
-        """What was asked for in a request that was made before.
+        """Look up what was asked for in a request that was made before.
 
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
         check_attach(request_id, 0, None)
@@ -367,7 +367,7 @@ class AsyncClient:
 
 
 async def _collect(stream: PieceStream, num_prompts: int) -> list[list[Piece]]:
-    """All pieces, by prompt."""
+    """Gather all pieces, by prompt."""
     pieces: list[list[Piece]] = [[] for _ in range(num_prompts)]
     while ready := await stream.take_ready():
         for place, piece in ready:

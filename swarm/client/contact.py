@@ -80,7 +80,7 @@ class Contact:
         return True
 
     def waited_enough(self, started: float, now: float) -> bool:
-        """What began while there was a connection waits for it to come back; what began later, for a first one."""
+        """Has this waited enough? Until the connection is back if there was one at its start, else for a first one."""
         if self._lost_at is not None and started <= self._lost_at:
             return now >= self._lost_at + self.reconnect_timeout_s
         return now >= started + self.connect_timeout_s

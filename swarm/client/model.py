@@ -49,7 +49,7 @@ class ModelSource:
         self._cache: Path = assets.cache_directory()
 
     async def get(self) -> Model:
-        """Asked for once per connection: after a reconnect there may be another broker with another model."""
+        """Ask for the model once per connection: after a reconnect there may be another broker with another one."""
         link = self._connect()
         async with self._lock:
             num_connects = link.num_connects

@@ -105,12 +105,12 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Nothing is live: no time needs to pass for the session."""
+        """Is nothing live? Then no time needs to pass for the session."""
         return not self._requests and not self._questions
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Those that are live here."""
+        """Ids of the live requests."""
         return tuple(self._requests)
 
     def handle(self, event: Event, now: float) -> Actions:
@@ -191,7 +191,7 @@ class Session:
         return self._say(request.stops())
 
     def _revoke(self, event: Revoke, now: float) -> Actions:
-        """As if it had been read here and left: the ``Cancel`` is said again until the broker confirms, or long enough.
+        """Cancel a request as if it had been read here: say so until the broker confirms it, or for long enough.
         It is never attached to, or its reader would hear of another reader, and not that it was cancelled."""
         submit = event.submit
         self._contact.refuse_strangers()
@@ -287,7 +287,7 @@ class Session:
         return news + self._took(request, message, now)
 
     def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
-        """The broker has it: each of these says so."""
+        """Note that the broker has the request: each of these messages says so."""
         request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
         request.held_up = ""
         if isinstance(message, Accepted):
@@ -336,7 +336,7 @@ class Session:
         return []
 
     def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
-        """One continuation ended badly: nobody wants the others."""
+        """End a request of which one continuation ended badly: nobody wants the others."""
         acks = self._confirmed(request, message)
         if not request.ended:
             return acks + self._leave(request.id, now)
@@ -398,7 +398,7 @@ class Session:
         return failed + self._questions.fail_all(error)
 
     def _not_understood(self, event: NotUnderstood, now: float) -> Actions:
-        """It would only come again. Whom it was for will not hear better: the request that it names, or whoever has
+        """Fail whom an unreadable message was for, since it would only come again: the request it names, or whoever has
         asked something."""
         self.num_ignored += 1
         error = Unavailable(
@@ -422,7 +422,7 @@ class Session:
         return actions + self._absence(now)
 
     def _forgive(self, pause_s: float, now: float) -> None:
-        """This process stood still. What began in the pause has lost no more than the time since then."""
+        """Move all limits by a pause of this process. What began in the pause loses no more than the time since."""
         self._contact.forgive(pause_s, now)
         self._questions.forgive(pause_s, now)
         for request in self._requests.values():
@@ -469,7 +469,7 @@ class Session:
         return self._give_up(requests, error, now) + self._questions.fail(keys, error)
 
     def _live(self) -> list[Ongoing]:
-        """What the broker still owes something."""
+        """List the requests that the broker still owes something."""
         return [request for request in self._requests.values() if not request.left and not request.ended]
 
     def _give_up(self, requests: list[Ongoing], error: ClientError, now: float) -> Actions:

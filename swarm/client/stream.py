@@ -51,7 +51,7 @@ class Call:
         self.link.leave(self.submit.request_id, cancel=cancel)
 
     def _wanted(self, pieces: list[Piece]) -> list[Piece]:
-        """From the first one on; an end is told in any case."""
+        """Keep the pieces from the first one on; an end is told in any case."""
         wanted = [piece for piece in pieces if piece.index >= self.first or piece.finish_reason is not None]
         self._kept += [piece for piece in pieces if piece not in wanted]
         return wanted
@@ -81,7 +81,7 @@ class Call:
         return pieces
 
     def completion(self, pieces: list[Piece]) -> Completion:
-        """What the pieces of this (done) call add up to."""
+        """Sum up the pieces of this (done) call."""
         pieces = self._kept + pieces
         choices = tuple(
             self._choice(index, [piece for piece in pieces if piece.choice == index])
@@ -144,7 +144,7 @@ class PieceStream:
         return self._ready.popleft()
 
     async def take_ready(self) -> list[tuple[int, Piece]]:
-        """All pieces that are there, at least one; empty at the end."""
+        """Return all pieces that are there, at least one; empty at the end."""
         if not self._ready:
             await self._fill()
         pieces = list(self._ready)
@@ -229,7 +229,7 @@ class PromptStream:
         return piece
 
     async def take_ready(self) -> list[Piece]:
-        """All pieces that are there, at least one; empty at the end."""
+        """Return all pieces that are there, at least one; empty at the end."""
         pieces = [piece for _, piece in await self._stream.take_ready()]
         self._pieces += pieces
         return pieces
@@ -272,7 +272,7 @@ class BatchStream:
         return self._note(*await self._stream.__anext__())
 
     async def take_ready(self) -> list[BatchPiece]:
-        """All that is there, at least one; empty at the end."""
+        """Return all that is there, at least one; empty at the end."""
         return [self._note(index, piece) for index, piece in await self._stream.take_ready()]
 
     def _note(self, index: int, piece: Piece) -> BatchPiece:

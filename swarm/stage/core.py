@@ -183,7 +183,7 @@ class StageCore:
         return actions
 
     def _of_this_life(self, action: Action) -> Action:
-        """What is told concerns the broker that asked for it."""
+        """Name, in what is told, the life of the broker that it concerns."""
         if isinstance(action, Tell):
             return Tell(msgspec.structs.replace(action.message, lineage=self.lineage))
         return action
@@ -218,7 +218,7 @@ class StageCore:
                 self._count("unexpected_orders")
 
     def _take_membership_order(self, order: Order) -> bool:
-        """False: it is none."""
+        """Take an order about membership; False if it is about something else."""
         match order:
             case Welcome():
                 self._welcome(order)
@@ -250,7 +250,7 @@ class StageCore:
             self._out.append(SendAssets(order.wants))
 
     def _begin_anew(self, order: Welcome) -> None:
-        """The broker of another life: its epochs are others. Of the same journal, it has compared what is held here
+        """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
         with its own, and says at the next plan what stays."""
         self._leave_epoch()
         self.preparation.forget_plans()
@@ -331,11 +331,11 @@ class StageCore:
             self._out.extend(self.rechecks.take_order(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Activated."""
+        """Tell what is held, for Activated."""
         return self.holdings.inventory()
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Hello."""
+        """Tell what is held, for Hello."""
         return self.holdings.introduction()
 
     # --- steps in --------------------------------------------------------------------------------------------------
@@ -365,13 +365,13 @@ class StageCore:
             self._count(dropped)
 
     def _step_refused(self, reason: str) -> None:
-        """Damaged on its way. It may have been the only step in flight, with none behind it to show the gap."""
+        """Report a step damaged on its way: it may have been the only one, with none behind it to show the gap."""
         self._count("refused_frames")
         if self.active is not None:
             self._trouble(f"a step was damaged on its way: {reason}", damaged=True)
 
     def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
-        """Never used: a NaN spreads. Who sent it stands in the step."""
+        """Drop a step with numbers that are not finite, since they spread, and name its sender."""
         self._count("not_finite_refused")
         what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
         if not step.hops:  # no stage sends such

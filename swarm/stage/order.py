@@ -58,7 +58,7 @@ class StepOrder:
         return None
 
     def missing(self, now: float) -> str | None:
-        """Which step did not come in time, once."""
+        """Say, once, which step did not come in time."""
         if self.gap_since is None or now - self.gap_since <= GAP_PATIENCE_S:
             return None
         self.gap_since = None
@@ -76,7 +76,7 @@ class Work:
     num_waiting: int = 0
 
     def hop(self, name: str, layers: LayerRange, forwarded: Forwarded, now: float) -> Hop:
-        """This stage's share of the step."""
+        """Sum up this stage's share of the step."""
         return Hop(
             name,
             layers,
@@ -107,7 +107,7 @@ class Work:
         return SendDone(done)
 
     def amounts(self, forwarded: Forwarded) -> Iterator[tuple[str, float]]:
-        """What the stage's counters grow by."""
+        """Name the stage's counters and what each grows by."""
         step = self.arrived.step
         yield "steps", 1
         yield "rows", len(step.rows)

@@ -39,7 +39,7 @@ class HeldTokens:
         return first if all(r.position == first for r in self.kv) else None
 
     def digests(self) -> tuple[int, ...]:
-        """Of the tokens that the keys and values were computed from."""
+        """Digest the tokens that the keys and values were computed from."""
         return digests_of(self.history, max(r.position for r in self.kv))
 
     def set_position(self, layers: LayerRange, position: int) -> None:
@@ -52,7 +52,7 @@ class HeldTokens:
         )
 
     def advance(self, layers: LayerRange, position: int) -> None:
-        """These layers hold at least so many positions now; the others what they held."""
+        """Note that these layers hold at least so many positions now; the others stay."""
         moved: list[RangePosition] = []
         for held in self.kv:
             first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
@@ -119,13 +119,13 @@ class Holdings:
     sequences: dict[int, HeldTokens] = field(default_factory=dict)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Activated. What was retired is not among it: only the broker that did it can make use of
+        """Tell what is held, for Activated, without what was retired: only the broker that did it can make use of
         it, and a later one may think that it has not ended."""
         held = self.sequences.items()
         return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """The same for Hello, with the digests by which a broker tells whether these are its sequences."""
+        """Tell what is held, for Hello, with the digests by which a broker tells whether these are its sequences."""
         return tuple(
             msgspec.structs.replace(held, digests=self.sequences[held.sequence].digests()) for held in self.inventory()
         )
@@ -187,7 +187,7 @@ class Holdings:
         self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, 0)])
 
     def _retire(self, cut: SequencePosition) -> None:
-        """It has ended, its beginning stays for others to copy."""
+        """Cut a sequence that has ended to its beginning, which stays for others to copy."""
         if cut.sequence in self.sequences:
             self._truncate(cut.sequence, cut.position)
             self.sequences[cut.sequence].is_retired = True

@@ -115,7 +115,7 @@ class _AsyncChannel(Generic[Event]):
         return self._arrived.popleft()
 
     def waiting(self) -> Iterator[Event]:
-        """What is there already, in order, without waiting: a queue's worth at most."""
+        """Yield what is there already, in order, without waiting: a queue's worth at most."""
         self._look()
         for _ in range(self._queue):
             while not self._arrived and self._take():
@@ -140,7 +140,7 @@ class _AsyncChannel(Generic[Event]):
 
 
 class _ListeningChannel(_AsyncChannel[Event]):
-    """One that people knock at."""
+    """A channel that listens for those who knock."""
 
     def __init__(self, bound: socket.socket, kind: Kind, limit_bytes: int, queue: int, key: bytes = b"") -> None:
         super().__init__(queue)
@@ -149,7 +149,7 @@ class _ListeningChannel(_AsyncChannel[Event]):
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
     def let_in(self) -> None:
-        """After GateClosed: whoever knocks is accepted again, or GateClosed is told again."""
+        """Accept whoever knocks again, after GateClosed; it may be told again."""
         self._listener.let_in()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         return self._listener.has(peer)
 
     def hang_up(self, peer: bytes) -> None:
-        """It is read no more, and lost a moment later; what it was told still leaves. Who knocks again is heard."""
+        """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
         self._listener.hang_up(peer)
 
     def _take(self) -> bool:
@@ -363,7 +363,7 @@ class PullChannel:
 
     @property
     def num_refused(self) -> int:
-        """Those who knocked and did not know the key, were too slow or went over a bound."""
+        """Counts who knocked and did not know the key, was too slow or went over a bound."""
         return self._listener.num_refused
 
     def receive(self) -> Frames | None:
@@ -410,7 +410,7 @@ class PullChannel:
         return self._message is not None
 
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
-        """What ends the waits from now on. Kept, because it seldom changes and every hop waits."""
+        """Set what ends the waits from now on. Kept, because it seldom changes and every hop waits."""
         self._wake, self._outgoing = wake, outgoing
         self._watched: list[tuple[Socket | int, int]] = [(self._poll.fileno(), zmq.POLLIN)]
         self._watched += [(channel.socket, zmq.POLLOUT) for channel in outgoing]
@@ -423,4 +423,4 @@ class PullChannel:
 
 
 def _nothing() -> None:
-    """Who waits in a plain thread asks."""
+    """Wake nobody: who waits in a plain thread asks."""

@@ -76,7 +76,7 @@ class BrokerNode:
 
     @property
     def is_away(self) -> bool:
-        """Nobody can expect it to see anything."""
+        """Is the broker frozen or dead, so that it can see nothing?"""
         return self.frozen or not self.alive
 
     def lets_in(self, door: str) -> bool:
@@ -124,14 +124,14 @@ class BrokerNode:
         self._world.at(self._world.draw(RESTART_S), self._come_back)
 
     def put_back(self, share: float) -> None:
-        """It dies, and a backup of its journal takes the journal's place."""
+        """Kill the broker, and put a backup of its journal in the journal's place."""
         if self.alive and self.has_journal:
             self.crash()
             self.disk.put_back(share)
             self._cluster.journal_changed()
 
     def swap_journals(self) -> bool:
-        """It dies, and is started again with another state directory: the one of the time before last, or a new one."""
+        """Kill the broker, and start it with another state directory: the one of the time before last, or a new one."""
         if not self.alive or not self.has_journal:
             return False
         self.crash()
@@ -163,7 +163,7 @@ class BrokerNode:
         self.frozen = self.alive
 
     def thaw(self) -> None:
-        """What came meanwhile is there at once, in any order of connections and timer."""
+        """Let it go on. What came meanwhile is there at once, in any order of connections and timer."""
         if not self.frozen:
             return
         self.frozen = False
@@ -180,7 +180,7 @@ class BrokerNode:
     # --- events and actions ------------------------------------------------------------------------------------------
 
     def feed(self, event: broker_event.Event) -> None:
-        """Nobody hears what is said to a dead one."""
+        """Give an event to the core, if the broker lives; a frozen one gets it later."""
         if not self.alive:
             return
         if self.frozen:

@@ -85,7 +85,7 @@ class ClientNode:
             self.feed(client_event.Start(submit))
 
     def _thaw(self) -> None:
-        """What came meanwhile is there at once, before or behind the timer."""
+        """Let it go on. What came meanwhile is there at once, before or behind the timer."""
         self._frozen_until = None
         held, self._held_back = self._held_back, []
         if self._world.random.random() < 0.5:
@@ -108,7 +108,7 @@ class ClientNode:
             self.feed(client_event.Received(message))
 
     def lose_connection(self, for_s: float) -> None:
-        """What was on its way is lost, in both directions; then it comes back."""
+        """Break the connection: what was on its way is lost, in both directions; then it comes back."""
         if self._link is None:
             return
         self._link.cut()
@@ -118,7 +118,7 @@ class ClientNode:
         self._world.at(for_s, self._connect)
 
     def lose_broker(self) -> None:
-        """It died: nothing on the way arrives. The client looks for it until it is back."""
+        """Note that the broker died: nothing on the way arrives. The client looks for it until it is back."""
         if self._link is not None:
             self._link.break_off()
             self._link = None

@@ -154,7 +154,7 @@ class Cluster:
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
     def worker_exits(self, node: Worker) -> None:
-        """In good order, as the core asked."""
+        """End a worker in good order, as its core asked."""
         if not {node.incarnation, node.name} & self.let_go:
             raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
         self.workers.pop(node.incarnation, None)
@@ -165,7 +165,7 @@ class Cluster:
         self._soon(self._for_this_broker(broker_event.ClientUnreachable(node.peer)))
 
     def broker_gone(self, *, power: bool) -> None:
-        """Its connections break. What it sent may still arrive for a while, what was said to it does not."""
+        """Break the broker's connections. What it sent may still arrive for a while, what was said to it does not."""
         self.totals.update(self.broker.core.state.counters)
         for link in self._links.values():
             link.cut()
@@ -182,7 +182,7 @@ class Cluster:
         self.audit.journal_changed(self.broker.disk)
 
     def broker_back(self) -> None:
-        """Nothing comes of its former self any more; whoever lives knocks."""
+        """Forget the links of the broker's former self; whoever lives knocks."""
         for link in self._old_links:
             link.break_off()
         self._old_links.clear()
@@ -211,7 +211,7 @@ class Cluster:
         return False
 
     def heal(self) -> None:
-        """Nothing is wrong any more: ways are free, everybody runs, and who was started with less is started anew."""
+        """End all faults: ways are free, everybody runs, and who was started with less is started anew."""
         self.is_healed = True
         self.world.tell("world", "** all is healed")
         self.network.heal()
@@ -252,7 +252,7 @@ class Cluster:
             node.post(stage_event.StepArrived(step, hidden, 0))
 
     def to_stage_garbled(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None:
-        """As ``to_stage``, over the real codec, with a flipped bit on the way: who receives it must refuse it."""
+        """Carry a step over the real codec, with a flipped bit on the way: who receives it must refuse it."""
         node = self._worker(endpoint.encode())
         if node is None:
             return
@@ -297,7 +297,7 @@ class Cluster:
 
     @property
     def counters(self) -> Counter[str]:
-        """What all brokers together counted."""
+        """Sum what all brokers counted."""
         total = Counter(self.totals)
         if self.broker.alive:
             total.update(self.broker.core.state.counters)
@@ -305,7 +305,7 @@ class Cluster:
 
     @property
     def stride(self) -> int:
-        """By how much longer all timers take once nothing goes wrong any more: much of a schedule is waiting for slow
+        """Factor by which timers take longer once nothing goes wrong any more: much of a schedule is waiting for slow
         readers then, and nobody is to be caught late. Beats keep well below their timeout."""
         return CALM_STRIDE if self.is_healed else 1
 

@@ -16,7 +16,7 @@ AGAIN_S = 0.3  # before it tries again to read what nobody was promised yet
 
 
 class Reader(ClientNode):
-    """It attaches to one request. What it gets is held to the same as what the submitter gets."""
+    """A client that attaches to one request. What it gets is held to the same as what the submitter gets."""
 
     def __init__(self, cluster: Surroundings, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
         self._submit = submit

@@ -90,7 +90,7 @@ class WorkerNode:
         self._come_in()
 
     def _come_in(self) -> None:
-        """Its first connection; while the door is shut it tries again."""
+        """Connect for the first time; while the door is shut, try again."""
         if "worker" in self._cluster.broker.shut_doors:
             self._world.at(self._world.draw(KNOCK_S), self._come_in)
         else:
@@ -119,7 +119,7 @@ class WorkerNode:
     # --- what can happen to it ---------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """As by SIGKILL: nothing more comes of it, and its connections break."""
+        """Kill it as by SIGKILL: nothing more comes of it, and its connections break."""
         if not self.alive:
             return
         self.alive = False
@@ -130,7 +130,7 @@ class WorkerNode:
         self._cluster.worker_gone(self)
 
     def terminate(self) -> None:
-        """As by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
+        """Ask it to end as by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
         self._leaves = True
         self._say(Leaving(incarnation=self.incarnation, reason="SIGTERM"))
         if self._control.is_cut or not self._cluster.broker.alive:  # nobody hears it
@@ -143,7 +143,7 @@ class WorkerNode:
         self._world.at(for_s, self.thaw)
 
     def thaw(self, *, at_once: bool = False) -> None:
-        """Its threads go on, in any order."""
+        """Let its threads go on, in any order."""
         if self.frozen and (at_once or self._world.now >= self._frozen_until):
             self.frozen = False
             self._go_on()
@@ -154,13 +154,13 @@ class WorkerNode:
         self._world.at(for_s, self.wake)
 
     def wake(self, *, at_once: bool = False) -> None:
-        """Its compute thread goes on."""
+        """Let its compute thread go on."""
         if self.hung and (at_once or self._world.now >= self._hung_until):
             self.hung = False
             self._go_on()
 
     def drop_control(self, for_s: float) -> None:
-        """Its connection to the broker breaks and comes back; what is said meanwhile is lost."""
+        """Break its connection to the broker for a while; what is said meanwhile is lost."""
         self._control.drop(for_s, keeps=False)
         self._world.at(for_s, lambda: self._when_thawed(lambda: self.post(stage_event.BrokerConnected())))
 
@@ -175,7 +175,7 @@ class WorkerNode:
             self._cluster.worker_exits(self)
 
     def find_broker(self) -> None:
-        """It is back: knock, and say Hello. Its door for steps may be the one of before."""
+        """Knock at the broker that is back, and say Hello. Its door for steps may be the one of before."""
         self._control.break_off()
         if self._edge is not None and self._edge_name == "broker" and self._world.random.random() < 0.5:
             self._edge.come_back()
@@ -189,7 +189,7 @@ class WorkerNode:
         self._world.at(self._world.draw(KNOCK_S), knock)
 
     def drop_edge(self, for_s: float) -> None:
-        """Its connection to the next stage breaks and comes back."""
+        """Break its connection to the next stage for a while."""
         if self._edge is not None:
             self._edge.drop(for_s, keeps=True)
 

@@ -257,7 +257,7 @@ class Audit:
             raise Violation(f"I9: {node.incarnation}: the executor holds others")
 
     def check_bounds(self, state: State, workers: Collection[Worker]) -> None:
-        """What is remembered of those who are gone is bounded."""
+        """Demand that what is remembered of those who are gone is bounded."""
         gone = sum(worker.is_gone for worker in state.workers.values())
         _demand(gone <= MAX_GONE, "I6", f"{gone} workers that are gone are remembered")
         _demand(len(state.flights) <= MAX_WAITING, "I6", f"{len(state.flights)} steps are in flight")
@@ -275,7 +275,7 @@ class Audit:
             _demand(known is not None and not known.is_gone, "I9", f"{node.incarnation} lives and is {text}")
 
     def check_end(self, state: State, workers: Collection[Worker]) -> None:
-        """All is quiet: everything has ended, nothing is left."""
+        """Demand, when all is quiet, that everything has ended and nothing is left."""
         self.check_all(state)
         for node in workers:
             self.check_stage(node, state)
@@ -300,7 +300,7 @@ def _hold(state: State) -> None:
 
 
 def _is_held_back(sequence: Sequence) -> bool:
-    """What may be told is told with the event that makes it so."""
+    """Demand that what may be told is told with the event that makes it so."""
     request = sequence.request
     if request.listener is None or not request.accepted or sequence.unsure:
         return False

@@ -49,7 +49,7 @@ class Before:
 
 
 def before(event: broker_event.Event, state: State) -> Before | None:
-    """What must be remembered of the broker's state until the event has been handled; None: nothing."""
+    """Take down what must be remembered of the broker's state until the event was handled; None: nothing."""
     match event:
         case broker_event.StepFinished(done):
             current = state.book.current
@@ -102,7 +102,7 @@ def _ended_run(state: State, message: ReplayDone) -> tuple[int, Rebuild] | None:
 
 
 def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[str, Worker]) -> None:
-    """What a replay sent from stage to stage is in the logs that the next death will need, if they have room."""
+    """Demand that what a replay sent is in the logs that the next death will need, if they have room."""
     plan = state.book.current
     for stage in plan.stages[:-1] if plan is not None else ():
         node = workers.get(stage.incarnation)
@@ -118,7 +118,7 @@ def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[st
 
 
 def _check_acknowledged(was: Before, state: State, workers: Mapping[str, Worker]) -> None:
-    """What counts as held everywhere is held everywhere."""
+    """Demand that what counts as held everywhere is held everywhere."""
     plan = state.book.current
     for sequence_id, counted, stay in was.stepped:
         sequence = state.sequences.get(sequence_id)

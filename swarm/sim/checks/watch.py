@@ -41,7 +41,7 @@ class Watch:
         self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
 
     def silenced(self, node: Worker, for_s: float, is_silent: Callable[[], bool]) -> None:
-        """It can't be heard for so long: it is frozen, or cut off."""
+        """Note that a worker can't be heard for so long: it is frozen, or cut off."""
         self.disturbed(node.name, for_s)
         known = self._scene.broker.core.state.workers.get(node.incarnation)
         if known is not None and self._world.now - known.joined_at < 2 * self._timeout_s:
@@ -78,12 +78,12 @@ class Watch:
         self._world.at(within, look)
 
     def restarted(self) -> None:
-        """Another broker judges now, and counts from zero."""
+        """Begin anew: another broker judges now, and counts from zero."""
         self._num_lost = 0.0
         self._out.clear()
 
     def look(self, state: State) -> None:
-        """Whoever is newly out must have been disturbed."""
+        """Demand that whoever is newly out was disturbed."""
         num_lost = state.counters.get("workers_lost", 0)
         if num_lost == self._num_lost:
             return

@@ -58,7 +58,7 @@ def attend(
 
 
 def _racks(this: Pass) -> tuple[Together, ...]:
-    """Who lies in which rack: made once in a pass."""
+    """Sort the pass's rows by rack, once in a pass."""
     if this.racks:
         this.tally.mask_hits += 1
     else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """What was made anew and what was there already."""
+    """Counts how often masks and tables were made anew, and how often they were there already."""
 
     mask_hits: int = 0
     mask_misses: int = 0

@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def single_groups(self) -> Iterator[Group]:
-        """The same, each tile by itself."""
+        """Cut the groups so that each tile is by itself."""
         return (single for group in self.groups for single in _singles(group))
 
 

@@ -23,7 +23,7 @@ from swarm.stage.products.steady import is_activation
 def describe(
     skeleton: Skeleton, roots: Iterable[torch.nn.Module], left_to_torch: Sequence[str] = (), *, steady: bool = True
 ) -> str:
-    """What multiplies in these modules, whose bits the results have, in which dtype, exact or not. ``steady``: did a
+    """Name what multiplies in these modules, whose bits it has, in which dtype, exact or not. ``steady``: did a
     tiny model of the kind have the same bits cut as whole?
 
     Exact: a sequence's bits depend on nothing but itself. Our own kernels are written so, and the tests hold them to

@@ -109,7 +109,7 @@ class TorchExecutor:
         self._tally = Tally()
 
     def _prove_kernels(self) -> bool:
-        """Our own kernels, or torch's if ours don't know this kind of model; are its bits the same cut as whole?"""
+        """Choose our own kernels, or torch's if ours don't know the model. True if cut and whole have the same bits."""
         check_kernels(self._skeleton.config, self._dtype_name)
         if native.absence():
             log.warning("own_kernels_unused", why=native.absence())
@@ -354,7 +354,7 @@ class TorchExecutor:
         return self._active.stage
 
     def _part(self, layers: LayerRange) -> Stage:
-        """Some of the active stage's layers, with the same modules."""
+        """Make a stage of some of the active one's layers, with the same modules."""
         whole = self._stage()
         if layers == whole.layers:
             return whole

@@ -61,7 +61,7 @@ class Remote(Protocol):
 
     @property
     def name(self) -> str:
-        """By which other processes, on other machines too, find exactly this model."""
+        """The name by which other processes, on other machines too, find exactly this model."""
 
     def describe(self, file: str) -> RemoteFile | None:
         """A file of weights without its data, if anything is known about it."""
@@ -79,7 +79,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What another process may be told instead of what the user wrote: it means the same files for ever."""
+        """A name to tell another process instead of what the user wrote: it means the same files for ever."""
         return str(self.folder) if self.remote is None else self.remote.name
 
 
@@ -172,7 +172,7 @@ class Checkpoint:
         return ()
 
     def manifest(self, dtype: str) -> Manifest:
-        """What everybody must agree on, with sizes in memory when computing in ``dtype``."""
+        """Describe what everybody must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(

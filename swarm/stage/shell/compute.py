@@ -145,7 +145,7 @@ class ComputeThread:
         return RETRY_S if self._aside.is_full else TICK_S
 
     def fail(self, error: BaseException) -> None:
-        """A bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
+        """End after a bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
         self.failure = error
         self._stopping = True
         self._wake.set()
@@ -156,7 +156,7 @@ class ComputeThread:
         return (self._next,) if is_blocked and self._next is not None else ()
 
     def _turn(self) -> None:
-        """Everything that can be done without waiting."""
+        """Do everything that can be done without waiting."""
         self._wake.clear()
         self._flush()
         self._take_inbox()
@@ -263,7 +263,7 @@ class ComputeThread:
                 self.outward(action)
 
     def _compute(self, action: act.Compute) -> None:
-        """One micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
+        """Run one micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
         self._vitals.set("computing")
         if self._tells_steps:
             rows = len(action.batch.rows)
@@ -290,7 +290,7 @@ class ComputeThread:
             self._events.appendleft(Computed(action.epoch, action.step, forwarded))
 
     def _perform_aside(self, action: act.ComputeAside | act.SendAside) -> None:
-        """For a comparison. What goes wrong there concerns nobody but who asked for it."""
+        """Compute again for a comparison. What goes wrong there concerns only who asked for it."""
         if isinstance(action, act.SendAside):
             self._aside.send(action.edge, _frames(action.step, action.hidden), self._clock.now())
             return

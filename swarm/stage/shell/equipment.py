@@ -49,7 +49,7 @@ def equip(settings: Settings) -> Equipment:
 
 
 def _budget(limit: int | None, log_bytes: int) -> Budget:
-    """From what this process is now: everything is imported, nothing is loaded. Without a limit: what is free."""
+    """Reckon from what this process is now, with nothing loaded. Without a limit: what is free."""
     base = psutil.Process().memory_info().rss
     return share_out(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
 

@@ -74,7 +74,7 @@ class PlanLoader:
             self._owner.post(event)
 
     def _loaded(self, action: act.Load, lineage: Lineage) -> Event:
-        """What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
+        """Load a plan. What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
         told_at = 0.0
 
         def progressed(loaded_bytes: int, total_bytes: int) -> None:

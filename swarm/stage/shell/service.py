@@ -224,7 +224,7 @@ class WorkerService:
                 self._take_order(event)
 
     def _greeted(self, theirs: Greeting) -> None:
-        """The broker has said who it is; before, nothing else was said to it."""
+        """Take the broker's greeting; before it, nothing else is said to it."""
         self._ungreeted = None
         reason = why_strangers(theirs, schema())
         if reason is not None:
@@ -242,7 +242,7 @@ class WorkerService:
             log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
 
     async def _measure_link(self) -> None:
-        """Once, before the first Hello, which tells of it."""
+        """Measure the way to the broker once, before the first Hello, which tells of it."""
         await self._up.wait()
         self._link = await self._probe.measure()
         self._link_is_known = True
@@ -274,7 +274,7 @@ class WorkerService:
         self._compute.post(OrderArrived(order))
 
     def _refuse_order(self, reason: str) -> None:
-        """It may have been the one that everybody waits for, and nobody will say it again. So we knock anew, say Hello
+        """Knock anew: the lost order may be the one that everybody waits for, and isn't said again. We say Hello
         with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
         now = self._clock.now()
         if (left_out := self._damper.asks(now)) is not None:
@@ -284,7 +284,7 @@ class WorkerService:
             self._control.renew()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
-        """It was declared out and told to join anew, and the thread that should do so stands still. Nobody can use this
+        """End a worker that was told to join anew, and whose compute thread stands still. Nobody can use this
         process any more; whoever starts workers shall start another."""
         turned_at = self._vitals.turned_at
         if turned_at is not None and turned_at < ordered_at and not self._stop.is_set():
@@ -330,14 +330,14 @@ class WorkerService:
                 failpoints.reached("loop.turn")
 
     def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """What its own schema refuses is not sent; if the broker waits for it, that has a deadline."""
+        """Send a message, unless its own schema refuses it; if the broker waits for it, that has a deadline."""
         try:
             self._say(message, payload)
         except WireError as error:
             log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
 
     def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """Raises WireError."""
+        """Send a message. Raises WireError."""
         kind = type(message).__name__
         if failpoints.armed:
             failpoints.reached(f"tell.{kind.lower()}")
@@ -381,7 +381,7 @@ class WorkerService:
             self._perform(act.Exit(code_without(hello), reason), None)
 
     def _hello(self) -> Hello:
-        """In the compute thread: what is held belongs to it."""
+        """Introduce the worker, in the compute thread: what is held belongs to it."""
         return introduction(self._core, self._equipment, self._endpoint, self._link)
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
