@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +13,6 @@ from swarm.wire.messages import (
     Manifest,
     Order,
     Query,
-    SequencePosition,
     ServerMessage,
     Step,
     Submit,
@@ -119,23 +118,6 @@ class WriteAnew:
     next_sequence: int
 
 
-class StepTimes(NamedTuple):
-    """A step that was answered. ``kv``: each row's sequence, and the position that it ended at."""
-
-    dispatched_at: float
-    finished_at: float
-    kv: tuple[SequencePosition, ...]
-    hops: tuple[Hop, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSteps:
-    """Journal where the time of these steps went. No fact follows: whatever else is to be written goes before it, and
-    where there is no room it is dropped."""
-
-    steps: tuple[StepTimes, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
     """Read what the journal has of a request; then feed RequestRead."""
@@ -145,12 +127,10 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadList:
-    """Read what the journal has for a report to this client; then feed ListRead. ``only_steps``: of the request that
-    the trace is of, whose id is given in full."""
+    """Read what the journal has for a report to this client; then feed ListRead."""
 
     client: bytes
     query: Query
-    only_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +188,6 @@ Action = (
     | WriteTokens
     | WriteEnd
     | WriteAnew
-    | WriteSteps
     | ReadRequest
     | ReadList
     | Solve

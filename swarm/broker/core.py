@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew, WriteSteps
+from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetPartArrived,
@@ -39,7 +39,6 @@ from swarm.broker.events import (
     RequestRead,
     Solved,
     StepFinished,
-    Stopping,
     Tick,
     TokensWritten,
     WorkerDisconnected,
@@ -52,7 +51,7 @@ from swarm.broker.members.lost_steps import LostSteps
 from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.members.roster import Members, MemberSettings
 from swarm.broker.questions.inquiries import Inquiries
-from swarm.broker.recovery.procedure import Planner, PlanSettings
+from swarm.broker.recovery.procedure import PlanSettings, Procedure
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
@@ -128,9 +127,9 @@ class BrokerCore:
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         self._requests = Requests(self.state, settings.requests, self._out, self._tracer)
-        self._planner = Planner(self.state, settings.plan, settings.data_endpoint, self._out)
+        self._procedure = Procedure(self.state, settings.plan, settings.data_endpoint, self._out)
         self._members = Members(
-            self.state, settings.member_settings, self._planner, self._requests, out=self._out, now=now
+            self.state, settings.member_settings, self._procedure, self._requests, out=self._out, now=now
         )
         self._hosts = Hosts(self._out)
         self._doors = Doors(self.state.doors, self._out)
@@ -139,13 +138,13 @@ class BrokerCore:
             settings.requests,
             self._out,
             version=settings.version,
-            planner=self._planner,
+            procedure=self._procedure,
             members=self._members,
             tracer=self._tracer,
             statistics=self._statistics,
             judgements=self.judgements,
         )
-        self._lost_steps = LostSteps(self.state, self._members, self._planner, self._out)
+        self._lost_steps = LostSteps(self.state, self._members, self._procedure, self._out)
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
         self._last_event_at = self._last_tick_at = now
         self._num_events = 0
@@ -156,7 +155,7 @@ class BrokerCore:
         """Go on where the broker before this one ended; what was noticed on the way is told with the first event."""
         self.state.book.begin_above(past.epoch)
         self._requests.durability.restore(past, now)
-        self._planner.restart.begin(past, now, self.settings.plan.gather_s)
+        self._procedure.restart.begin(past, now, self.settings.plan.gather_s)
         if past.manifest is not None:
             self.state.learn(past.manifest)
             self._requests.durability.model_known(now)
@@ -225,7 +224,7 @@ class BrokerCore:
             case AcceptanceWritten(request_id, sequences):
                 self._requests.accepted(request_id, sequences)
             case EpochWritten(epoch):
-                self._planner.epoch_written(epoch, now)
+                self._procedure.epoch_written(epoch, now)
             case EndWritten(sequence):
                 self._requests.durability.end_was_written(sequence)
             case EndNotWritten(sequence):
@@ -238,8 +237,6 @@ class BrokerCore:
                 self.state.journal_figures = values
             case ProcessFigures(values):
                 self.state.process_figures = values
-            case Stopping():
-                self._write_steps(now, at_once=True)
             case _:
                 self._journal_is(event, now)
 
@@ -260,7 +257,7 @@ class BrokerCore:
         self.state.journal_notes = (*self.state.journal_notes, note)[-MAX_NOTES:]
         self._note("journal_begun_anew", "error", what=note)
         self._requests.durability.journal_renewed(next_sequence, now)
-        self._out.append(WriteAnew(self._planner.as_written(), self.state.next_sequence))
+        self._out.append(WriteAnew(self._procedure.as_written(), self.state.next_sequence))
 
     def _message_refused(self, refused: MessageRefused, now: float) -> None:
         self.state.count(f"malformed_{refused.door}")
@@ -300,8 +297,8 @@ class BrokerCore:
             self._out.append(Note("profile", "info", self._statistics.profile()))
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
         self._acknowledge(done, flight)
-        recoveries, rebuilder = self.state.recoveries, self._planner.rebuilder
-        self._planner.recovered(recoveries.step_done(rebuilding=not rebuilder.is_idle, now=now))
+        recoveries, rebuilder = self.state.recoveries, self._procedure.rebuilder
+        self._procedure.recovered(recoveries.step_done(rebuilding=not rebuilder.is_idle, now=now))
         self._requests.growth.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
@@ -329,7 +326,7 @@ class BrokerCore:
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def _client_said(self, client: bytes, message: ClientMessage, now: float) -> None:
-        self._planner.look_again(now)
+        self._procedure.look_again(now)
         match message:
             case Submit() | Recall() | Attach() | Ack() | Stop() | Cancel() | Detach():
                 self._about_request(client, message, now)
@@ -383,20 +380,14 @@ class BrokerCore:
         self._lost_steps.tick(now)
         self._requests.ends.tick(now)
         self._tracer.forget_old(now)
-        self._write_steps(now)
         self._doors.tick(now)
-        self._planner.rebuilder.tick(now)
+        self._procedure.rebuilder.tick(now)
         if not self.state.running:
-            self._planner.recovered(self.state.recoveries.nothing_runs(now))
-        self._planner.tick(now)
+            self._procedure.recovered(self.state.recoveries.nothing_runs(now))
+        self._procedure.tick(now)
         for wrong in self.state.check() if self.settings.check_rules else ():
             self.state.count("rules_broken")
             self._note("rule_broken", "error", what=wrong)
-
-    def _write_steps(self, now: float, *, at_once: bool = False) -> None:
-        """For traces by a broker after this one."""
-        if self.settings.requests.has_journal and (steps := self._tracer.to_write(now, at_once=at_once)):
-            self._out.append(WriteSteps(steps))
 
     def _notice_own_pause(self, event: Event, now: float) -> None:
         """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are
@@ -417,7 +408,7 @@ class BrokerCore:
         self._members.vigil.forgive(pause_s, now)
         for flight in self.state.flights.values():
             flight.sent_at = min(now, flight.sent_at + pause_s)
-        self._planner.forgive(pause_s)
+        self._procedure.forgive(pause_s)
         self._requests.ends.forgive(pause_s)
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
-    from swarm.broker.actions import StepTimes
     from swarm.broker.drafts.questions import Found
     from swarm.broker.state.past import RequestRecord
 
@@ -131,14 +130,12 @@ class RequestRead:
 
 @dataclass(frozen=True, slots=True)
 class ListRead:
-    """What the journal has for a report: a row per request that has ended, the latest first; or, if only those were
-    asked for, a request's ``steps``."""
+    """What the journal has for a report: a row per request that has ended, the latest first."""
 
     client: bytes
     query: Query
     rows: tuple[Json, ...]
     problem: str = ""
-    steps: tuple[StepTimes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +211,6 @@ class Tick:
     """Time passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """Somebody has told this process to end; it does so now."""
-
-
 def described(event: Event) -> dict[str, object] | None:
     """What a line of the log says of it; None for the clock and for beats, which come all the time and cause little."""
     fields: dict[str, object] = {"kind": type(event).__name__}
@@ -266,5 +258,4 @@ Event = (
     | DoorClosed
     | DescriptorsCounted
     | Tick
-    | Stopping
 )

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import secrets
 import signal
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -25,8 +24,7 @@ import zmq
 
 from swarm import failpoints
 from swarm.broker import actions as act
-from swarm.broker.core import BrokerCore, BrokerSettings
-from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.core import BrokerCore
 from swarm.broker.events import (
     AssetPartArrived,
     BeatHeard,
@@ -39,7 +37,6 @@ from swarm.broker.events import (
     MessageRefused,
     ProcessFigures,
     StepFinished,
-    Stopping,
     Tick,
     WorkerDisconnected,
     WorkerSaid,
@@ -50,25 +47,19 @@ from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.writer import Fact, JournalWriter
-from swarm.broker.members.health import HealthSettings
-from swarm.broker.members.recheck import RecheckSettings
-from swarm.broker.planner.load import Load
+from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
 from swarm.broker.questions.solver import Solver
-from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.recovery.rebuild import RebuildSettings
-from swarm.broker.requests.door import RequestSettings
+from swarm.broker.settings import core_settings
 from swarm.broker.state.past import Past, following
-from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
-from swarm.version import __version__
 from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.door.keys import address_and_key, is_address
 from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.messages import NOBODYS, AssetPart, Hello, LayerRange, Lineage, Malformed, StepDone, WorkerMessage
+from swarm.wire.messages import NOBODYS, AssetPart, Hello, Malformed, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
@@ -146,7 +137,7 @@ class BrokerService:
         beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
         self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # one for each door
         self._strikes: Counter[bytes] = Counter()  # messages of clients that are connected and can't be understood
-        self._core = BrokerCore(_core_settings(settings, beats, steps, self._lineage), clock.now(), past)
+        self._core = BrokerCore(core_settings(settings, beats, steps, self._lineage), clock.now(), past)
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint)
 
     def _open_journal(self, settings: Settings) -> Past | None:
@@ -210,7 +201,6 @@ class BrokerService:
             await self._stop.wait()
             for task in loops:
                 task.cancel()
-        self._feed(Stopping())
         log.info("broker_stops")
 
     def close(self) -> None:
@@ -353,7 +343,7 @@ class BrokerService:
         process = psutil.Process()
         while True:
             with contextlib.suppress(OSError):  # reading them takes a descriptor, and there may be none
-                self._feed(ProcessFigures(_process_figures(process)))
+                self._feed(ProcessFigures(process_figures(process)))
             await asyncio.sleep(FIGURES_S)
 
     # --- what is to be done ------------------------------------------------------------------------------------------
@@ -375,7 +365,7 @@ class BrokerService:
     def _perform(self, action: act.Action) -> Event | None:
         if failpoints.armed and (place := _POINTS.get(type(action))) is not None:
             failpoints.reached(place)
-        if isinstance(action, Write | act.WriteSteps):
+        if isinstance(action, Write):
             return self._write(action)
         match action:
             case act.SayClient() | act.OrderWorker() | act.Dispatch():
@@ -414,19 +404,15 @@ class BrokerService:
     def _see_to(self, action: act.CountDescriptors | act.OpenDoor | act.Solve) -> Event | None:
         match action:
             case act.CountDescriptors():
-                return DescriptorsCounted(_num_descriptors(), _descriptor_limit())
+                return DescriptorsCounted(num_descriptors(), descriptor_limit())
             case act.OpenDoor(door):
                 self._doors[door].let_in()
             case act.Solve(number, question):
                 self._solver.ask(number, question)
         return None
 
-    def _write(self, write: Write | act.WriteSteps) -> Event | None:
+    def _write(self, write: Write) -> Event | None:
         """Hand it to the journal's thread; its fact comes later. Without a journal it is there at once."""
-        if isinstance(write, act.WriteSteps):
-            if self._writer is not None:
-                self._writer.write_steps(write.steps)
-            return None
         if self._writer is None:
             return written(write)
         self._writer.write(write)
@@ -473,95 +459,4 @@ def _within(event: Frames | Overstepped) -> Frames:
 
 
 def _closed(door: str, event: GateClosed) -> Event:
-    return DoorClosed(door, event.code, _descriptor_limit())
-
-
-def _descriptor_limit() -> int:
-    """As it is now: it can be changed from outside."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _process_figures(process: psutil.Process) -> dict[str, float]:
-    return {
-        "resident_bytes": process.memory_info().rss,
-        "descriptors": _num_descriptors(),
-        "threads": process.num_threads(),
-        "tasks": len(asyncio.all_tasks()),
-    }
-
-
-def _num_descriptors() -> int:
-    """Open ones. Newer kernels tell the number without listing them."""
-    try:
-        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
-    except OSError:  # listing takes one itself
-        return _descriptor_limit()
-
-
-def _core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, lineage: Lineage) -> BrokerSettings:
-    broker, health = settings.broker, settings.health
-    return BrokerSettings(
-        beat_endpoint=beat_endpoint,
-        data_endpoint=data_endpoint,
-        lineage=lineage,
-        version=__version__,
-        beat_interval_s=settings.worker.beat_interval_s,
-        lease_s=settings.worker.lease_s,
-        prefix_cache=broker.prefix_cache and broker.kv_cache,
-        trace_steps=broker.trace_steps,
-        profile_every=settings.log.profile_every,
-        check_rules=broker.check_rules,
-        run=f"{secrets.token_hex(2)}-",
-        requests=RequestSettings(
-            broker.max_queue,
-            broker.client_grace_s,
-            broker.retain_s,
-            has_journal=settings.state_dir is not None,
-            too_large_patience_s=broker.too_large_patience_s,
-        ),
-        scheduler=SchedulerSettings(
-            mode=broker.mode,
-            step_tokens=broker.step_tokens,
-            prefill_chunk=broker.prefill_chunk,
-            max_running=broker.max_running,
-            kv_cache=broker.kv_cache,
-            step_target_s=broker.step_target_s,
-            kv_headroom=broker.kv_headroom,
-            max_passed=broker.max_passed,
-            max_passed_s=broker.max_passed_s,
-        ),
-        plan=PlanSettings(
-            rules=_rules(settings),
-            min_workers=broker.min_workers,
-            settle_s=broker.settle_s,
-            prepare_timeout_s=broker.prepare_timeout_s,
-            activate_timeout_s=broker.activate_timeout_s,
-            max_sequences=settings.worker.max_sequences,
-            rebuild=RebuildSettings(settings.recovery.chunk, from_tokens=settings.recovery.source == "tokens"),
-        ),
-        health=HealthSettings(health.beat_timeout_s, health.hang_factor, health.hang_min_s),
-        recheck=RecheckSettings(settings.recovery.recheck_every_s),
-    )
-
-
-def _rules(settings: Settings) -> PlanRules:
-    plan, broker = settings.plan, settings.broker
-    pins: dict[str, LayerRange] = {}
-    for name, text in plan.pins.items():
-        first, _, last = text.partition("-")
-        pins[name] = LayerRange(int(first), int(last or first) + 1)
-    return PlanRules(
-        mode=broker.mode,
-        objective=plan.objective,
-        load=Load(plan.rows, plan.context, plan.prompt),
-        kv_positions=plan.kv_positions,
-        margin=plan.margin,
-        step_positions=broker.step_tokens,
-        max_running=broker.max_running,
-        min_memory_bytes=int(plan.min_memory),
-        min_layers_per_s=plan.min_layers_per_s,
-        pins=pins,
-        caps=dict(plan.caps),
-        exclude=frozenset(plan.exclude),
-        standby=plan.standby,
-    )
+    return DoorClosed(door, event.code, descriptor_limit())

@@ -166,8 +166,7 @@ class BrokerSettings(Section):
     )
     trace_steps: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         default=4096,
-        description="Steps whose times are kept in memory for swarmctl trace; 1 to 3 KB each. A journal gets "
-        "them, too, with under 100 bytes each. 0 keeps none. "
+        description="Steps whose times are kept in memory for swarmctl trace; 1 to 3 KB each. 0 keeps none. "
         "The default is a minute or two of a small model, more of a large one.",
     )
 

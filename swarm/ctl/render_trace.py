@@ -35,8 +35,11 @@ def _sequence(sequence: Body) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(""), head]
     if isinstance(sums, Mapping) and tokens:
         parts += [_sums(sums), _stages(rows_of(sequence.get("stages"))), _tokens(tokens)]
-    elif "tokens" in sequence:
+        return parts
+    if "tokens" in sequence:
         parts.append(Text("no token of it is traced: none is done yet, or its steps were too long ago"))
+    if stages := rows_of(sequence.get("stages")):
+        parts.append(_stages(stages))
     return parts
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from swarm.broker.actions import ReadList, ReadRequest, WriteAnew, WriteEnd, WriteEpoch, WriteSteps
+from swarm.broker.actions import ReadList, ReadRequest, WriteAnew, WriteEnd, WriteEpoch
 from swarm.broker.events import EndNotWritten, JournalBroke, JournalMended, JournalRenewed, ListRead, RequestRead
 from swarm.broker.journal import Lasting, Write, Written, written
 from swarm.broker.journal.database import UnsyncedJournal
@@ -209,9 +209,7 @@ class Journal:
         self.alive = False
         self._news.break_off()
 
-    def write(self, write: Write | WriteSteps) -> None:
-        if isinstance(write, WriteSteps):
-            return  # no promise: it may be lost at any time
+    def write(self, write: Write) -> None:
         refuses = self._is_broken and not self._awaits_rewrite
         if refuses and isinstance(write, WriteEpoch):
             self._epochs.append(write)

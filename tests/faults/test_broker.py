@@ -16,8 +16,8 @@ import pytest
 
 from swarm import AsyncClient
 from swarm.broker.actions import WriteEpoch
-from swarm.broker.journal import reserve
 from swarm.broker.journal.database import FILE, VERSION
+from swarm.broker.journal.disk import RESERVE, RESERVED
 from swarm.broker.journal.salvage import ASIDE
 from swarm.broker.journal.store import Moment, Store
 from swarm.errors import SwarmError
@@ -261,7 +261,7 @@ async def test_the_broker_dies_while_the_disk_is_full(
                 assert "full" in (await client.query("status"))["journal_problem"]
                 (disk / "ballast").unlink()
             await swarm.until(client, "status", lambda s: not s["journal_problem"])
-            assert (disk / "state" / reserve.FILE).stat().st_size == reserve.SIZE
+            assert (disk / "state" / RESERVE).stat().st_size == RESERVED
             assert await ask(client, 2) == expected[2]
 
 
@@ -289,7 +289,7 @@ def test_a_journal_that_can_not_grow(tmp_path: Path) -> None:
         _fill(disk / "ballast")
         second = Store(disk)
         assert second.past(Moment.now(), retained_s=60.0).epoch == 7
-        assert second.reserve.num_bytes > reserve.SIZE // 2, "most is left for epochs"
+        assert second.reserve.num_bytes > RESERVED // 2, "most is left for epochs"
         assert (disk / f"{FILE}-wal").stat().st_size
         for store in (first, second):
             store.close()

@@ -43,6 +43,20 @@ class Proposal:
     standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()
     back: Back | None = None
 
+    def is_like(self, plan: Plan) -> bool:
+        """Whether the same workers have the same layers, in the same order."""
+        return list(self.shares) == [(stage.incarnation, stage.layers) for stage in plan.stages]
+
+    def is_worth_it(self, current: Plan, margin: float) -> bool:
+        """Whether a change from the plan in force to this one pays: that one can't go on, or this one is quicker by
+        more than the margin; or, where stages take turns, a newcomer gets its part and nobody goes."""
+        if self.is_like(current):
+            return False
+        chosen = {incarnation for incarnation, _ in self.shares}
+        if self.now_s is None or (self.forecast.takes_turns and current.members < chosen):
+            return True
+        return self.now_s > self.forecast.step_s * (1 + margin)
+
 
 class Table:
     """The workers at hand, as devices, and what is asked of them. ``thorough``: see ``Forecast``."""
@@ -70,7 +84,9 @@ class Table:
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
 
     def best(self) -> Proposal | Shortage:
-        """The quickest of all ways; with room for the keys and values that are wanted, or failing that, without."""
+        """Find the quickest way; with room for the keys and values that are wanted, or failing that, without."""
+        if self._lacks_a_second is not None:
+            return self._lacks_a_second
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             found = [each for problem, chosen in self._problems(kv_positions) if (each := self._solve(problem, chosen))]
             if found:
@@ -83,7 +99,7 @@ class Table:
         return shortage
 
     def about(self) -> float | None:
-        """A step's time with all of them in this order, the last one anywhere, quickly found; None if there is none."""
+        """Bound a step's time from above, quickly: fixed order, only the last device moved; None: there is no way."""
         found = []
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             for problem, chosen in self._problems(kv_positions):
@@ -107,6 +123,16 @@ class Table:
         used = [self._workers[share.device].hello for share in line]
         return all(h.device == "cpu" for h in used) and len({self._host(share.device) for share in line}) == 1
 
+    @property
+    def _lacks_a_second(self) -> Shortage | None:
+        """The reason if one worker is pinned to all layers, in a mode that needs two stages."""
+        whole = LayerRange(0, self._manifest.num_layers)
+        found = [name for name in self._names if self._rules.pins.get(name) == whole]
+        if self._rules.mode != "overlapped" or not found:
+            return None
+        text = f"another pin for {found[0]}, or another broker.mode: all layers are pinned to it, and mode overlapped"
+        return Shortage(f"{text} needs two stages", 0)
+
     # --- the problems ------------------------------------------------------------------------------------------------
 
     def _problems(self, kv_positions: int) -> Iterator[tuple[Problem, list[int]]]:
@@ -122,7 +148,7 @@ class Table:
                 yield self._problem(group, kv_positions, takes_turns=True), group
 
     def _host_groups(self) -> list[list[int]]:
-        """Workers of one machine's cores, a list for each machine; one list of all if there is but one machine."""
+        """Group workers by the machine whose cores they use; one list of all if there is but one machine."""
         if any(worker.hello.device != "cpu" for worker in self._workers):
             found: dict[str, list[int]] = {"": []}
         else:
@@ -159,14 +185,14 @@ class Table:
         )
 
     def _honest(self, problem: Problem, chosen: list[int]) -> Problem:
-        """With what the choice left aside: hops, and what each stage costs beside its layers."""
+        """Restore what the choice left aside: hops, and what each stage costs beside its layers."""
         own = [self._device(i, alone=problem.takes_turns) for i in chosen]
         if problem.takes_turns:
             own = _alike(own)
         return replace(problem, devices=tuple(own), free_hops=False)
 
     def _unknown(self, *, alone: bool) -> float:
-        """A layer's time with somebody who has not measured it."""
+        """Guess a layer's time with somebody who has not measured it."""
         known = [s.layer_s(self._load) for w in self._workers if (s := Speeds.of(w.hello.costs, alone=alone))]
         return median(known) if known else UNKNOWN_S
 
@@ -217,13 +243,13 @@ class Table:
         return Proposal(shares, told, self._now_s(problem.kv_positions), self._standby(problem, real))
 
     def _standby(self, problem: Problem, line: Line) -> tuple[tuple[str, tuple[LayerRange, ...]], ...]:
-        """What everybody keeps for others, whether or not it was looked at for the plan."""
+        """Choose what everybody keeps for others, whether or not it was looked at for the plan."""
         everybody = self._problem(list(range(len(self._ids))), problem.kv_positions, takes_turns=problem.takes_turns)
         kept = standby(everybody, line, self._rules.standby)
         return tuple((self._ids[index], layers) for index, layers in sorted(kept.items()))
 
     def come_back(self, fallen: Plan, positions: int) -> Proposal | None:
-        """See ``wanted.come_back``; all workers at hand are looked at."""
+        """Find the way back as ``proposals.come_back`` says; all workers at hand are looked at."""
         places, everybody = self._places(), list(range(len(self._ids)))
         survivors = tuple(Share(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
@@ -251,7 +277,7 @@ class Table:
         return in_turns or (self._rules.mode == "auto" and plan.shares_cores)
 
     def _others(self, problem: Problem, chosen: list[int], now_s: float) -> tuple[tuple[str, str], ...]:
-        """Those who were not looked at together with the chosen ones, and why: what all together would do."""
+        """Say why some were not looked at together with the chosen ones: what all together would do."""
         rest = [i for i in range(len(self._ids)) if i not in chosen]
         if not rest:
             return ()
@@ -264,27 +290,16 @@ class Table:
         )
 
     def in_force(self) -> Proposal | None:
-        """The plan in force, as if it were made now; None if there is none, or it can't go on."""
+        """Propose the plan in force, as if it were made now; None if there is none, or it can't go on."""
         found = self._current_line()
         return None if found is None else self._proposal(*found, list(range(len(self._ids))))
 
     def kept(self, found: Proposal) -> Proposal:
-        """The plan in force instead of this one, if it can go on and this one is no better than the margin; but where
-        stages take turns, a newcomer gets its part."""
+        """Propose the plan in force instead of this one, if it can go on and this one is not worth a change."""
         in_force = self._current_line()
-        if in_force is None or self._current is None or found.now_s is None:
+        if in_force is None or self._current is None or found.is_like(self._current) or self._is_refused():
             return found
-        members = [stage.incarnation for stage in self._current.stages]
-        newcomers = {incarnation for incarnation, _ in found.shares} - set(members)
-        if (
-            newcomers
-            and found.forecast.takes_turns
-            and set(members) <= {incarnation for incarnation, _ in found.shares}
-        ):
-            return found
-        if found.now_s > found.forecast.step_s * (1 + self._rules.margin) or self._is_refused():
-            return found
-        if list(found.shares) == [(stage.incarnation, stage.layers) for stage in self._current.stages]:
+        if found.is_worth_it(self._current, self._rules.margin):
             return found
         return self._proposal(*in_force, list(range(len(self._ids))))
 
@@ -294,16 +309,16 @@ class Table:
         return any(self._workers[places[s.incarnation]].refuses(s.layers) for s in stages)
 
     def _now_s(self, kv_positions: int) -> float | None:
-        """What a step takes with the plan in force; None if it can't go on."""
+        """Predict what a step takes with the plan in force; None if it can't go on."""
         in_force = self._in_force(kv_positions)
         return None if in_force is None else tables.step_seconds(*in_force)
 
     def _current_line(self) -> tuple[Problem, Line] | None:
-        """The plan in force, with the room that the rules ask for if it has it."""
+        """Lay out the plan in force, with the room that the rules ask for if it has it."""
         return self._in_force(self._rules.kv_positions) or self._in_force(0)
 
     def _in_force(self, kv_positions: int) -> tuple[Problem, Line] | None:
-        """The plan in force; None if there is none, or it may not be so any more."""
+        """Lay out the plan in force; None if there is none, or it may not be so any more."""
         places = self._places()
         if self._current is None or any(s.incarnation not in places for s in self._current.stages):
             return None
@@ -322,7 +337,7 @@ class Table:
 
 
 def _link(measured: LinkCost | None) -> Link:
-    """The way as it was measured, within bounds that can be reckoned with."""
+    """Take the way as it was measured, within bounds that can be reckoned with."""
     if measured is None:
         return Link()
     return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
@@ -335,7 +350,7 @@ def alone_s(worker: Worker, load: Load) -> float:
 
 
 def _alike(devices: Sequence[Device]) -> list[Device]:
-    """Processes that use the same cores in turn are equally quick: whatever tells them apart disturbed a measurement.
+    """Make processes that use the same cores in turn equally quick: whatever tells them apart disturbed a measurement.
     The best figure of each kind is the least disturbed."""
     groups: dict[tuple[str, str, int], list[Device]] = {}
     for device in devices:

@@ -1,19 +1,19 @@
-"""From a proposal to the plan that is carried out: every stage with its endpoint and its bytes."""
+"""Makes of a proposal the plan that is carried out: every stage with its endpoint and its bytes."""
 
 from __future__ import annotations
 
 from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.drafts.pipeline import check_stages, planned_stage
+from swarm.broker.drafts.pipeline import check_pipeline
 from swarm.broker.state import Plan, StagePlan, State, Worker
 from swarm.wire.messages import LayerRange, Manifest, layers_of, loaded_layers, ranges_of
 
 
 def draft(state: State, proposal: Proposal, epoch: int) -> Plan:
-    """The plan of this epoch. One that breaks a rule of the stages is a bug, and goes nowhere."""
+    """Make the plan of this epoch. One that is no pipeline is a bug, and goes nowhere."""
     manifest = state.manifest
     assert manifest is not None
     stages = tuple(_stage(state.workers[who], layers, manifest) for who, layers in proposal.shares)
-    check_stages([planned_stage(manifest, s.layers, s.device) for s in stages], manifest, "auto", len(stages))
+    check_pipeline([stage.layers for stage in stages], manifest.num_layers)
     back = "" if proposal.back is None else proposal.back.choice
     return Plan(epoch, stages, proposal.forecast.objective, proposal.forecast, proposal.standby, back)
 

@@ -1,4 +1,4 @@
-"""Who would hold which layers if the plan were made now.
+"""Proposals: who would hold which layers if the plan were made now.
 
 From what workers said and what is set by hand to the problems that the search solves. Which problem it is depends on
 how steps will run:
@@ -36,8 +36,8 @@ def propose(
     suppose: Suppose | None = None,
     thorough: bool = False,
 ) -> Proposal | Shortage:
-    """The plan that would be made now. Nobody gets what it has refused; with fewer workers the others' ranges change,
-    so they are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks."""
+    """Propose a plan as of now. Nobody gets what it has refused; with fewer workers the others' ranges change, so they
+    are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks."""
     suppose = suppose or Suppose()
     if suppose.objective:
         rules = replace(rules, objective=suppose.objective)
@@ -65,9 +65,9 @@ def propose(
 
 
 def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> Proposal | None:
-    """After the death of some of a plan's stages: the same plan, its lost layers with whoever lets sequences run again
-    soonest. ``positions``: of all sequences that run. None if that can't be done, and a plan must be made from
-    scratch."""
+    """Propose, after the death of some of a plan's stages, the same plan, its lost layers with whoever lets sequences
+    run again soonest. ``positions``: of all sequences that run. None if that can't be done, and a plan must be made
+    from scratch."""
     leaving = [w for w in state.workers.values() if w.state is WorkerState.LEAVING and w.incarnation in fallen.members]
     workers = [*_usable(state, rules), *leaving]
     if state.manifest is None or not any(w.incarnation in fallen.members for w in workers):
@@ -80,8 +80,8 @@ def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> P
 
 
 def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
-    """The plan's forecast with all reasons, and with what one more worker would change. This takes as long as making
-    some plans, and nobody waits for it but who asks."""
+    """Complete the plan's forecast by all reasons, and by what one more worker would change. This takes as long as
+    making some plans, and nobody waits for it but who asks."""
     if plan.forecast is None:
         return None
     forecast = replace(plan.forecast, left_out=_left_out(state, rules, plan), is_thorough=True)
@@ -89,9 +89,9 @@ def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
 
 
 def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, str], ...]:
-    """The same reasons as if the plan were made now. It may be another one than would be made, as after a death."""
+    """Find the reasons as if the plan were made now. It may be another one than would be made, as after a death."""
     found: Proposal | Shortage | None = propose(state, rules, thorough=True)
-    if not isinstance(found, Proposal) or list(found.shares) != [(s.incarnation, s.layers) for s in plan.stages]:
+    if not isinstance(found, Proposal) or not found.is_like(plan):
         workers = _usable(state, rules)
         found = Table(state, rules, workers, Suppose(), thorough=True).in_force() if workers else None
     if found is None:
@@ -100,8 +100,8 @@ def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, st
 
 
 def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
-    """With another worker like the plan's quickest, on a machine of its own. Among many workers only one order is
-    looked at, of those of the plan and the quickest others: it may be better still."""
+    """Add what another worker like the plan's quickest would change, on a machine of its own. Among many workers only
+    one order is looked at, of those of the plan and the quickest others: it may be better still."""
     workers = _usable(state, rules)
     used = [worker for worker in workers if worker.incarnation in plan.members]
     if not used:
@@ -122,7 +122,7 @@ def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecas
 
 
 def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
-    """Equal as long as the same plan would be made: a key for what was worked out before."""
+    """A key for what was worked out before: equal as long as the same plan would be made."""
     workers = tuple(
         (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned) for w in state.workers.values() if not w.is_gone
     )
@@ -131,14 +131,14 @@ def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class Wanted:
-    """What is wanted at present; worked out again only when something that it depends on has changed."""
+    """The plan that is wanted; worked out again only when something that it depends on has changed."""
 
     state: State
     rules: PlanRules
     _remembered: tuple[object, Proposal | Shortage] | None = None
 
     def now(self) -> Proposal | Shortage:
-        """The plan that would be made now."""
+        """Propose the plan that would be made now."""
         state = self.state
         key = what_a_plan_rests_on(state)
         if self._remembered is None or self._remembered[0] != key:
@@ -152,25 +152,16 @@ class Wanted:
         if current is None:
             return False
         found = self.now()
-        if isinstance(found, Shortage):
-            return False
-        if list(found.shares) == [(s.incarnation, s.layers) for s in current.stages]:
-            return False
-        if found.now_s is None:
-            return True
-        newcomers = {incarnation for incarnation, _ in found.shares} - current.members
-        if newcomers and found.forecast.takes_turns and current.members <= {i for i, _ in found.shares}:
-            return True
-        return found.now_s > found.forecast.step_s * (1 + self.rules.margin)
+        return isinstance(found, Proposal) and found.is_worth_it(current, self.rules.margin)
 
     def shortage_without(self, worker: Worker) -> str | None:
-        """What the swarm would wait for without this worker; None if it could do without."""
+        """Say what the swarm would wait for without this worker; None if it could do without."""
         found = propose(self.state, self.rules, without=worker)
         return found.text if isinstance(found, Shortage) else None
 
 
 def _candidates(state: State) -> list[Worker]:
-    """Members in pipeline order: those of the present plan first, where they are, then by arrival."""
+    """List members in pipeline order: those of the present plan first, where they are, then by arrival."""
     current = state.book.current
     place = {s.incarnation: i for i, s in enumerate(current.stages)} if current else {}
     members = [w for w in state.workers.values() if w.state in (WorkerState.MEMBER, WorkerState.REFUSED)]
@@ -178,12 +169,12 @@ def _candidates(state: State) -> list[Worker]:
 
 
 def _usable(state: State, rules: PlanRules) -> list[Worker]:
-    """The candidates that the rules don't exclude."""
+    """List the candidates that the rules don't exclude."""
     return [worker for worker in _candidates(state) if worker.name not in rules.exclude]
 
 
 def _refusals(workers: list[Worker], text: str) -> str:
-    """The text with everybody's reason; empty if nobody refuses."""
+    """Fill the text with everybody's reason; empty if nobody refuses."""
     return text.format("; ".join(f"{w.name} refused: {w.reason}" for w in workers))[:3000] if workers else ""
 
 

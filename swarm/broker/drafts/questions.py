@@ -17,8 +17,8 @@ Found = Proposal | Shortage | Forecast | None
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that an answer depends on. ``suppose`` None: why is the plan in force as it is, and what would one more
-    worker change? ``without``: the plan that would be made if this worker (its incarnation) had gone."""
+    """A question with all that its answer depends on. ``suppose`` None: why is the plan in force as it is, and what
+    would one more worker change? ``without``: the plan that would be made if this worker (its incarnation) had gone."""
 
     manifest: Manifest | None
     workers: tuple[Worker, ...]
@@ -29,7 +29,7 @@ class Question:
 
 
 def answered(question: Question) -> Found:
-    """Takes its time. Changes nothing."""
+    """Find the answer. Takes its time, changes nothing."""
     workers = {worker.incarnation: worker for worker in question.workers}
     state = State(manifest=question.manifest, workers=workers, book=PlanBook(current=question.current))
     if question.without:

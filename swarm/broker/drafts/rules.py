@@ -1,4 +1,4 @@
-"""What a plan must keep to, as it was set by hand."""
+"""Rules that a plan must keep to, as they were set by hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from swarm.wire.messages import Hello, LayerRange
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """What a plan must keep to. ``margin``: a plan in force is changed for speed alone if the new one is quicker by
-    more than this part. ``pins``, ``caps``, ``exclude``: by workers' names. ``min_layers_per_s``: of one decoding
+    """Rules that a plan must keep to. ``margin``: a plan in force is changed for speed alone if the new one is quicker
+    by more than this part. ``pins``, ``caps``, ``exclude``: by workers' names. ``min_layers_per_s``: of one decoding
     sequence, a worker's least speed. ``standby``: which layers are kept warm for the case that their holder dies."""
 
     mode: str = "auto"
@@ -31,7 +31,7 @@ class PlanRules:
     standby: Standby = "neighbours"
 
     def why_not(self, hello: Hello) -> str | None:
-        """Why this worker is not wanted as a member; None if it is."""
+        """Say why this worker is not wanted as a member; None if it is."""
         if hello.memory_bytes < self.min_memory_bytes:
             return (
                 f"it may use {hello.memory_bytes / 2**20:.0f} MiB for the model, and this swarm takes workers from "

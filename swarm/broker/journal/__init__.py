@@ -1,8 +1,9 @@
 """The durable record: what must not be forgotten before somebody is told of it.
 
 Comes in: writes that the core asks for. Goes out: facts that they are done. Dispatch never waits. ``store`` is the
-file, ``writer`` the thread that writes it, ``steps`` what it has for traces. ``doubts`` says whether it can still be
-believed, ``salvage`` makes a new one of what is left.
+file (``database``: its tables; ``records``: what they tell; ``disk``: the room that it takes), ``writer`` the thread
+that writes it, ``reader`` those that read it. ``doubts`` says whether it can still be believed, ``salvage`` makes a new
+one of what is left.
 """
 
 from __future__ import annotations

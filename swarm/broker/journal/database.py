@@ -9,19 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swarm.broker.journal import reserve
-from swarm.broker.journal.log_length import PAGE
-from swarm.broker.journal.reserve import Reserve
+from swarm.broker.journal.disk import NO_ROOM, PAGE, Reserve, checkpoint_pages, is_full
 from swarm.errors import JournalError
 
 FILE = "journal.db"
-VERSION = 3
+VERSION = 4
 BUSY_S = 1.0  # nobody else writes; a reader at the wrong moment is waited for so long
-# Of 4 KiB: how much the write-ahead log holds before it is folded into the file. Folding takes syncs: with 512 a small
-# transaction costs up to half as much again as with 2,048. But a small disk must not be filled by the log alone.
-CHECKPOINT_PAGES = 2048
-LEAST_PAGES = 64
-SHARE_OF_DISK = 256  # the log takes no more than one part in so many of the whole file system
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -55,19 +48,6 @@ CREATE TABLE tokens (
 _TIMES = """
 -- By the same clock as accepted_tick; NULL if the machine was started again since.
 ALTER TABLE requests ADD COLUMN ended_tick REAL;
-CREATE TABLE steps (                -- see ``journal.steps``
-    number INTEGER PRIMARY KEY,
-    boot TEXT NOT NULL,             -- whose monotonic clock the ticks are of
-    first_tick REAL NOT NULL,       -- when the first of them was dispatched
-    last_tick REAL NOT NULL,        -- when the last of them was answered
-    lowest INTEGER NOT NULL,        -- of the sequences that had rows in them
-    highest INTEGER NOT NULL,
-    written_at REAL NOT NULL,       -- wall clock
-    num_bytes INTEGER NOT NULL,     -- that this row takes, about
-    steps BLOB NOT NULL
-);
-CREATE INDEX steps_in_time ON steps (boot, last_tick);
-CREATE INDEX steps_by_age ON steps (written_at, num_bytes);
 """
 _RECENT = """
 CREATE TABLE recent (               -- tokens of the last steps; see ``journal.recent``
@@ -76,16 +56,20 @@ CREATE TABLE recent (               -- tokens of the last steps; see ``journal.r
 );
 """
 
+_NO_STEPS = """
+DROP TABLE IF EXISTS steps;           -- versions 2 and 3 kept times of steps for traces
+"""
+
 _PIECE = 1 << 20
 _REMEDY = "make room or grant the right to write there, or name another directory with --state-dir"
-_STEPS = (_TABLES, _TIMES, _RECENT)  # from version n to n + 1
+_STEPS = (_TABLES, _TIMES, _RECENT, _NO_STEPS)  # from version n to n + 1
 _CUT_SHORT = (sqlite3.SQLITE_IOERR_SHORT_READ,)
 _NOT_SYNCED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 
 
 def opened(path: Path, kept: Reserve) -> sqlite3.Connection:
-    """The file, made or brought to this version if need be. ``kept``: what it may take of, if the disk is full: a
-    broker that died must be able to come back. Raises JournalError."""
+    """Open the file, made or brought to this version if need be. ``kept``: room to take from if the disk is full, since
+    a broker that died must be able to come back. Raises JournalError."""
     while True:
         try:
             return _opened(path)
@@ -113,8 +97,8 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Prompts and answers are for their owner's eyes: a new file is so before anything is in it, and SQLite makes its
-    log and the log's index like it. What an older version has made is mended."""
+    """Keep others from reading: a new file is its owner's alone before anything is in it, and SQLite makes its log and
+    the log's index like it. What an older version has made is mended."""
     with suppress(FileExistsError):  # opened only if it is new: closing a file drops this process's locks on it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for each in (path, log_of(path), path.with_name(f"{path.name}-shm")):
@@ -122,7 +106,7 @@ def _make_private(path: Path) -> None:
 
 
 def take_from_others(path: Path) -> None:
-    """If this file is ours, nobody else may read it from now on. Where that can't be had, it is as it was."""
+    """Keep others from reading this file, if it is ours; where that can't be had, leave it as it is."""
     with suppress(OSError):
         found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
@@ -130,7 +114,7 @@ def take_from_others(path: Path) -> None:
 
 
 def opened_for_reading(path: Path) -> sqlite3.Connection:
-    """Another connection, which can't write: for another thread. Raises JournalError."""
+    """Open another connection, which can't write: for another thread. Raises JournalError."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -150,7 +134,7 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA wal_autocheckpoint = 0")  # see ``log_length``
+    db.execute("PRAGMA wal_autocheckpoint = 0")  # see ``disk``
     db.execute(f"PRAGMA journal_size_limit = {checkpoint_pages(path.parent) * PAGE}")
     _migrate(db, version)
     # What a killed process has written, and perhaps not synced, is about to be believed: from here on it lasts.
@@ -160,16 +144,8 @@ def _prepare(path: Path, db: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(problem)
 
 
-def checkpoint_pages(directory: Path) -> int:
-    try:
-        disk = os.statvfs(directory)
-    except OSError:
-        return CHECKPOINT_PAGES
-    return max(LEAST_PAGES, min(CHECKPOINT_PAGES, disk.f_blocks * disk.f_frsize // SHARE_OF_DISK // PAGE))
-
-
 def _make_last(path: Path, db: sqlite3.Connection) -> None:
-    """All of it is written into the file, and that is synced. If there is no room, it stays in the log, synced."""
+    """Write all of the log into the file, synced. If there is no room for that, it stays in the log, synced."""
     try:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
@@ -179,8 +155,8 @@ def _make_last(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _sync_log(path: Path) -> None:
-    """A sync may have failed in the hands of a broker that was killed then. What it had written is still read, though
-    it is not on the disk, and another sync does nothing for it. So it is written once more, in its place."""
+    """Write the log once more, in its place, and sync it. A sync may have failed in the hands of a broker that was
+    killed then: what it had written is read, though it is not on the disk, and another sync does nothing for it."""
     try:
         log = os.open(log_of(path), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -201,7 +177,7 @@ def _write_again(file: int) -> None:
 
 
 def _no_access(path: Path, error: Exception) -> JournalError:
-    kind = FullDisk if getattr(error, "errno", None) in reserve.NO_ROOM else JournalError
+    kind = FullDisk if getattr(error, "errno", None) in NO_ROOM else JournalError
     return kind(f"the journal {path} can't be opened ({_reason(error)}): {_REMEDY}")
 
 
@@ -211,7 +187,7 @@ def log_of(path: Path) -> Path:
 
 
 def _migrate(db: sqlite3.Connection, version: int) -> None:
-    """One step for each version that there has been, each a transaction of its own."""
+    """Take one step for each version that there has been, each a transaction of its own."""
     for number in range(version, VERSION):
         with transaction(db):
             for statement in _STEPS[number].split(";\n"):
@@ -221,11 +197,11 @@ def _migrate(db: sqlite3.Connection, version: int) -> None:
 
 
 def in_words(path: Path, error: sqlite3.Error) -> JournalError:
-    """What SQLite says, as what it means for the journal."""
+    """Say what an error of SQLite means for the journal."""
     if is_damage(error):
         return DamagedJournal(f"the journal {path} is damaged ({_reason(error)})")
     if _is_unsynced(error):
-        why = "the disk is full" if reserve.is_full(path.parent) else _reason(error)
+        why = "the disk is full" if is_full(path.parent) else _reason(error)
         return UnsyncedJournal(
             f"the journal {path} could not be synced, so it is not known what is on the disk ({why})"
         )
@@ -236,7 +212,7 @@ def in_words(path: Path, error: sqlite3.Error) -> JournalError:
 
 
 class DamagedJournal(JournalError):
-    """What is there can't be read as a whole; see ``salvage``."""
+    """The file can't be read as a whole; see ``salvage``."""
 
 
 class UnsyncedJournal(JournalError):
@@ -244,7 +220,7 @@ class UnsyncedJournal(JournalError):
 
 
 class FullDisk(JournalError):
-    """There is no room for what is to be written."""
+    """The disk has no room for what is to be written."""
 
 
 class transaction:
@@ -276,7 +252,7 @@ def snapshot(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """The file is not what it was, which no waiting helps; else the disk or its rights are in the way."""
+    """Whether the file is not what it was, which no waiting helps; else the disk or its rights are in the way."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return isinstance(error, sqlite3.DatabaseError)
@@ -288,16 +264,16 @@ def _is_unsynced(error: sqlite3.Error) -> bool:
 
 
 def is_refusal(error: sqlite3.Error) -> bool:
-    """The disk does not take it, which says nothing about what was to be written."""
+    """Whether the disk does not take it, which says nothing about what was to be written."""
     return _is(error, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def _is_full(path: Path, error: sqlite3.Error) -> bool:
-    """A quota, or a disk that says so only at a sync, or no room for the log's index, are for SQLite an error of input
-    and output like any other: then it is tried out."""
+    """Whether the disk is full. Quotas, disks that say so only at a sync, and an index of the log without room are
+    errors of input and output like any other for SQLite: then it is tried out."""
     if _is(error, sqlite3.SQLITE_FULL):
         return True
-    return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and reserve.is_full(path.parent)
+    return _is(error, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and is_full(path.parent)
 
 
 def _is(error: sqlite3.Error, *codes: int) -> bool:

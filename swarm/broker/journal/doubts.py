@@ -1,4 +1,4 @@
-"""Whether the journal's files can still be believed, while a broker writes them. Decides; the writer's thread acts.
+"""Decides whether the journal's files can still be believed while a broker writes them; the writer's thread acts.
 
 Four things shake the belief:
 
@@ -41,7 +41,7 @@ Seen = Mapping[str, FileSeen | None]  # by name; None: it is not there
 
 
 def seen(path: Path) -> Seen:
-    """How the journal's file and its write-ahead log look from outside. It is asked twice per transaction."""
+    """Look at the journal's file and its write-ahead log from outside; asked twice per transaction."""
     name = os.fspath(path)
     return {path.name: _file_seen(name), f"{path.name}-wal": _file_seen(f"{name}-wal")}
 
@@ -75,12 +75,12 @@ class Doubts:
     _renew_at: float = 0.0
 
     def left(self, files: Seen) -> None:
-        """We have written, or looked: this is how the files are now."""
+        """Learn how the files are after we have written, or looked."""
         self._miss(files)
         self._left = files
 
     def find(self, files: Seen) -> None:
-        """Before we write again they look like this."""
+        """Compare how the files look, before we write again, with how we left them."""
         self._miss(files)
         self._is_touched |= any(was != files.get(name) for name, was in self._left.items() if was)
 
@@ -91,11 +91,11 @@ class Doubts:
             self.arise(f"the journal {self.path} was deleted or replaced while it was in use ({what})")
 
     def arise(self, reason: str) -> None:
-        """It can't be believed any more. The first reason stays."""
+        """Stop believing the journal. The first reason stays."""
         self.reason = self.reason or reason
 
     def failed(self, error: JournalError) -> None:
-        """Something could not be read or written. A disk that is full, say, is no reason for doubts."""
+        """Learn that something could not be read or written. A disk that is full, say, is no reason for doubts."""
         if isinstance(error, DamagedJournal | UnsyncedJournal):
             self.arise(str(error))
 
@@ -105,12 +105,12 @@ class Doubts:
         return Next.EXAMINE if self._is_touched and now >= self._examine_at else Next.GO_ON
 
     def examined(self, began: float, now: float, *, done: bool) -> None:
-        """It is what was written here; or that could not be found out."""
+        """Learn that the file holds what was written here; or that it could not be found out."""
         self._is_touched = not done
         self._examine_at = now + max(LEAST_S, SHARE * (now - began))
 
     def renewed(self, began: float, now: float, *, done: bool) -> None:
-        """The journal was begun anew, or that failed and will be tried again."""
+        """Learn that the journal was begun anew, or that it failed and will be tried again."""
         self._renew_at = now + max(LEAST_S, SHARE * (now - began) if done else 0.0)
         if done:
             self.reason, self._is_touched, self._left = "", False, {}

@@ -1,4 +1,4 @@
-"""How old something in the journal is, whatever happens to clocks.
+"""Tells how old something in the journal is, whatever happens to clocks.
 
 Age is counted on the boot clock, which nobody sets. Over a reboot there is only the wall clock, and that may be wrong
 when a machine starts: what is of an earlier boot is let go no sooner than ``SETTLED_S`` after the start, by when the
@@ -36,16 +36,16 @@ class Moment:
 
     @property
     def least_wall(self) -> float:
-        """What is in doubt is no older than by the earlier of the two."""
+        """The earlier of the two wall clocks: what is in doubt is no older than by that."""
         return min(self.wall, self.set_wall)
 
     @property
     def knows_the_time(self) -> bool:
-        """What is of an earlier boot may be judged."""
+        """Whether the age of something from an earlier boot may be judged."""
         return not self.boot or self.tick >= SETTLED_S
 
     def age_s(self, wall: float, tick: float | None, boot: str) -> float:
-        """Of something that was at this moment; ``tick`` is of that boot's clock, None: not known."""
+        """Age of something that was at this moment; ``tick`` is of that boot's clock, None: not known."""
         if tick is None or not boot or boot != self.boot:
             return max(0.0, self.wall - wall)
         return max(0.0, self.tick - tick)
@@ -60,7 +60,7 @@ def boot_id() -> str:
 
 
 def old(now: Moment, keep_s: float) -> dict[str, object]:
-    """Where the limits are beyond which something is older than that."""
+    """Find the limits, by each clock, beyond which something is older than that."""
     return {
         "wall": now.wall,
         "wall_limit": now.least_wall - keep_s,

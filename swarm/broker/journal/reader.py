@@ -14,19 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from swarm.broker.actions import ReadList, ReadRequest, StepTimes
+from swarm.broker.actions import ReadList, ReadRequest
 from swarm.broker.events import ListRead, RequestRead
-from swarm.broker.journal import steps
 from swarm.broker.journal.database import DamagedJournal, is_damage
 from swarm.broker.journal.store import MAX_LISTED, Moment, Store
 from swarm.broker.journal.values import Damaged
-from swarm.broker.reports.ended import row_of, traced
-from swarm.broker.reports.trace import RequestTimes, SequenceTimes, trace_of
-from swarm.broker.state.past import RequestRecord
+from swarm.broker.reports.ended import row_of
 from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.wire.messages import Json
 
 MAX_WAITING = 1 << 13  # the core asks for fewer; whoever comes when so many wait is told to come back
 MAX_REPORTS = 64  # that wait
@@ -64,7 +60,7 @@ class JournalReader:
         self._thread.start()
 
     def ask(self, ask: Ask) -> Found | None:
-        """The answer comes from the thread; or at once, that there is none now."""
+        """Ask the thread, which tells the answer; or return, at once, that there is none now."""
         with self._work:
             if len(self._asked) >= self.max_waiting:
                 return _without(ask, "too much is being read from the journal: try again in a moment")
@@ -103,7 +99,7 @@ class JournalReader:
             self.failed(error)
 
     def _next(self) -> list[Ask]:
-        """What was asked first, with some of those that ask for the same; nothing at the end."""
+        """Wait for what was asked first, and take along some of those that ask for the same; nothing at the end."""
         with self._work:
             while not self._asked and not self._stopping:
                 self._turn()
@@ -142,58 +138,21 @@ class JournalReader:
             return _without(ask, f"the journal can't be read: {error}")
 
     def _trace(self, ask: ReadList) -> ListRead:
-        """Of a request that has ended all that can be told, "" being the last; or the steps of any."""
+        """Tell all that is known of the request that has ended and has this id, or begins so; "" is the last one."""
         now, asked = Moment.now(), ask.query.request_id
         exact = self.store.request(asked, now)
-        if ask.only_steps:
-            return ListRead(ask.client, ask.query, (), steps=() if exact is None else self._steps_of(exact, now))
-        found = (
-            [exact] if exact is not None and exact.ended else list(self.store.beginning(asked, now, 2 if asked else 1))
-        )
-        rows = tuple(map(row_of, found)) if len(found) != 1 else (self._with_times(found[0]),)
-        return ListRead(ask.client, ask.query, rows)
-
-    def _steps_of(self, record: RequestRecord, now: Moment) -> tuple[StepTimes, ...]:
-        """None, if their times are of another clock than the one that goes now."""
-        life = steps.life_of(self.store, record.submit.request_id)
-        if life is None or life.boot != now.boot:
-            return ()
-        return steps.read(self.store, life, [each.id for each in record.sequences])
-
-    def _with_times(self, record: RequestRecord) -> Json:
-        row, request_id = row_of(record), record.submit.request_id
-        life = steps.life_of(self.store, request_id)
-        if life is None:
-            return row
-        found = steps.read(self.store, life, [each.id for each in record.sequences])
-        return traced(row, trace_of(_times_of(record, life), found)) if found else row
-
-
-def _times_of(record: RequestRecord, life: steps.Life) -> RequestTimes:
-    """It arrived when it was accepted: nothing is known of the moment before."""
-    sequences = (
-        SequenceTimes(
-            id=each.id,
-            index=each.index,
-            num_prompt=len(record.submit.prompt),
-            num_tokens=len(each.tokens),
-            reason=each.reason,
-            state="ended",
-            arrived_at=life.first,
-            started_at=None,
-            num_restored=max(1, len(each.tokens)),
-        )
-        for each in record.sequences
-    )
-    return RequestTimes(record.submit.request_id, life.last, tuple(sequences), restored=True)
+        if exact is not None and exact.ended:
+            return ListRead(ask.client, ask.query, (row_of(exact),))
+        found = self.store.beginning(asked, now, 2 if asked else 1)
+        return ListRead(ask.client, ask.query, tuple(map(row_of, found)))
 
 
 def _is_same(first: ReadList, ask: Ask) -> bool:
-    return isinstance(ask, ReadList) and (ask.query, ask.only_steps) == (first.query, first.only_steps)
+    return isinstance(ask, ReadList) and ask.query == first.query
 
 
 def _for(ask: Ask, found: Found) -> Found:
-    """The same answer for another client."""
+    """Give the same answer to another client."""
     assert isinstance(ask, ReadList)
     assert isinstance(found, ListRead)
     return replace(found, client=ask.client)
@@ -206,4 +165,4 @@ def _is_damage(error: Exception) -> bool:
 def _without(ask: Ask, problem: str) -> Found:
     if isinstance(ask, ReadRequest):
         return RequestRead(ask.request_id, None, problem)
-    return ListRead(ask.client, ask.query, (), problem, () if ask.only_steps else None)
+    return ListRead(ask.client, ask.query, (), problem)

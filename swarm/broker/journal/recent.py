@@ -25,7 +25,7 @@ Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence
 
 
 def add(db: sqlite3.Connection, tokens: Iterable[NewTokens]) -> int:
-    """Of one step, or of a few that were written together. One statement; how many rows there are then, about."""
+    """Add one step's tokens, or those of a few, in one statement. Returns how many rows there are then, about."""
     row = tuple((new.sequence, new.first, Part(new.ids, new.logprobs, new.hops)) for new in tokens)
     return db.execute("INSERT INTO recent (tokens) VALUES (?)", (sealed(row),)).lastrowid or 0
 
@@ -41,8 +41,8 @@ def fold(db: sqlite3.Connection) -> None:
 
 
 def read(db: sqlite3.Connection, kind: type[AnyPart]) -> Parts[AnyPart]:
-    """What has gathered, as it came. What is damaged is missing: it will be computed again, or written again when the
-    end of its sequence is not taken without it."""
+    """Read what has gathered, as it came. What is damaged is missing: it will be computed again, or written again when
+    the end of its sequence is not taken without it."""
     gathered: Parts[AnyPart] = {}
     for number, blob in db.execute("SELECT number, tokens FROM recent ORDER BY number"):
         try:
@@ -61,7 +61,7 @@ def highest(blob: object) -> int:
 
 
 def _runs(parts: list[tuple[int, RawPart]]) -> Iterator[tuple[int, RawPart]]:
-    """Those that follow one another without a gap become one."""
+    """Join those that follow one another without a gap."""
     start = end = parts[0][0]
     run: list[tuple[int, RawPart]] = []
     for first, part in parts:
@@ -74,7 +74,7 @@ def _runs(parts: list[tuple[int, RawPart]]) -> Iterator[tuple[int, RawPart]]:
 
 
 def _is_shorter(db: sqlite3.Connection, sequence: int, first: int, run: RawPart) -> bool:
-    """Than what begins with the same token already."""
+    """Whether it is shorter than what begins with the same token already."""
     row = db.execute("SELECT part FROM tokens WHERE sequence = ? AND first = ?", (sequence, first)).fetchone()
     try:
         return row is not None and len(unsealed(row[0], RawPart).ids) > len(run.ids)

@@ -45,14 +45,13 @@ _KEYS = {  # of each table that is copied, in this order
     "sequences": "id",
     "tokens": "sequence, first",
     "recent": "number",
-    "steps": "number",
 }
 _SUFFIXES = ("", "-wal", "-shm")
 _WIDTH = {"requests": 9}  # columns that were added to a table: what is older has none
 
 
 def open_or_salvage(directory: Path, bounds: Bounds, retained_s: float = 3600.0) -> tuple[Store, tuple[str, ...]]:
-    """The journal of this directory, and what had to be done to have it, in words (nothing, as a rule)."""
+    """Open the journal of this directory, and say what had to be done for it, in words (nothing, as a rule)."""
     notes = _finished(directory)
     for path in directory.glob(f"{ASIDE}-*"):  # an older version let others read them
         take_from_others(path)
@@ -85,7 +84,7 @@ class Renewal:
 
 
 def renewed(old: Store, reason: str) -> Renewal:
-    """Another journal in the place of one that can't be believed any more, with what that still gives. Raises
+    """Put another journal in the place of one that can't be believed any more, with what that still gives. Raises
     JournalError; then it may be tried again. What only memory has is not in it yet."""
     directory, bounds = old.path.parent, old.bounds
     note = f"{reason}: it was begun anew"
@@ -122,7 +121,7 @@ def _aside(directory: Path) -> Path:
 
 
 def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | None, ahead: int = 0) -> tuple[int, int]:
-    """A new journal is made in a place of its own; until it is whole, the damaged one stays where it is. If there is no
+    """Make a new journal in a place of its own; until it is whole, the damaged one stays where it is. If there is no
     room for it, or this process is killed, the next attempt finds what this one did."""
     unfinished, beside = directory / UNFINISHED, directory / BESIDE
     for path in (unfinished, beside):
@@ -147,7 +146,7 @@ def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | Non
 
 
 def _change_places(directory: Path, aside: Path) -> None:
-    """Where the old file is missing and a new one is there, somebody was killed in here."""
+    """Change the old file for the new one. Where only the new one is there, somebody was killed in here."""
     _put_aside(directory, aside)
     try:
         (directory / BESIDE / FILE).rename(directory / FILE)
@@ -158,7 +157,7 @@ def _change_places(directory: Path, aside: Path) -> None:
 
 
 def _put_aside(directory: Path, aside: Path) -> None:
-    """The file and its write-ahead log keep their names' ends, so that they can still be read together."""
+    """Move the damaged files aside. Their names keep their ends, so that file and log can still be read together."""
     try:
         for suffix in _SUFFIXES:
             path = directory / f"{FILE}{suffix}"
@@ -172,7 +171,7 @@ def _put_aside(directory: Path, aside: Path) -> None:
 
 
 def _names_aside(directory: Path) -> list[str]:
-    """Without the ends of their files' names; the latest comes last."""
+    """List what was put aside, without the ends of the files' names; the latest comes last."""
     names = (str(path) for path in directory.glob(f"{ASIDE}-*"))
     return sorted(
         {name.removesuffix("-wal").removesuffix("-shm") for name in names}, key=lambda name: (len(name), name)
@@ -180,7 +179,7 @@ def _names_aside(directory: Path) -> list[str]:
 
 
 def _sync(directory: Path) -> None:
-    """That a file has another name now lasts."""
+    """Make last that a file has another name now."""
     place = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(place)
@@ -189,7 +188,7 @@ def _sync(directory: Path) -> None:
 
 
 def _finished(directory: Path) -> tuple[str, ...]:
-    """What a process began that was killed in the middle of it."""
+    """Finish what a process began that was killed in the middle of it."""
     if not (directory / BESIDE / FILE).exists() or (directory / FILE).exists():
         return ()
     aside = Path((_names_aside(directory) or [str(_aside(directory))])[-1])
@@ -198,7 +197,7 @@ def _finished(directory: Path) -> tuple[str, ...]:
 
 
 def _copy(old: sqlite3.Connection | None, store: Store, ahead: int) -> tuple[int, int]:
-    """``ahead``: so many numbers of sequences are left out, which a broker that runs may have given out meanwhile."""
+    """Copy what can be read. ``ahead``: so many numbers of sequences are left out, which may have been given out."""
     saved = lost = 0
     with store.raw() as new:
         has_epoch = False
@@ -267,7 +266,7 @@ class _reader:
 
 
 def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, ...] | None]:
-    """Row by row, from both ends: what lies behind a bad page is reached backwards. None for what can't be read."""
+    """Read rows from both ends: what lies behind a bad page is reached backwards. None for what can't be read."""
     if db is None:
         yield None
         return
@@ -289,7 +288,7 @@ def _rows(db: sqlite3.Connection | None, table: str) -> Iterator[tuple[object, .
 
 
 def _has(db: sqlite3.Connection, table: str) -> bool:
-    """A journal of an older version may not; in doubt, it is one that can't be read."""
+    """Whether it has this table, which older versions may lack; in doubt, it has one that can't be read."""
     try:
         return db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
     except sqlite3.Error:
@@ -301,13 +300,12 @@ _SEALED: dict[str, tuple[int, type]] = {
     "sequences": (5, RawPart),  # what stands beside the tokens is safe by its checksum, and takes long to look at
     "tokens": (2, RawPart),
     "recent": (1, recent.Row[RawPart]),
-    "steps": (8, bytes),
 }
 
 
 def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool:
-    """Only what is as it was written, and refers to what is there. A sequence whose tokens are spoiled has not ended:
-    they will be computed again."""
+    """Insert a row if it is as it was written and refers to what is there. A sequence whose tokens are spoiled has not
+    ended: they will be computed again."""
     place, kind = _SEALED.get(table, (1, object))
     try:
         if row[place] is not None:
@@ -330,7 +328,7 @@ def _insert(db: sqlite3.Connection, table: str, row: tuple[object, ...]) -> bool
 
 
 def _check_fact(name: object, value: object) -> None:
-    """A number that nobody can have counted up to is lost like one that can't be read. Raises Damaged."""
+    """Refuse a number that nobody can have counted up to: it is lost like one that can't be read. Raises Damaged."""
     if name in ("epoch", "next_sequence"):
         counted(unsealed(value, int), str(name))
     elif name == "lineage":
@@ -362,8 +360,8 @@ def _mend(db: sqlite3.Connection, next_sequence: int) -> None:
 
 
 def _ends_by_place(db: sqlite3.Connection, request: int, num: int) -> list[tuple[str | None, str] | None]:
-    """How each of its sequences ended, reason and detail; None for one that is not there. Of two with the same place
-    only the first stays, and none with a place that there can't be."""
+    """Tell how each of a request's sequences ended, reason and detail; None for one that is not there. Of two with the
+    same place only the first stays, and none with a place that there can't be."""
     found: list[tuple[str | None, str] | None] = [None] * num
     rows = db.execute("SELECT id, place, reason, detail FROM sequences WHERE request = ? ORDER BY id", (request,))
     for number, place, reason, detail in rows.fetchall():

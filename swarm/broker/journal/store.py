@@ -12,38 +12,33 @@ How long ago that is, says ``moment``.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from random import SystemRandom
 from typing import TypeVar
 
 from swarm.broker.actions import WriteAcceptance, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.journal import Lasting, Write, recent
+from swarm.broker.journal import Lasting, Write, recent, records
 from swarm.broker.journal.database import (
     FILE,
     DamagedJournal,
     FullDisk,
     UnsyncedJournal,
-    checkpoint_pages,
     in_words,
-    is_damage,
     log_of,
     opened,
     opened_for_reading,
-    snapshot,
     transaction,
 )
-from swarm.broker.journal.log_length import LogLength
+from swarm.broker.journal.disk import LogLength, Reserve, checkpoint_pages
 from swarm.broker.journal.moment import Moment, old
-from swarm.broker.journal.reserve import Reserve
-from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, RawPart, counted, joined, sealed, unsealed
-from swarm.broker.state.past import Past, RequestRecord, SequenceRecord, following
+from swarm.broker.journal.values import Damaged, RawPart, joined, sealed, unsealed
+from swarm.broker.state.past import Past, RequestRecord, following
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.wire.messages import NOBODYS, FinishReason, Lineage, Manifest, Submit
+from swarm.wire.messages import NOBODYS, Lineage
 
 __all__ = ["MAX_LISTED", "Bounds", "Moment", "Store"]
 
@@ -53,9 +48,6 @@ D = TypeVar("D")
 MAX_LISTED = 1000
 
 log = get_logger(__name__)
-
-Row = tuple[int, bytes, str, float, float, str, float | None, float | None]
-SequenceRow = tuple[int, int, FinishReason | None, str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,7 @@ class Bounds:
 
 
 class Store:
-    """See the module's text. Errors of the file are JournalErrors in words."""
+    """The journal's file, as the module's text says. Errors of the file are JournalErrors in words."""
 
     def __init__(self, directory: Path, bounds: Bounds | None = None) -> None:
         self.path = directory / FILE
@@ -86,7 +78,7 @@ class Store:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def for_reading(self) -> Store:
-        """The same file through a connection of its own, which can't write: for another thread."""
+        """Open the same file through a connection of its own, which can't write: for another thread."""
         other = object.__new__(Store)
         other.path, other._bounds, other._durable = self.path, self._bounds, False
         other.reserve, other.is_closed = self.reserve, False
@@ -98,7 +90,7 @@ class Store:
         self._db.close()
 
     def fold(self) -> None:
-        """All of the write-ahead log goes into the file, synced. Raises JournalError."""
+        """Fold all of the write-ahead log into the file, synced. Raises JournalError."""
         try:
             is_busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
@@ -107,8 +99,8 @@ class Store:
             raise JournalError(f"another process holds the journal {self.path}: end that one")
 
     def examine(self) -> None:
-        """Somebody else wrote into the files: is what they hold what was written here? Raises DamagedJournal if not.
-        What is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
+        """Check that the files hold what was written here: somebody else wrote into them. Raises DamagedJournal. What
+        is in the log is put into the file first: nobody looks at the log's checksums before the next start."""
         self.fold()
         other = self.for_reading()
         try:
@@ -129,14 +121,14 @@ class Store:
 
     @contextmanager
     def raw(self) -> Iterator[sqlite3.Connection]:
-        """The database itself, in a transaction that lasts: for whoever fills a new one."""
+        """Lend the database itself, in a transaction that lasts: for whoever fills a new one."""
         self._db.execute("PRAGMA synchronous = FULL")
         self._durable = True
         with transaction(self._db):
             yield self._db
 
     def begin(self) -> Lineage:
-        """A broker's life begins, with a lineage that no other had. It lasts before anybody hears of it; for it, the
+        """Begin a broker's life, with a lineage that no other had. It lasts before anybody hears of it; for it, the
         room that is set aside may be used. Raises JournalError."""
         while True:
             try:
@@ -152,7 +144,7 @@ class Store:
                     raise problem from None
 
     def go_on_as(self, lineage: Lineage | None) -> None:
-        """A life that began with another file goes on with this one. Raises JournalError."""
+        """Go on with this file in a life that began with another one. Raises JournalError."""
         self.lineage = lineage
         if lineage is None:
             return
@@ -165,8 +157,8 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write], now: Moment) -> set[int]:
-        """One transaction. Raises JournalError; then nothing of it is there. The sequences whose ends were not taken,
-        since tokens of theirs are missing or spoiled: here they have not ended, and will be computed again."""
+        """Write all in one transaction. Raises JournalError; then nothing of it is there. Returns the sequences whose
+        ends were not taken, since tokens are missing or spoiled: they have not ended, and will be computed again."""
         self._fold_log_in_time()
         durable = any(isinstance(write, Lasting) for write in writes)
         try:
@@ -189,8 +181,8 @@ class Store:
             raise in_words(self.path, error) from None
 
     def _fold_log_in_time(self) -> None:
-        """Raises JournalError if that shakes the belief in what was written before. Whatever else is in the way, a disk
-        that is full, say, whoever writes will see."""
+        """Fold the log when it is due. Raises JournalError only if that shakes the belief in what was written before:
+        what else is in the way, a full disk, say, whoever writes will see."""
         if not self._log_length.is_due(self._db.total_changes):
             return
         pages = None
@@ -211,7 +203,7 @@ class Store:
         self._num_recent = 0
 
     def _one(self, write: Write, now: Moment) -> bool:
-        """False: it is an end that was not taken."""
+        """Write one. False: it is an end that was not taken."""
         match write:
             case WriteTokens():
                 self._add_tokens((write,))
@@ -252,10 +244,10 @@ class Store:
         self._put_facts({"next_sequence": max(self.next_sequence, max(write.sequences) + 1)})
 
     def _end(self, write: WriteEnd, now: Moment) -> bool:
-        """Its tokens become one value, without those that a client's stop string took back."""
+        """End a sequence: its tokens become one value, without those that a client's stop string took back."""
         self._fold()
         try:
-            whole = joined(self._folded(write.sequence, RawPart), RawPart, write.num_tokens)
+            whole = joined(records.folded(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
         except Damaged:  # whoever reads it later shall not fail by it
             self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
             return False
@@ -276,7 +268,7 @@ class Store:
         return True
 
     def tidy(self, now: Moment) -> int:
-        """Let go what ended long ago, and the oldest beyond the bound. How many requests went."""
+        """Let go what ended long ago, and the oldest beyond the bound. Returns how many requests went."""
         try:
             with transaction(self._db):
                 gone = self._db.execute(_DELETE_OLD, old(now, self._bounds.keep_s)).rowcount
@@ -288,7 +280,7 @@ class Store:
         return gone
 
     def shrink(self) -> bool:
-        """Fold the write-ahead log into the file, so that its room can be had. Whether there is any more of it."""
+        """Fold the log into the file, so that its room can be had. Returns whether there is more room now."""
         log = log_of(self.path)
         try:
             before = log.stat().st_size
@@ -298,7 +290,7 @@ class Store:
             return False
 
     def _drop_oldest(self, now: Moment) -> int:
-        """Those of earlier boots first: whatever the clock said then, they are older than those of this one."""
+        """Drop some of the oldest; those of earlier boots first: whatever the clock said then, they are older."""
         with transaction(self._db):
             if self._has_earlier_boots and now.boot:
                 gone = self._db.execute(_DELETE_EARLIER, (now.boot,)).rowcount
@@ -313,7 +305,7 @@ class Store:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is in the file; room that was given back inside of it does not count. Raises JournalError."""
+        """Bytes of what is in the file; room that was given back inside of it does not count. Raises JournalError."""
         names = ("page_count", "freelist_count", "page_size")
         try:
             pages, free, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
@@ -321,128 +313,35 @@ class Store:
             raise in_words(self.path, error) from None
         return int((pages - free) * size)
 
-    @contextmanager
-    def unsynced(self) -> Iterator[sqlite3.Connection]:
-        """A transaction for whoever writes beside what must last. Raises JournalError; then nothing of it is there."""
-        try:
-            if self._durable:
-                self._db.execute("PRAGMA synchronous = NORMAL")
-                self._durable = False
-            with transaction(self._db):
-                yield self._db
-        except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The database, for looking at it. Raises JournalError."""
+        """Lend the database, for looking at it. Raises JournalError."""
         try:
             yield self._db
         except sqlite3.Error as error:
             raise in_words(self.path, error) from None
-
-    # --- reading -----------------------------------------------------------------------------------------------------
+        except Damaged as error:
+            raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
 
     def past(self, now: Moment, *, retained_s: float) -> Past:
-        """What a broker must know to go on: everything that has not ended, and what ended within ``retained_s``."""
-        try:
-            facts = dict(self._db.execute("SELECT name, value FROM facts"))
-            counted(_fact(facts, "lineage", Lineage, NOBODYS).generation, "its generation")
-            rows = self._db.execute(_SELECT_PAST, old(now, retained_s)).fetchall()
-            gathered = recent.read(self._db, Part)
-            return Past(
-                epoch=counted(_fact(facts, "epoch", int, 0), "its epoch"),
-                workers=_fact(facts, "workers", tuple[str, ...], ()),
-                next_sequence=counted(_fact(facts, "next_sequence", int, 1), "its next sequence's number"),
-                manifest=_fact(facts, "manifest", Manifest, None),
-                blames=_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
-                requests=tuple(self._record(row, now, gathered) for row in rows),
-            )
-        except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
-        except Damaged as error:
-            raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
+        """Read what a broker must know to go on: see ``records.past``."""
+        with self.reading() as db:
+            return records.past(db, now, retained_s)
 
     def request(self, request_id: str, now: Moment) -> RequestRecord | None:
-        """One of them, however long ago it ended."""
-        try:
-            with snapshot(self._db):  # else its end might come between two looks at it
-                row = self._db.execute(f"{_SELECT_REQUESTS} WHERE id = ?", (request_id,)).fetchone()
-                return None if row is None else self._record(row, now)
-        except sqlite3.Error as error:
-            raise in_words(self.path, error) from None
-        except Damaged as error:
-            raise DamagedJournal(f"the journal {self.path} is damaged ({error})") from None
+        """Read one request, however long ago it ended."""
+        with self.reading() as db:
+            return records.request(db, request_id, now)
 
     def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
-        """Those that have ended and whose ids begin like that; else as ``ended``."""
-        rows = self._db.execute(
-            f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ? ORDER BY ended_at DESC LIMIT ?",
-            (len(prefix), prefix, limit),
-        ).fetchall()
-        return self._readable(rows, now)
+        """Read those that have ended and whose ids begin like that; else as ``ended``."""
+        return records.beginning(self._db, prefix, now, limit)
 
     def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
-        """Those that have ended, the latest first; with their tokens, and nothing of what was asked for beside them."""
-        rows = self._db.execute(
-            f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?", (limit,)
-        ).fetchall()
-        return self._readable(rows, now)
-
-    def _readable(self, rows: Iterable[Row], now: Moment) -> Iterator[RequestRecord]:
-        """A list is none the worse for one of them that is damaged."""
-        for row in rows:
-            try:
-                yield self._record(row, now, {}, kind=Ids)
-            except Damaged as error:
-                log.warning("journal_row_skipped", number=row[0], reason=str(error))
-            except sqlite3.Error as error:
-                if not is_damage(error):
-                    raise
-                log.warning("journal_row_skipped", number=row[0], reason=str(error))
-
-    def _record(
-        self,
-        row: Row,
-        now: Moment,
-        gathered: recent.Parts[Part] | None = None,
-        kind: type[Part] | type[Ids] = Part,
-    ) -> RequestRecord:
-        """``gathered``: tokens of the last steps, if they were read already. What has ended needs none of them.
-        ``kind``: what of an ended one's tokens is wanted."""
-        number, submit, tenant, wall, tick, boot, ended_at, ended_tick = row
-        found = self._db.execute(
-            "SELECT id, place, reason, detail, tokens FROM sequences WHERE request = ? ORDER BY place", (number,)
-        ).fetchall()
-        if gathered is None:
-            is_open = any(tokens is None for *_, tokens in found)
-            gathered = recent.read(self._db, Part) if is_open else {}
-        return RequestRecord(
-            submit=unsealed(submit, Submit),
-            tenant=tenant,
-            age_s=now.age_s(wall, tick, boot),
-            sequences=[self._sequence(each, gathered, kind) for each in found],
-            ended_age_s=None if ended_at is None else now.age_s(ended_at, ended_tick, boot),
-        )
-
-    def _sequence(self, row: SequenceRow, gathered: recent.Parts[Part], kind: type[Part] | type[Ids]) -> SequenceRecord:
-        number, place, reason, detail, tokens = row
-        counted(number, "a sequence's number")
-        if tokens is not None and kind is Ids:
-            return SequenceRecord(number, place, list(unsealed(tokens, Ids).ids), reason=reason, detail=detail)
-        if tokens is not None:
-            part = unsealed(tokens, Part)
-        else:
-            parts = [*self._folded(number, Part), *gathered.get(number, [])]
-            part = joined(sorted(parts, key=itemgetter(0)), Part)
-        return SequenceRecord(number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail)
-
-    def _folded(self, sequence: int, kind: type[AnyPart]) -> Iterator[tuple[int, AnyPart]]:
-        rows = self._db.execute("SELECT first, part FROM tokens WHERE sequence = ? ORDER BY first", (sequence,))
-        for first, blob in rows.fetchall():
-            part = unsealed(blob, kind)
-            if part.place in (None, (sequence, first)):  # else its columns are damaged: it is as if it were missing
-                yield first, part
+        """Read those that have ended, the latest first."""
+        return records.ended(self._db, now, limit)
 
 
 def _facts_of(write: WriteEpoch) -> dict[str, object]:
@@ -450,21 +349,12 @@ def _facts_of(write: WriteEpoch) -> dict[str, object]:
     return facts if write.manifest is None else facts | {"manifest": write.manifest}
 
 
-def _fact(facts: dict[str, bytes], name: str, kind: type[T], default: D) -> T | D:
-    return unsealed(facts[name], kind) if name in facts else default
-
-
 _INSERT_FACT = "INSERT OR REPLACE INTO facts (name, value) VALUES (?, ?)"
-_SELECT_REQUESTS = "SELECT number, submit, tenant, accepted_at, accepted_tick, boot, ended_at, ended_tick FROM requests"
 # By the wall clock, which has an index; then by the clock that counts. What ended in the future was written when the
 # wall clock was wrong.
 _DELETE_OLD = (
     "DELETE FROM requests WHERE (ended_at < :wall_limit OR ended_at > :wall) AND CASE WHEN boot = :boot AND ended_tick "
     "IS NOT NULL THEN ended_tick < :tick_limit ELSE :knows AND ended_at < :wall_limit END"
-)
-_SELECT_PAST = (
-    f"{_SELECT_REQUESTS} WHERE ended_at IS NULL OR CASE WHEN boot = :boot AND ended_tick IS NOT NULL "
-    "THEN ended_tick > :tick_limit ELSE ended_at > :wall_limit END ORDER BY number"
 )
 _DELETE_OLDEST = (
     "DELETE FROM requests WHERE number IN "

@@ -1,4 +1,4 @@
-"""How values look in the journal: msgpack behind a checksum, since SQLite's own pages carry none."""
+"""Values as they stand in the journal: msgpack behind a checksum, since SQLite's own pages carry none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RawPart(msgspec.Struct, frozen=True, array_like=True):
-    """The same for whoever only passes it on: what stands beside the tokens is not looked at."""
+    """A part for whoever only passes it on: what stands beside the tokens is not looked at."""
 
     ids: tuple[int, ...]
     logprobs: tuple[msgspec.Raw, ...] = ()
@@ -35,7 +35,7 @@ class RawPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True):
-    """Of a part, the tokens alone: for lists, which only count them."""
+    """The tokens of a part alone: for lists, which only count them."""
 
     ids: tuple[int, ...]
 
@@ -60,7 +60,7 @@ def sealed(value: object) -> bytes:
 
 
 def unsealed(data: object, kind: type[T]) -> T:
-    """The value again. Raises Damaged."""
+    """Give the value back. Raises Damaged."""
     if not isinstance(data, bytes) or xxhash.xxh3_64_digest(data[_DIGEST:]) != data[:_DIGEST]:
         raise Damaged("a value's checksum differs")
     try:
@@ -71,7 +71,7 @@ def unsealed(data: object, kind: type[T]) -> T:
 
 
 def counted(value: int, what: str) -> int:
-    """The number, if it can have come about by counting. Raises Damaged."""
+    """Return the number if it can have come about by counting. Raises Damaged."""
     if not 0 <= value < HIGHEST:
         raise Damaged(f"it says that {what} is {value}, which no swarm comes to")
     return value
@@ -79,13 +79,13 @@ def counted(value: int, what: str) -> int:
 
 @functools.cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Made once: what a type looks like takes longer to find out than a small value to read."""
+    """Make a type's decoder once: what the type looks like takes longer to find out than a small value to read."""
     return msgspec.msgpack.Decoder(kind)
 
 
 def joined(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: int | None = None) -> AnyPart:
-    """One after the other up to the first gap (after a power cut the last ones may be missing), at most ``num``. Tokens
-    may be there twice; what says otherwise than what is before it has no true index, and is passed over."""
+    """Join the parts up to the first gap (after a power cut the last ones may be missing), at most ``num`` tokens.
+    Tokens may be there twice; what says otherwise than what is before it has no true index, and is passed over."""
     ids: list[int] = []
     logprobs: list[Any] = []
     hops: list[Any] = []

@@ -4,8 +4,7 @@ The broker's loop hands writes over and goes on; what has been written comes bac
 is dropped: the writes are kept and tried again, and the loop is told, so that new requests are refused meanwhile while
 those that run go on. Epochs don't wait: some room is set aside for them. A disk that is far too slow counts as one that
 refuses. A journal that can't be believed any more (``doubts``) is begun anew: then the loop is told to hand over once
-more what memory has, and it counts as broken until that is written. Only steps, which traces are made of, are dropped
-at once; they are written when nothing else waits, and one by one between the rest when that has not been so for long.
+more what memory has, and it counts as broken until that is written.
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarm import failpoints
-from swarm.broker.actions import StepTimes, WriteAnew, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import WriteAnew, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.events import EndNotWritten, JournalBroke, JournalFigures, JournalMended, JournalRenewed
-from swarm.broker.journal import Lasting, Write, Written, salvage, steps, written
+from swarm.broker.journal import Lasting, Write, Written, salvage, written
 from swarm.broker.journal.database import DamagedJournal, FullDisk
 from swarm.broker.journal.doubts import Doubts, Next, seen
-from swarm.broker.journal.figures import Figures
 from swarm.broker.journal.store import Moment, Store
 from swarm.clock import Clock
 from swarm.errors import JournalError
 from swarm.log import get_logger
+from swarm.series import Series
 
 RETRY_S = 1.0
 LOOK_S = 0.5  # how often the files are looked at when there is nothing to write
 TIDY_S = 60.0
 TELL_S = 1.0  # how often the figures are told, at most
 MAX_TOGETHER = 1024  # writes in one transaction
-MAX_CHUNKS = 8  # of steps that wait; then the oldest go. From half of that on they don't wait for a quiet moment
 MAX_WAITING = 1 << 16  # beyond, tokens that can't be written are no longer kept: they can be computed again
 STOP_S = 10.0
 
@@ -43,10 +41,38 @@ Fact = Written | EndNotWritten | JournalBroke | JournalMended | JournalRenewed |
 
 
 @dataclass(slots=True)
+class Figures:
+    """Counts and times of what the thread did, for reports. ``durable``: transactions that were synced; ``computed_s``:
+    its processor time in all, without what it waited for the disk or for its turn."""
+
+    transactions: Series = field(default_factory=Series)
+    durable: Series = field(default_factory=Series)
+    writes: int = 0
+    failures: int = 0
+    renewals: int = 0
+    num_bytes: int = 0
+    computed_s: float = 0.0
+
+    def values(self) -> dict[str, float]:
+        num = self.transactions.num + self.durable.num
+        return {
+            "transactions": num,
+            "computed_us": round(self.computed_s / max(1, num) * 1e6, 1),
+            "writes": self.writes,
+            "transaction_us": round(self.transactions.average * 1e6, 1),
+            "durable_us": round(self.durable.average * 1e6, 1),
+            "longest_us": round(max(self.transactions.most, self.durable.most) * 1e6, 1),
+            "failures": self.failures,
+            "renewals": self.renewals,
+            "bytes": self.num_bytes,
+        }
+
+
+@dataclass(slots=True)
 class JournalWriter:
-    """``told`` gets facts, in the order of the writes, from the thread or from whoever hands a write over; it must not
-    wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then, and
-    nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
+    """Writes what is handed over. ``told`` gets facts, in their order, from the thread or from who hands over; it must
+    not wait. ``failed`` is called from the thread, with what is no error of the journal but a bug: it has ended then,
+    and nothing is written any more. ``renewed`` is given the new one if the journal was begun anew: whoever reads needs
     another connection."""
 
     store: Store
@@ -57,7 +83,6 @@ class JournalWriter:
     figures: Figures = field(default_factory=Figures)
     _waiting: deque[Write] = field(default_factory=deque)
     _epochs: list[WriteEpoch] = field(default_factory=list)  # those that must not wait behind what the disk refuses
-    _steps: deque[tuple[StepTimes, ...]] = field(default_factory=deque)
     _batch: list[Write] = field(default_factory=list)  # under way, or refused and to be tried again; the thread's own
     _work: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
@@ -89,17 +114,8 @@ class JournalWriter:
                 self._waiting.append(write)
             self._work.notify()
 
-    def write_steps(self, new: tuple[StepTimes, ...]) -> None:
-        """Hand over steps for traces, at least one; no fact comes. They may be dropped."""
-        with self._work:
-            self._steps.append(new)
-            if self._broken or len(self._steps) > MAX_CHUNKS:
-                self._steps.popleft()
-                self.figures.chunks_dropped += 1
-            self._work.notify()
-
     def doubt(self, reason: str) -> None:
-        """Whoever reads has found the file damaged."""
+        """Look into the file: whoever reads has found it damaged."""
         with self._work:
             self._reported = reason
             self._work.notify()
@@ -113,7 +129,7 @@ class JournalWriter:
         self.store.close()
 
     def _shed(self) -> None:
-        """The disk has been full or slow for long: acceptances and ends stay, tokens go, since they can be drawn again.
+        """Let tokens go, since they can be drawn again, and keep the rest: the disk has been full or slow for long.
         That is told before: while it is broken nobody waits for their facts."""
         self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteTokens))
 
@@ -139,22 +155,15 @@ class JournalWriter:
                 continue
             if self._batch:
                 self._write()
-            elif self._stopping and not self._steps:
+            elif self._stopping:
                 return
             elif self._broken:
                 self._mended()
-            if self._has_time_for_steps:
-                self._write_steps()
             self._tidy()
             self._doubts.left(seen(self.store.path))
 
-    @property
-    def _has_time_for_steps(self) -> bool:
-        """Nothing else is to be written now; or something always was for so long that steps would soon be dropped."""
-        return bool(self._steps) and not self._batch and (not self._waiting or len(self._steps) > MAX_CHUNKS // 2)
-
     def _take_batch(self) -> None:
-        """What waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
+        """Take what waits; nothing if there is nothing for a while. What was refused is tried again after a moment."""
         with self._work:
             if self._is_refused or (self._broken and not self._awaits_rewrite):
                 self._work.wait_for(lambda: self._stopping or self._epochs, RETRY_S)
@@ -166,12 +175,12 @@ class JournalWriter:
                 self._batch.append(self._waiting.popleft())
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._epochs or self._steps or self._batch or self._reported or self._stopping)
+        return bool(self._waiting or self._epochs or self._batch or self._reported or self._stopping)
 
     # --- whether the file can be believed ----------------------------------------------------------------------------
 
     def _is_sound(self) -> bool:
-        """The journal may be written to: as far as can be seen it is as we left it, or it has just been begun anew."""
+        """Whether the journal may be written to: it seems to be as we left it, or it was just begun anew."""
         if self._reported:
             self._doubts.arise(self._reported)
             self._reported = ""
@@ -260,26 +269,8 @@ class JournalWriter:
                 raise
             return self.store.write(self._batch, Moment.now())
 
-    def _write_steps(self) -> None:
-        """That it can't be done is nobody's business: whoever writes what counts will find it out."""
-        with self._work:
-            new = self._steps.popleft()
-        began = self.clock.now()
-        try:
-            num_bytes = steps.write(self.store, new, Moment.now())
-        except JournalError as error:
-            self._doubts.failed(error)
-            log.info("journal_steps_not_written", steps=len(new), reason=str(error))
-            num_bytes = 0
-        if num_bytes:
-            self.figures.chunks.add(self.clock.now() - began)
-            self.figures.chunk_bytes += num_bytes
-            return
-        with self._work:  # whoever hands steps over counts, too
-            self.figures.chunks_dropped += 1
-
     def _refused(self, error: JournalError) -> None:
-        """What could not be written is kept."""
+        """Keep what could not be written."""
         self.figures.failures += 1
         self._is_refused = True
         self._doubts.failed(error)
@@ -300,7 +291,7 @@ class JournalWriter:
             self._batch.clear()
 
     def _write_epochs(self) -> None:
-        """Without the rest, into room that was set aside for them."""
+        """Write epochs without the rest, into room that was set aside for them."""
         epochs = [write for write in self._batch if isinstance(write, WriteEpoch)]
         if not epochs or not self.store.reserve.give():
             return
@@ -313,20 +304,18 @@ class JournalWriter:
         self.told([written(epoch) for epoch in epochs])
 
     def _broke(self, reason: str) -> None:
-        """Told once, and logged; from here on epochs overtake the rest, in their order. Both threads find it out: under
-        the lock, so that it is told in order."""
+        """Tell, once, that the journal can't be written; from here on epochs overtake the rest, in their order. Both
+        threads may find it out: under the lock, so that it is told in order."""
         with self._work:
             if not self._broken:
                 log.error("journal_broke", reason=reason)
                 self._broken = reason
                 self._epochs += [write for write in self._waiting if isinstance(write, WriteEpoch)]
                 self._waiting = deque(write for write in self._waiting if not isinstance(write, WriteEpoch))
-                self.figures.chunks_dropped += len(self._steps)
-                self._steps.clear()
                 self.told([JournalBroke(reason)])
 
     def _mended(self) -> None:
-        """It can write again; for good, if there is room for what is set aside, too."""
+        """Tell that it can write again, if there is room for what is set aside, too."""
         if self._broken and not self._awaits_rewrite and self.store.reserve.fill():
             with self._work:
                 self._broken = ""
@@ -338,7 +327,6 @@ class JournalWriter:
             return
         self._tidied_at = now
         try:
-            steps.tidy(self.store, Moment.now())
             gone = self.store.tidy(Moment.now())
             self.figures.num_bytes = self.store.num_bytes
             self.store.reserve.fill()

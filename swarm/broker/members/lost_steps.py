@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import Action, Note
 from swarm.broker.members.roster import Members
-from swarm.broker.recovery.procedure import Planner
+from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import Plan, State
 
 LOST_STEP_S = 1.0
@@ -19,7 +19,7 @@ BLAME_AFTER_LOSSES = 2  # steps lost without a single one that came through betw
 class LostSteps:
     state: State
     members: Members
-    planner: Planner
+    procedure: Procedure
     out: list[Action]
     num_in_row: int = 0
 
@@ -27,7 +27,7 @@ class LostSteps:
         self.num_in_row = 0
 
     def tick(self, now: float) -> None:
-        plan, rebuilder = self.state.book.current, self.planner.rebuilder
+        plan, rebuilder = self.state.book.current, self.procedure.rebuilder
         under_way = [flight.sent_at for flight in self.state.flights.values()]
         under_way += [rebuilder.ordered_at] if rebuilder.under_way else []
         if plan is None or not under_way or not self.state.book.serving:
@@ -41,12 +41,12 @@ class LostSteps:
             # stages can't reach each other at all.
             again = self.num_in_row > BLAME_AFTER_LOSSES
             apart = again and self.members.set_apart(plan, now)
-            self.planner.trouble(now, blame=again and not apart)
+            self.procedure.trouble(now, blame=again and not apart)
 
     def _lost_after_s(self, plan: Plan) -> float:
         """A step that nobody computes may be on its way: a large one over a slow link takes long; and where packets are
         lost, what was sent again is waited for the longer the more often that was in vain."""
         positions = max((flight.num_tokens for flight in self.state.flights.values()), default=0)
-        positions = max(positions, self.planner.rebuilder.settings.chunk if self.planner.rebuilder.under_way else 0)
+        positions = max(positions, self.procedure.rebuilder.settings.chunk if self.procedure.rebuilder.under_way else 0)
         usual_s = max(LOST_STEP_S, WIRE_FACTOR * self.members.vigil.on_the_wire_s(plan.members, positions))
         return usual_s * 2.0 ** min(self.num_in_row, MOST_DOUBLINGS)

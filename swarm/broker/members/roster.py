@@ -1,7 +1,7 @@
 """Who is a member: workers join, beat, fall silent, leave, and are called back.
 
-One rule for every way of going: the worker is ``OUT``, the planner hears of it, and what is under way with it no longer
-counts. A worker that was declared out and lives is fenced and may say Hello again.
+One rule for every way of going: the worker is ``OUT``, the procedure hears of it, and what is under way with it counts
+no longer. A worker that was declared out and lives is fenced and may say Hello again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
 from swarm.broker.recovery import speeds
 from swarm.broker.recovery.inventory import what_counts
-from swarm.broker.recovery.procedure import QUARANTINE_AFTER, Planner
+from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests.door import Requests
 from swarm.broker.state import Plan, State, Worker, WorkerState
 from swarm.wire.messages import (
@@ -78,7 +78,7 @@ class Members:
         self,
         state: State,
         settings: MemberSettings,
-        planner: Planner,
+        procedure: Procedure,
         requests: Requests,
         *,
         out: list[Action],
@@ -86,13 +86,13 @@ class Members:
     ) -> None:
         self._state = state
         self._settings = settings
-        self._planner = planner
+        self._procedure = procedure
         self._requests = requests
         self._out = out
         self._uploads = Uploads(state)
         self.lies = Lies(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
-        self.vigil = Vigil(state, settings.health, planner.rebuilder)
+        self.vigil = Vigil(state, settings.health, procedure.rebuilder)
         self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
         self._replaced: dict[str, str] = {}  # incarnation -> why it was told to end, the latest last
         self._leases_renewed_at = now
@@ -117,16 +117,16 @@ class Members:
     def _member_said(self, worker: Worker, message: WorkerMessage, now: float) -> None:
         match message:
             case Prepared():
-                self._planner.prepared(message, now)
+                self._procedure.prepared(message, now)
             case Refused():
-                self._planner.refused(worker, message, now)
+                self._procedure.refused(worker, message, now)
             case Activated():
-                self._planner.activated(message, now)
+                self._procedure.activated(message, now)
                 self._end_the_dangerous(now)
             case ReplayDone() | ReplayMissing() | Rechecked() | Digested():
                 self._answered(worker, message, now)
             case LoadProgress() | Kept():
-                self._planner.loads(worker, message, now)
+                self._procedure.loads(worker, message, now)
             case Stats():
                 worker.stats = message.values
             case Trouble():
@@ -136,7 +136,7 @@ class Members:
             case Leaving():
                 worker.wants_to_leave = True
                 self._note("worker_leaves", worker=worker.name, reason=message.reason)
-                self.leave(worker, now, at_once=self._planner.wanted.shortage_without(worker) is not None)
+                self.leave(worker, now, at_once=self._procedure.wanted.shortage_without(worker) is not None)
             case _:
                 self._state.count("unexpected_control")
 
@@ -145,7 +145,7 @@ class Members:
         if isinstance(message, Rechecked | Digested):
             self._rechecker.said(worker, message)
         else:
-            self._planner.rebuilder.answered(message, now)
+            self._procedure.rebuilder.answered(message, now)
 
     def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
         """Nobody counts on it: if it asks to leave, it need not wait."""
@@ -164,25 +164,25 @@ class Members:
         if message.damaged:
             self.damaged(now)
         elif message.not_finite is None or not self._judge(worker, message.not_finite, now):
-            self._planner.trouble(now, blame=True)
+            self._procedure.trouble(now, blame=True)
             self._end_the_dangerous(now)
 
     def damaged(self, now: float) -> None:
         """Something under way came damaged: the network's doing. If nothing is under way, nothing is lost."""
-        if self._planner.awaits_steps and self.lies.is_loss():
-            self._planner.trouble(now, blame=False)
+        if self._procedure.awaits_steps and self.lies.is_loss():
+            self._procedure.trouble(now, blame=False)
 
     def _judge(self, reporter: Worker, found: NotFinite, now: float) -> bool:
         """Hidden states that are not finite came from the stage before: it goes, or the request whose doing it is."""
         suspect = self.lies.sender_to(reporter, found)
         if suspect is None:
             return False
-        is_needed = self._planner.wanted.shortage_without(suspect) is not None
+        is_needed = self._procedure.wanted.shortage_without(suspect) is not None
         finding = self.lies.judge(reporter, suspect, found, is_needed=is_needed)
         for sequence, detail in finding.hopeless:
             self._requests.ends.end(sequence, "failed", now, detail)
         if finding.out is None:
-            self._planner.trouble(now, blame=False)
+            self._procedure.trouble(now, blame=False)
         else:
             self._lose(finding.out, finding.evidence, now, verdict=Verdict.LIED)
         return True
@@ -190,7 +190,7 @@ class Members:
     def _take_model(self, hello: Hello, now: float) -> None:
         """The first worker brings the model. After a restart it is known before; if the first one has another, that is
         the swarm's from now on, and what was asked of the old one can't be answered any more."""
-        restart, remembered = self._planner.restart, self._state.manifest
+        restart, remembered = self._procedure.restart, self._state.manifest
         if restart.model_is_remembered and remembered is not None:
             difference = remembered.difference(hello.manifest)
             if difference is not None:
@@ -228,7 +228,7 @@ class Members:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
             # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
             self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
-        self._planner.changed(now)
+        self._procedure.changed(now)
         self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 
     def not_understood(self, peer: bytes, reason: str) -> None:
@@ -261,7 +261,7 @@ class Members:
             return "the worker's messages are those of another build than the broker's: install one version on both"
         if not is_supported(hello.device):
             return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-        restart = self._planner.restart
+        restart = self._procedure.restart
         # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does
         # not take the swarm away from those that are waited for.
         is_free = restart.model_is_remembered and (hello.name in restart.awaited or restart.waits_for(now) is None)
@@ -269,7 +269,7 @@ class Members:
             difference = self._state.manifest.difference(hello.manifest)
             if difference is not None:
                 return f"this swarm serves another model: {difference}"
-        return self._planner.wanted.rules.why_not(hello)
+        return self._procedure.wanted.rules.why_not(hello)
 
     def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
         """Tell a worker that it is a member (again: it is how a member is asked for files)."""
@@ -289,11 +289,11 @@ class Members:
     def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
         """In good order: the plan is made without it first, unless nobody else can take its layers."""
         if at_once:
-            self._planner.release(worker, "it was asked to leave", now)
-            self._planner.lost(worker, now, blame=False)
+            self._procedure.release(worker, "it was asked to leave", now)
+            self._procedure.lost(worker, now, blame=False)
         elif not worker.is_gone:
             worker.start_leaving()
-            self._planner.leaving(worker, now)
+            self._procedure.leaving(worker, now)
 
     def disconnected(self, peer: bytes, now: float) -> None:
         """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
@@ -319,7 +319,7 @@ class Members:
             self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
         self.vigil.note_end(worker, verdict, now)
         self._record_loss(worker, evidence, now)
-        self._planner.lost(worker, now, blame=blame)
+        self._procedure.lost(worker, now, blame=blame)
         self._end_the_dangerous(now)
 
     def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
@@ -332,9 +332,7 @@ class Members:
             recoveries.lost(worker.name, evidence, None if held is None else held.layers, heard_at, now)
 
     def _end_the_dangerous(self, now: float) -> None:
-        """A request present at several deaths may be their cause; it must not take the swarm with it."""
-        for sequence in [s for s in (*self._state.running, *self._state.waiting) if s.num_deaths >= QUARANTINE_AFTER]:
-            detail = f"quarantined: it was in flight at {sequence.num_deaths} worker deaths or losses of steps"
+        for sequence, detail in self.lies.dangerous():
             self._requests.ends.end(sequence, "failed", now, detail)
 
     def _member(self, peer: bytes) -> Worker | None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.recovery.procedure import QUARANTINE_AFTER
 from swarm.broker.state import Sequence, SequenceState, State, Worker
 from swarm.wire.messages import NotFinite
 
 PAUSE_S = 5.0
 MAX_PAUSE_S = 300.0
+QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
 ACT_AT_ONCE = 3  # damaged messages without a step that came through between, until the rule for lost steps takes over
 
 
@@ -70,6 +70,12 @@ class Lies:
             suspect.call_after = self.state.now + min(MAX_PAUSE_S, PAUSE_S * 2 ** (suspect.num_lies - 1))
         ends = tuple((sequence, self._why_hopeless(sequence, found)) for sequence in hopeless)
         return Finding(None if is_the_model else suspect, evidence, ends)
+
+    def dangerous(self) -> list[tuple[Sequence, str]]:
+        """Whoever was present at several deaths may be their cause, and must not take the swarm with it; and why."""
+        present = [s for s in (*self.state.running, *self.state.waiting) if s.num_deaths >= QUARANTINE_AFTER]
+        what = "quarantined: it was in flight at {} worker deaths or losses of steps"
+        return [(sequence, what.format(sequence.num_deaths)) for sequence in present]
 
     def may_be_called(self, worker: Worker) -> bool:
         """It lives, and may be told to join anew: at once if nothing can be served without it."""

@@ -1,4 +1,4 @@
-"""What no plan can beat, found without looking at orders: how far from the best can a plan be?
+"""A bound that no plan can beat, found without looking at orders: how far from the best can a plan be?
 
 It lets every device take the lightest layers that there are, in any order, with no hop slower than the quickest; that
 is never more than a real plan must bear.
@@ -18,12 +18,12 @@ _NEVER = 1 << 40
 
 
 def lower_bound(problem: Problem) -> float:
-    """Seconds that no plan's step can be quicker than; infinite if there can be no plan."""
+    """Find the seconds that no plan's step can be quicker than; infinite if there can be no plan."""
     return _sum_bound(problem) if problem.takes_turns else _slowest_bound(problem)
 
 
 def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
-    """How many layers each device's memory and cap allow beside ``extra_bytes``, were they the smallest."""
+    """Count the layers that each device's memory and cap allow beside ``extra_bytes``, were they the smallest."""
     model = problem.model
     sizes = np.concatenate(([0], np.cumsum(sorted(model.layer_bytes)))) + extra_bytes
     kv = np.concatenate(([0], np.cumsum(sorted(model.kv_bytes)))) * (problem.kv_positions / KV_FRACTION)
@@ -71,7 +71,7 @@ def _least_pair(first: Counts, last: Counts) -> int:
 
 
 def _within(problem: Problem, most: Counts, limits: list[float]) -> Counts:
-    """How many of the lightest layers each device does in its time."""
+    """Count how many of the lightest layers each device does in its time."""
     work = np.concatenate(([0.0], np.cumsum(sorted(problem.model.layer_weights))))
     speed = np.array([d.layer_s for d in problem.devices])
     allowance = np.maximum(np.asarray(limits), 0.0) * (1 + 1e-9)

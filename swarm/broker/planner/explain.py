@@ -54,7 +54,7 @@ class Forecast:
 
     @property
     def margin(self) -> float:
-        """By which part of its time the slowest stage is slower than the next: what could be won there at most."""
+        """Find by which part of its time the slowest stage is slower than the next: what could be won there at most."""
         times = sorted((stage.compute_s for stage in self.stages), reverse=True)
         return 1 - times[1] / times[0] if len(times) > 1 and times[0] else 0.0
 
@@ -72,7 +72,7 @@ def forecast(
     *,
     thorough: bool = False,
 ) -> Forecast:
-    """What this line of devices is expected to do. ``left_out``: those who were not even looked at. ``thorough``: with
+    """Forecast what this line of devices will do. ``left_out``: those who were not even looked at. ``thorough``: with
     searches for what a step would take with those left out, where that doesn't take too long."""
     return Forecast(
         objective=objective,
@@ -99,7 +99,7 @@ def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
 
 
 def even_line(problem: Problem, line: Line) -> Line | None:
-    """The same devices in the same order with as many layers each, the first ones one more; None if it doesn't fit."""
+    """Share layers evenly over the same devices in the same order, the first ones one more; None if it doesn't fit."""
     base, extra = divmod(problem.model.num_layers, len(line))
     shares, first = [], 0
     for place, share in enumerate(line):
@@ -128,7 +128,7 @@ def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, 
 
 
 def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> str:
-    """Of a device that isn't in the plan, whose step takes ``now`` seconds. ``thorough``: with a search for what it
+    """Say why a device isn't in the plan, whose step takes ``now`` seconds. ``thorough``: with a search for what it
     would take with this one."""
     small = _too_small(problem, problem.devices[index])
     if small or not thorough:
@@ -155,7 +155,7 @@ def _too_small(problem: Problem, device: Device) -> str:
 
 
 def sentences(found: Forecast) -> tuple[str, ...]:
-    """For people, one thought each."""
+    """Tell a forecast to people, one thought a sentence."""
     load, slowest = found.load, found.bottleneck
     if len(found.stages) == 1:
         every = f"the only stage, {slowest.worker}, takes"
@@ -180,7 +180,7 @@ def sentences(found: Forecast) -> tuple[str, ...]:
 
 
 def of_one_more(found: Forecast) -> tuple[str, ...]:
-    """What one more worker would change, if that was looked at."""
+    """Say what one more worker would change, if that was looked at."""
     if found.one_more_s is None:
         return ()
     gain = _quicker(found.one_more_s, found.step_s)
@@ -189,7 +189,7 @@ def of_one_more(found: Forecast) -> tuple[str, ...]:
 
 
 def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
-    """A sentence for each reason, not for each worker."""
+    """Make a sentence for each reason, not for each worker."""
     groups: dict[str, list[str]] = {}
     for name, why in left_out:
         groups.setdefault(why, []).append(name)
@@ -210,7 +210,7 @@ def _many(number: float, what: str) -> str:
 
 
 def as_json(found: Forecast) -> Json:
-    """For programs."""
+    """Tell a forecast to programs."""
     return {
         "objective": found.objective,
         "load": {"rows": found.load.rows, "context": found.load.context, "prompt": found.load.prompt},
@@ -239,7 +239,7 @@ def stage_json(stage: StageForecast) -> Json:
 
 
 def _quicker(quick_s: float, slow_s: float) -> str:
-    """How much quicker the one is than the other; empty if that is nothing worth mentioning."""
+    """Say how much quicker the one is than the other; empty if that is nothing worth mentioning."""
     ratio = slow_s / max(quick_s, LEAST_S)
     if ratio < 1.005:
         return ""

@@ -1,4 +1,4 @@
-"""Beside what a plan predicted, what happens: each stage's computing time, and the time outside of all stages."""
+"""Measures what happens beside what a plan predicted: each stage's computing time, and the time outside of stages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StageGauge:
     recent_measured_s: float = 0.0
 
     def took(self, predicted_s: float, measured_s: float) -> None:
-        """A step came back."""
+        """Take the times of a step that came back."""
         self.num_steps += 1
         self.predicted_s += predicted_s
         self.measured_s += measured_s
@@ -42,14 +42,14 @@ class StageGauge:
         self.recent_measured_s += measured_s - self.recent_measured_s / RECENT
 
     def step_s(self, shape: Shape) -> float:
-        """What a step should take here; 0 if the worker measured nothing."""
+        """Predict what a step should take here; 0 if the worker measured nothing."""
         if self.speeds is None:
             return 0.0
         return self.speeds.step_s(shape, self.weight, has_head=self.has_head, has_embedding=self.has_embedding)
 
     @property
     def recent_pace(self) -> float | None:
-        """The same as ``pace``, of the last steps alone."""
+        """The pace of the last steps alone."""
         known = self.num_steps >= ENOUGH_RECENT and self.recent_predicted_s > 0 and self.recent_measured_s > 0
         return self.recent_measured_s / self.recent_predicted_s if known else None
 
@@ -62,7 +62,7 @@ class StageGauge:
 
 @dataclass(slots=True)
 class PlanGauge:
-    """For the plan in force. Only steps of this plan may be told."""
+    """Measures the plan in force. Only steps of this plan may be told."""
 
     stages: dict[str, StageGauge] = field(default_factory=dict)
     num_steps: int = 0
@@ -71,17 +71,18 @@ class PlanGauge:
     _shapes: dict[int, Shape] = field(default_factory=dict)
 
     def begin(self, stages: Iterable[StageGauge]) -> None:
-        """Another plan: nothing of the one before counts."""
+        """Begin with another plan: nothing of the one before counts."""
         self.stages = {stage.worker: stage for stage in stages}
         self.num_steps, self.seconds, self.outside_s = 0, 0.0, 0.0
         self._shapes.clear()
 
     def dispatched(self, step: int, rows: Iterable[Row]) -> None:
-        """A step goes out; if it never comes back, the next plan forgets it."""
+        """Note a step that goes out; if it never comes back, the next plan forgets it."""
         self._shapes[step] = Shape.of((row.start, row.count, row.sample) for row in rows)
 
     def in_hand_s(self, worker: str, more: Iterable[Shape] = ()) -> float:
-        """What the longest of the steps under way, and of ``more``, should take in this worker's stage; 0: unknown."""
+        """Predict what the longest of the steps under way, and of ``more``, should take in a worker's stage; 0:
+        unknown."""
         stage = self.stages.get(worker)
         if stage is None:
             return 0.0

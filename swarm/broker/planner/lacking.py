@@ -1,4 +1,4 @@
-"""Why there is no plan, in one sentence, and how many bytes are missing where."""
+"""Says why there is no plan, in one sentence, and how many bytes are missing where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 16
 
 
 def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
-    """Of a problem without a plan. ``fits_by_itself``: there is one without pins and caps."""
+    """Say what a problem without a plan lacks. ``fits_by_itself``: there is one without pins and caps."""
     by_hand = contradiction(problem) or _pin_without_room(problem)
     if by_hand is not None:
         return by_hand
@@ -29,7 +29,7 @@ def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
 
 
 def contradiction(problem: Problem) -> Shortage | None:
-    """What no memory could cure: pins that contradict each other, the caps or the model, or leave layers to nobody."""
+    """Find what no memory cures: pins that contradict each other, the caps or the model, or leave layers to nobody."""
     num = problem.model.num_layers
     pinned = sorted(((d.pinned, d) for d in problem.devices if d.pinned is not None), key=lambda each: each[0].first)
     for pin, device in pinned:
@@ -49,7 +49,7 @@ def contradiction(problem: Problem) -> Shortage | None:
 
 
 def _left_to_nobody(problem: Problem, pins: Sequence[LayerRange]) -> Shortage | None:
-    """Layers between the pins: more gaps than workers for them, or more layers than their caps allow."""
+    """Find layers between pins that nobody can take: more gaps than workers, or more layers than their caps allow."""
     num = problem.model.num_layers
     edges = [0, *(edge for pin in pins for edge in (pin.first, pin.stop)), num]
     gaps = [LayerRange(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
@@ -83,14 +83,14 @@ def _pin_without_room(problem: Problem) -> Shortage | None:
 
 
 def _each(problem: Problem) -> str:
-    """Every device with its memory, and what the next layer that it can't take lacks."""
+    """List every device with its memory, and what the next layer that it can't take lacks."""
     shown = [f"{d.name} {_mib(d.memory_bytes)}{_lack(problem, d)}" for d in problem.devices[:SHOWN]]
     more = len(problem.devices) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _lack(problem: Problem, device: Device) -> str:
-    """A device without room for even the smallest layer: by how much."""
+    """Say how much a device lacks for even the smallest layer."""
     model = problem.model
     least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
     missing = least + device.standby_bytes - device.memory_bytes

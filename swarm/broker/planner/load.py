@@ -1,4 +1,4 @@
-"""From what workers measured at join to the seconds of a step: of the load that is planned for, or of a real one."""
+"""Makes of what workers measured at join the seconds of a step: of the load that is planned for, or of a real one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _Points = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a plan is made for: ``rows`` sequences that decode together, each with ``context`` positions, and ``prompt``
-    positions of prompts for every token that is generated."""
+    """The load that a plan is made for: ``rows`` sequences that decode together, each with ``context`` positions, and
+    ``prompt`` positions of prompts for every token that is generated."""
 
     rows: int = 8
     context: int = 512
@@ -48,7 +48,7 @@ class Shape:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int, bool]]) -> Shape:
-        """From (start, count, sample) of each row."""
+        """Add up a step's rows, each a (start, count, sample)."""
         decodes = context = positions = before = heads = 0
         for start, count, sample in rows:
             heads += sample
@@ -74,8 +74,8 @@ class Speeds:
 
     @classmethod
     def of(cls, costs: Sequence[LayerCost], *, alone: bool) -> Speeds | None:
-        """None if the worker measured nothing. ``alone``: with all cores of its host, where that was measured. Whatever
-        was measured, all seconds that come out are finite, and those of a layer more than 0."""
+        """Make figures of what was measured; None if nothing was. ``alone``: with all cores of its host, where that was
+        measured. Whatever was measured, all seconds that come out are finite, and those of a layer more than 0."""
         return _speeds(tuple(costs), alone)
 
     def layer_s(self, load: Load) -> float:
@@ -144,7 +144,7 @@ def _of_kind(costs: Iterable[LayerCost], kind: str) -> list[LayerCost]:
 
 
 def _short(costs: Sequence[LayerCost]) -> _Points:
-    """The figure with the least context for each number of rows; never less for more rows, which would be noise."""
+    """Take each number of rows' figure with the least context; never less for more rows, which would be noise."""
     least = min((cost.context for cost in costs), default=0)
     found: dict[int, float] = {}
     for cost in costs:
@@ -155,7 +155,7 @@ def _short(costs: Sequence[LayerCost]) -> _Points:
 
 
 def _slope(costs: Sequence[LayerCost]) -> float:
-    """What one more position before costs each row: the mean over pairs of figures that differ in nothing else."""
+    """Find what one more position before costs each row: the mean over pairs of figures that differ in nothing else."""
     found = []
     for cost in costs:
         for other in costs:

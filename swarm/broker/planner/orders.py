@@ -73,7 +73,7 @@ class _Sparse(Sequence[Table]):
 
 
 def good_line(problem: Problem, combine: Combine, hops: Table, must: frozenset[int]) -> tuple[float, Line] | None:
-    """A line close to the best; None if none was found."""
+    """Find a line close to the best; None if none was found."""
     bound = lower_bound(problem)
     if not np.isfinite(bound):
         return None
@@ -94,7 +94,7 @@ def good_line(problem: Problem, combine: Combine, hops: Table, must: frozenset[i
 
 
 def _choose(problem: Problem, limit_s: float, must: frozenset[int]) -> list[int]:
-    """As few as could do it within this time, those first that do most; and some more."""
+    """Choose as few as could do it within this time, those first that do most; and some more."""
     most = most_layers(problem)
     devices, num = problem.devices, problem.model.num_layers
     if problem.takes_turns:
@@ -133,12 +133,12 @@ def _only(problem: Problem, chosen: list[int]) -> Problem:
 
 
 def _first_orders(problem: Problem, chosen: list[int]) -> Iterator[list[int]]:
-    """Hosts together, the quickest first; where they are now; by speed alone; by memory."""
+    """List orders to begin with: hosts together, the quickest first; where they are now; by speed; by memory."""
     devices = problem.devices
     pinned = {i: devices[i].pinned for i in chosen}
 
     def placed(order: list[int]) -> list[int]:
-        """Pinned ones at about their place: before whoever would come behind their share of the way."""
+        """Put pinned ones at about their place: before whoever would come behind their share of the way."""
         rest = [i for i in order if pinned[i] is None]
         for i in sorted((i for i in order if pinned[i] is not None), key=lambda i: pinned[i].first):  # type: ignore[union-attr]
             share = pinned[i].first / problem.model.num_layers  # type: ignore[union-attr]
@@ -181,8 +181,7 @@ def _improve(hunt: _Hunt) -> None:
 
 
 def _changes(hunt: _Hunt, turn: int) -> Iterator[list[int]]:
-    """Orders near the present one: the slowest of the line elsewhere, then everybody at either end, then neighbours
-    exchanged."""
+    """List orders near the present one: the slowest elsewhere, everybody at either end, neighbours exchanged."""
     order = hunt.order
     if not hunt.line:
         return

@@ -1,4 +1,4 @@
-"""What is to be planned, as plain values: the model, the devices, the rules; and what comes out.
+"""The problem to be planned, as plain values: the model, the devices, the rules; and what comes out.
 
 Seconds are those of one step of the load that is planned for (``load.Load``); bytes are real bytes.
 """
@@ -28,7 +28,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One that could hold a stage.
+    """A device that could hold a stage.
 
     ``layer_s``: a layer of weight 1. ``stage_s``: what a step takes beside its layers. ``held``: what it has loaded for
     its own part, ``kept``: for others. ``load_bytes_per_s``: how quickly more is loaded and warmed. ``replay_s``: a
@@ -57,7 +57,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What its parts weigh. ``layer_weights``: a layer's time as a multiple of the measured one's.
+    """A model, by what its parts weigh. ``layer_weights``: a layer's time as a multiple of the measured one's.
 
     ``hop_bytes``: what one step sends from stage to stage. Buffers: what computing a step needs beside weights and KV,
     on any stage, and more on the one with the head.
@@ -82,7 +82,7 @@ class Model:
         return LayerRange(0, self.num_layers)
 
     def weight_bytes(self, layers: LayerRange) -> int:
-        """What a stage with these layers loads, embedding on the first and head on the last counted."""
+        """Count what a stage with these layers loads, embedding on the first and head on the last counted."""
         total = sum(self.layer_bytes[layers.first : layers.stop])
         total += self.embed_bytes if layers.first == 0 else 0
         return total + (self.head_bytes if layers.stop == self.num_layers else 0)
@@ -91,12 +91,12 @@ class Model:
         return self.head_buffer_bytes if layers.stop == self.num_layers else self.buffer_bytes
 
     def needed_bytes(self, layers: LayerRange, kv_positions: int) -> int:
-        """The least memory of a device that holds these layers, and keys and values of so many positions in them."""
+        """Count the least memory for these layers, and for keys and values of so many positions in them."""
         kv = kv_positions * sum(self.kv_bytes[layers.first : layers.stop])
         return self.weight_bytes(layers) + max(self.buffers(layers), int(kv / KV_FRACTION))
 
     def kv_positions(self, layers: LayerRange, memory_bytes: int) -> int:
-        """How many positions a worker with this much memory has room for in these layers, as it reckons itself."""
+        """Count the positions that this much memory has room for in these layers, as the worker reckons itself."""
         per_position = sum(self.kv_bytes[layers.first : layers.stop])
         room = int(max(0, memory_bytes - self.weight_bytes(layers)) * KV_FRACTION)
         return room // per_position if per_position else 1 << 40

@@ -1,4 +1,4 @@
-"""After a death: who takes the lost layers, so that sequences run again soonest.
+"""Finds, after a death, who takes the lost layers, so that sequences run again soonest.
 
 Survivors keep what they have: their layers, and with them the keys and values of every sequence. For each gap that the
 dead left, all ways to fill it are compared: the stage before it grows to any layer, the one behind it takes the rest,
@@ -41,8 +41,8 @@ class Return:
 
 
 def soonest(problem: Problem, survivors: Line, positions: int) -> Return | None:
-    """The way back that is soonest by prediction. ``survivors``: with the layers that they hold, in pipeline order.
-    ``positions``: of all sequences together. None if the lost layers have no room in this way."""
+    """Find the way back that is soonest by prediction. ``survivors``: with the layers that they hold, in pipeline
+    order. ``positions``: of all sequences together. None if the lost layers have no room in this way."""
     if not survivors:
         return None
     pipeline = _Pipeline(problem, survivors, positions)
@@ -114,7 +114,7 @@ class _Pipeline:
                 self.replay_s += float(self._replay_s(share.device)[first, stop])
 
     def taken(self, survivors: Line) -> tuple[Share, ...]:
-        """What each device holds more than before."""
+        """Tell what each device holds more than before."""
         before = {share.device: share.layers for share in survivors}
         found = []
         for share in self.shares:
@@ -127,8 +127,8 @@ class _Pipeline:
         return tuple(found)
 
     def _ways(self, gap: _Gap, spare: int | None) -> Iterator[_Way]:
-        """Of all cuts of the gap between those who take it, the best. Rows: where the part of the stage before it ends;
-        columns: where that of the stage behind it begins."""
+        """Find the best of all cuts of the gap between those who take it. Rows: where the part of the stage before it
+        ends; columns: where that of the stage behind it begins."""
         a, b = gap.layers.first, gap.layers.stop
         up = self.shares[gap.place - 1] if gap.place else None
         down = self.shares[gap.place] if gap.place < len(self.shares) else None
@@ -164,7 +164,7 @@ class _Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one device would do, for every cut; ``step_s`` is infinite where it can't."""
+    """One device's part, for every cut; ``step_s`` is infinite where it can't."""
 
     load_s: Table
     replay_s: Table
@@ -172,14 +172,14 @@ class _Part:
 
     @classmethod
     def nobody(cls, size: int, place: int) -> _Part:
-        """There is no stage on this side: the cut must be at the end of the gap."""
+        """Ways without a stage on this side: the cut must be at the end of the gap."""
         step = np.full(size, np.inf)
         step[place] = 0.0
         return cls(np.zeros(size), np.zeros(size), step)
 
     @classmethod
     def no_spare(cls, size: int) -> _Part:
-        """One stage's part ends where the other's begins."""
+        """Ways without a spare: one stage's part ends where the other's begins."""
         none = np.zeros((size, size))
         return cls(none, none, np.where(np.eye(size, dtype=np.bool_), 0.0, np.inf))
 
@@ -187,7 +187,7 @@ class _Part:
         return _Part(self.load_s[:, None], self.replay_s[:, None], self.step_s[:, None])
 
     def beside(self, other: _Part, problem: Problem) -> _Part:
-        """Both load at once; replays go through one after the other."""
+        """Add a part beside another: both load at once, replays go through one after the other."""
         step = np.add if problem.takes_turns else np.maximum
         return _Part(
             np.maximum(self.load_s, other.load_s),

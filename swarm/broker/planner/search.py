@@ -26,7 +26,7 @@ EQUAL = 1e-9  # sums in another order differ by less
 def best(
     tables: Sequence[Table], hops: Table, combine: Combine, must: frozenset[int] = frozenset()
 ) -> tuple[float, Line] | None:
-    """The least cost of all sets and orders that use everybody in ``must``, and how; None if there is no way."""
+    """Find the least cost of all sets and orders that use everybody in ``must``, and how; None if there is no way."""
     return _Search(tables, hops, combine, must).run()
 
 
@@ -65,7 +65,7 @@ class _Search:
         return values
 
     def _through(self, before: int, last: int) -> Table:
-        """The cost by where the last device begins and ends."""
+        """Find the cost by where the last device begins and ends."""
         arrive = self._start
         if before:
             arrive = self._combine(self._values[before], self._hops[:, last, None]).min(axis=0)
@@ -88,8 +88,8 @@ class _Search:
 
 
 def _elders(tables: Sequence[Table], hops: Table, must: frozenset[int]) -> dict[int, int | None]:
-    """For each device, the last one before it that is its twin. (Only sets without gaps are looked at.) Those that must
-    be used are nobody's twins."""
+    """Find, for each device, the last one before it that is its twin. (Only sets without gaps are looked at.) Those
+    that must be used are nobody's twins."""
     found: dict[int, int | None] = {}
     for device in range(len(tables)):
         elders = (o for o in reversed(range(device)) if not {o, device} & must and _are_twins(tables, hops, o, device))
@@ -109,7 +109,7 @@ def _are_twins(tables: Sequence[Table], hops: Table, one: int, other: int) -> bo
 def along(
     tables: Sequence[Table], hops: Table, combine: Combine, order: Sequence[int], must: frozenset[int] = frozenset()
 ) -> tuple[float, Line] | None:
-    """The least cost in this order of devices, anybody not in ``must`` left out where that is better.
+    """Find the least cost in this order of devices, anybody not in ``must`` left out where that is better.
 
     Exact if all hops cost the same; else a way that was dearer so far, but ends at a nearer device, is overlooked.
     """

@@ -30,8 +30,8 @@ _EVEN_IN_TURNS = 4.0  # how much more even shares count than staying in place, w
 
 
 def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shortage:
-    """Stages in pipeline order that cover every layer once; or why the model does not fit. ``must``: devices that are
-    not left out, whatever it costs; those with pinned layers never are."""
+    """Find stages in pipeline order that cover every layer once; or why the model does not fit. ``must``: devices that
+    are not left out, whatever it costs; those with pinned layers never are."""
     if not problem.devices:
         return Shortage(NOBODY, 0)
     combine: Combine = np.add if problem.takes_turns else np.maximum
@@ -48,8 +48,8 @@ def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shorta
 
 
 def in_this_order(problem: Problem) -> Line | None:
-    """A good line of the devices in the order given, but the last at one of a few places: far less work than looking
-    for the best, whatever their number. None if there is none in this order."""
+    """Find a good line of the devices in the order given, but the last at one of a few places: far less work than
+    looking for the best, whatever their number. None if there is none in this order."""
     combine: Combine = np.add if problem.takes_turns else np.maximum
     between, last = tables.hops(problem), len(problem.devices) - 1
     own = [tables.seconds(problem.model, device, problem.kv_positions) for device in problem.devices]
@@ -64,7 +64,7 @@ def in_this_order(problem: Problem) -> Line | None:
 
 
 def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must: frozenset[int]) -> Line:
-    """Among plans that are as good, the one that moves least."""
+    """Choose, among plans that are as good, the one that moves least."""
     many = len(problem.devices) > EXACT
     chosen = _worth_a_look(problem, line) if many else list(range(len(problem.devices)))
     limit = cost * (1 + problem.tolerance) * (1 + EQUAL)
@@ -91,8 +91,8 @@ def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must
 
 
 def _worth_a_look(problem: Problem, line: Line) -> list[int]:
-    """Of many devices, those of the line and those that hold layers; where stages take turns, so that shares are even,
-    any others too, up to as many as there are layers."""
+    """Choose, of many devices, those of the line and those that hold layers; where stages take turns, so that shares
+    are even, any others too, up to as many as there are layers."""
     devices, num = problem.devices, problem.model.num_layers
     holding = [i for i, device in enumerate(devices) if device.held is not None and len(device.held)]
     found = dict.fromkeys([*(share.device for share in line), *holding[: 2 * num]])
@@ -104,7 +104,7 @@ def _worth_a_look(problem: Problem, line: Line) -> list[int]:
 
 
 def _orders(problem: Problem, line: Line, chosen: list[int]) -> list[list[int]]:
-    """The order in which layers are held, and the line, each with the others beside the last of their machine."""
+    """List the order in which layers are held, and the line, each with the others beside the last of their machine."""
     own = [share.device for share in line]
     held = {i: device.held for i in chosen if (device := problem.devices[i]).held is not None and len(device.held)}
     return [_joined(problem, sorted(held, key=lambda i: held[i].first), chosen), _joined(problem, own, chosen)]

@@ -23,7 +23,7 @@ OF_FREE = 0.5  # the most of what weights leave that standby may take
 
 
 def standby(problem: Problem, line: Line, policy: Standby) -> dict[int, tuple[LayerRange, ...]]:
-    """For each device that keeps something, the layers beside its own."""
+    """Find, for each device that keeps something, the layers beside its own."""
     if policy == "none" or len(problem.devices) < 2:
         return {}
     stages = [_Stage(problem, share.device, share.layers) for share in line]
@@ -64,7 +64,7 @@ class _Stage:
         return True
 
     def spread(self) -> None:
-        """Outwards on both sides, as far as it goes."""
+        """Keep more, outwards on both sides, as far as it goes."""
         down, up, num = self.layers.stop, self.layers.first - 1, self.problem.model.num_layers
         while down < num or up >= 0:
             down = down + 1 if down < num and self.take(down) else num
@@ -72,7 +72,7 @@ class _Stage:
 
 
 class _Gap:
-    """What would be missing if one stage died, and how far its neighbours have covered it from both ends."""
+    """Layers that would be missing if one stage died, and how far its neighbours cover them from both ends."""
 
     def __init__(self, stages: list[_Stage], place: int) -> None:
         self.before = stages[place - 1] if place > 0 else None
@@ -82,7 +82,7 @@ class _Gap:
         self.middle = (self.low + self.high + 1) // 2 if both else (self.high if self.before is not None else self.low)
 
     def grow(self, *, halves: bool) -> bool:
-        """One layer more at each end; False if there was no room, or nothing left to do."""
+        """Cover one layer more at each end; False if there was no room, or nothing left to do."""
         grew = False
         if self.before is not None and self.low < (self.middle if halves else self.high) and self.before.take(self.low):
             self.low, grew = self.low + 1, True
@@ -93,14 +93,14 @@ class _Gap:
 
 
 def _cover(gaps: list[_Gap], *, halves: bool) -> None:
-    """Layer by layer, all gaps in turn, so that one stage's neighbours don't use up everybody's room."""
+    """Cover the gaps in turn, layer by layer, so that one stage's neighbours don't use up everybody's room."""
     grew = True
     while grew:
         grew = sum(gap.grow(halves=halves) for gap in gaps) > 0
 
 
 def _spares(problem: Problem, used: set[int]) -> dict[int, tuple[LayerRange, ...]]:
-    """Each goes on where the one before it had no more room."""
+    """Let spares take layers, each from where the one before it had no more room."""
     model, first = problem.model, 0
     found: dict[int, tuple[LayerRange, ...]] = {}
     for index, device in enumerate(problem.devices):

@@ -18,7 +18,7 @@ LOOPBACK_BYTES_PER_S = 2e9
 
 
 def seconds(model: Model, device: Device, kv_positions: int) -> Table:
-    """How long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
+    """Tell how long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
     work = between(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
     table[0, :] += device.embed_s
@@ -28,7 +28,7 @@ def seconds(model: Model, device: Device, kv_positions: int) -> Table:
 
 
 def moved_bytes(model: Model, device: Device) -> Table:
-    """What the device would have to load beside what it holds."""
+    """Count what the device would have to load beside what it holds."""
     loaded = loaded_layers(device.held, device.kept)
     table = between([0 if i in loaded else size for i, size in enumerate(model.layer_bytes)])
     table[0, :] += 0 if 0 in loaded else model.embed_bytes
@@ -37,7 +37,7 @@ def moved_bytes(model: Model, device: Device) -> Table:
 
 
 def between(values: Sequence[float]) -> Table:
-    """Sums of consecutive values: from the one at the row up to, not including, the one at the column."""
+    """Add up consecutive values: from the one at the row up to, not including, the one at the column."""
     sums = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))
     table: Table = sums[None, :] - sums[:, None]
     return table
@@ -62,8 +62,8 @@ def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool
 
 
 def hops(problem: Problem) -> Table:
-    """Seconds from device to device for what a step carries. With several steps in flight only how long the wire is
-    busy counts: the way itself delays a step, but not the next one."""
+    """Tell the seconds from device to device for what a step carries. With several steps in flight only how long the
+    wire is busy counts: the way itself delays a step, but not the next one."""
     devices = problem.devices
     latency = np.array([d.link.latency_s for d in devices])
     busy = np.array([problem.model.hop_bytes / d.link.bytes_per_s for d in devices])
@@ -80,8 +80,8 @@ def hops(problem: Problem) -> Table:
 
 
 def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> float:
-    """What the search minimises: the seconds of a step, or between two steps if several are in flight. ``between``:
-    the problem's ``hops``, where they are at hand."""
+    """Add up what the search minimises: the seconds of a step, or between two steps if several are in flight.
+    ``between``: the problem's ``hops``, where they are at hand."""
     parts = stage_seconds(problem, line)
     between = hops(problem) if between is None else between
     ways = [float(between[a.device, b.device]) for a, b in itertools.pairwise(line)]
@@ -89,7 +89,7 @@ def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> 
 
 
 def stage_seconds(problem: Problem, line: Line) -> list[float]:
-    """Each stage's time, whether or not it may hold these layers."""
+    """Tell each stage's time, whether or not it may hold these layers."""
     model, found = problem.model, []
     for share in line:
         device, layers = problem.devices[share.device], share.layers

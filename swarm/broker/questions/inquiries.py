@@ -1,4 +1,4 @@
-"""What clients and ``swarmctl`` may ask beside their requests: reports, the model and its files, a worker's leave.
+"""Answers what clients and ``swarmctl`` may ask beside requests: reports, the model and its files, a worker's leave.
 
 Requests that have ended may be known to the journal alone: it is asked, and the answer waits for it. So do answers to
 what must be solved first (``suppositions``).
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from swarm.broker.actions import Action, ReadList, SayClient
 from swarm.broker.events import ListRead, Solved
 from swarm.broker.members.health import Judgement
 from swarm.broker.members.roster import Members
 from swarm.broker.questions import status
 from swarm.broker.questions.what_if import Departure, Suppositions
-from swarm.broker.recovery.procedure import Planner
+from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.reports import ended
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
@@ -27,7 +25,7 @@ from swarm.wire.tensors import pack_bytes
 
 
 class Inquiries:
-    """Methods append what is to be said to ``out``. ``version``: the broker's own."""
+    """Answers questions: methods append what is to be said to ``out``. ``version``: the broker's own."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class Inquiries:
         out: list[Action],
         *,
         version: str,
-        planner: Planner,
+        procedure: Procedure,
         members: Members,
         tracer: Tracer,
         statistics: PipelineStatistics,
@@ -46,34 +44,29 @@ class Inquiries:
         self._settings = settings
         self._out = out
         self._version = version
-        self._planner = planner
+        self._procedure = procedure
         self._members = members
         self._tracer = tracer
         self._statistics = statistics
         self._judgements = judgements
-        self._suppositions = Suppositions(state, planner.wanted.rules, out)
+        self._suppositions = Suppositions(state, procedure.wanted.rules, out)
 
     def query(self, client: bytes, query: Query, now: float) -> None:
-        """Requests that have ended may be known to the journal alone, and of others what a broker before this saw."""
+        """Answer, or ask the journal first: requests that have ended may be known to it alone."""
         if query.what == "plan":
             self._suppositions.plan(client, query)
             return
         if query.what == "requests" and self._settings.has_journal:
             self._out.append(ReadList(client, query))
             return
-        body = self._report(query, now)
-        lacks_steps = query.what == "trace" and "times" in body
         is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests)
-        if not self._settings.has_journal or not (is_unknown or lacks_steps):
-            self._tell(client, query, body)
-        elif lacks_steps:
-            whole_id = str(body["request_id"])
-            self._out.append(ReadList(client, msgspec.structs.replace(query, request_id=whole_id), only_steps=True))
-        else:
+        if self._settings.has_journal and is_unknown:
             self._out.append(ReadList(client, query))
+            return
+        self._tell(client, query, self._report(query, now))
 
     def found(self, found: ListRead | Solved, now: float) -> None:
-        """What an answer waited for."""
+        """Answer with what was waited for."""
         if isinstance(found, Solved):
             self._suppositions.solved(found)
         else:
@@ -81,25 +74,13 @@ class Inquiries:
 
     def _list_read(self, read: ListRead, now: float) -> None:
         query, body = read.query, self._report(read.query, now)
-        if query.what == "trace":
-            if "error" in body and read.steps is not None:  # it has left memory meanwhile
-                self._out.append(ReadList(read.client, query))
-                return
-            body = self._trace_read(read, body)
-        else:
+        if query.what != "trace":
             body |= {"kept": ended.listed(read.rows, self._state.requests)}
+        elif "error" in body:  # else it has come into memory meanwhile, which knows best
+            body = ended.trace(query.request_id, read.rows)
         if read.problem:
             body |= {"problem": read.problem}
         self._tell(read.client, query, body)
-
-    def _trace_read(self, read: ListRead, body: Json) -> Json:
-        """Memory knows best what it has seen itself; of the rest, the journal has the steps."""
-        asked = read.query.request_id
-        if "error" in body:
-            return ended.trace(asked, read.rows)
-        if "times" in body and not read.problem:
-            return self._tracer.report(asked, self._state.requests, read.steps)
-        return body
 
     def _tell(self, client: bytes, query: Query, body: Json) -> None:
         self._out.append(SayClient(client, Report(what=query.what, ok="error" not in body, body=body)))
@@ -118,7 +99,7 @@ class Inquiries:
                 return status.report(query.what, self._state, now)
 
     def describe(self, client: bytes) -> None:
-        """The model and the limits."""
+        """Tell the model and the limits."""
         book, manifest = self._state.book, self._state.manifest
         answer = Description(
             manifest=manifest,
@@ -141,7 +122,7 @@ class Inquiries:
         self._out.append(SayClient(client, answer, part))
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
-        """Whether it can be spared must be found out first."""
+        """Find out whether a worker can be spared, then stop it."""
         found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
         if not found:
             known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
@@ -154,7 +135,7 @@ class Inquiries:
         self._suppositions.departure(Departure(found[0], told))
 
     def _stop(self, client: bytes, message: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
-        """It is known what the swarm would wait for without it, or not, for a reason."""
+        """Stop a worker, if the swarm can do without it, or by force; or say why not."""
         if (shortage or problem) and not message.force and not worker.is_gone:
             name = message.worker
             reason = f"whether the swarm can do without {name} is not known: {problem}"

@@ -1,4 +1,4 @@
-"""What ``swarmctl plan`` is told: the plan in force, predicted beside measured; or one that would be made."""
+"""The report for ``swarmctl plan``: the plan in force, predicted beside measured; or one that would be made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
 
 def plan(state: State) -> Json:
-    """The plan in force, and the one under way if there is one."""
+    """Report the plan in force, and the one under way if there is one."""
     book = state.book
     body: Json = {
         "state": "serving" if book.serving else book.phase.value,
@@ -30,7 +30,7 @@ def plan(state: State) -> Json:
 
 
 def _why(plan: Plan, state: State) -> list[str]:
-    """One sentence per stage, what is predicted and why, who keeps what; then what is unlike or too small."""
+    """Say a sentence per stage, what is predicted and why, who keeps what; then what is unlike or too small."""
     manifest = state.manifest
     assert manifest is not None
     said = [
@@ -62,7 +62,7 @@ def _mib(num_bytes: int, digits: int = 0) -> str:
 
 
 def _tightest(book: PlanBook) -> list[str]:
-    """A sequence has room only where every stage has it, so one small stage binds all."""
+    """Name the stage that binds all: a sequence has room only where every stage has it."""
     plan = book.current
     assert plan is not None
     room = sorted(
@@ -78,7 +78,7 @@ def _tightest(book: PlanBook) -> list[str]:
 
 
 def _unlike_kernels(state: State) -> list[str]:
-    """Bits are the same whoever computes a layer, as long as all compute with kernels of the same bits."""
+    """Warn of unlike kernels: bits are the same whoever computes a layer only if all kernels have the same."""
     kinds = {ready.bits for ready in state.book.capacity.values() if ready.bits}
     if len(kinds) < 2:
         return []
@@ -121,7 +121,7 @@ def _stages(of: Plan, state: State) -> list[Json]:
 
 
 def _seen(gauge: StageGauge) -> Json:
-    """Means over the steps since the plan serves, and what was predicted for just these steps."""
+    """Report means over the steps since the plan serves, and what was predicted for just these steps."""
     return {
         "seen_steps": gauge.num_steps,
         "seen_s": gauge.measured_s / gauge.num_steps,
@@ -130,7 +130,7 @@ def _seen(gauge: StageGauge) -> Json:
 
 
 def _measured(gauge: PlanGauge) -> Json:
-    """Of whole steps: ``outside_s`` is what no stage held them for, so wires, sockets and the broker."""
+    """Report whole steps: ``outside_s`` is what no stage held them for, so wires, sockets and the broker."""
     num = gauge.num_steps
     return {
         "steps": num,
@@ -140,7 +140,7 @@ def _measured(gauge: PlanGauge) -> Json:
 
 
 def unknown_worker(state: State, suppose: Suppose) -> str | None:
-    """What is wrong if a worker is named that isn't there."""
+    """Say what is wrong if a worker is named that isn't there."""
     known = sorted(w.name for w in state.workers.values() if not w.is_gone)
     named = [*suppose.without, *([suppose.like] if suppose.like else [])]
     unknown = next((name for name in named if name not in known), None)
@@ -148,7 +148,7 @@ def unknown_worker(state: State, suppose: Suppose) -> str | None:
 
 
 def supposed(state: State, found: Proposal | Shortage) -> Json:
-    """The plan that would be made."""
+    """Report the plan that would be made."""
     if isinstance(found, Shortage):
         return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
     body = as_json(found.forecast)

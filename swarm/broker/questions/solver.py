@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 
 class Solver:
-    """``told`` gets the answers, in the loop. The core asks no more than it may."""
+    """Finds answers beside the loop; ``told`` gets them, in the loop. The core asks no more than it may."""
 
     def __init__(self, told: Callable[[Solved], None]) -> None:
         self._told = told
@@ -36,7 +36,7 @@ class Solver:
         self._has_work = asyncio.Event()
 
     def ask(self, number: int, question: Question) -> None:
-        """What it depends on is as it is now."""
+        """Take a question; what it depends on is as it is now."""
         self._asked.append((number, pickle.dumps(question)))
         self._has_work.set()
 

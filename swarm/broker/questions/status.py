@@ -1,4 +1,4 @@
-"""What ``swarmctl`` is told: plain values, ready for JSON."""
+"""Reports for ``swarmctl``: plain values, ready for JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.wire.messages import Json
 
 
 def report(what: str, state: State, now: float) -> Json:
-    """The body of the answer to ``Query(what)``."""
+    """Make the body of the answer to ``Query(what)``."""
     match what:
         case "requests":
             return {"requests": [_request(r, now) for r in state.requests.values()]}
@@ -50,7 +50,7 @@ def status(state: State, now: float) -> Json:
 
 
 def _loading(state: State) -> list[Json]:
-    """How far the workers of the plan under way have come."""
+    """Report how far the workers of the plan under way have come."""
     coming = state.book.coming
     if coming is None:
         return []
@@ -67,8 +67,8 @@ def _loading(state: State) -> list[Json]:
 def nodes(
     state: State, judgements: Mapping[str, Judgement], signs_of: Callable[[str, float], VitalSigns], now: float
 ) -> Json:
-    """Every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the last
-    second's; ``pace``: how many times longer than predicted its last steps took."""
+    """Report every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the
+    last second's; ``pace``: how many times longer than predicted its last steps took."""
     found: list[Json] = []
     current = state.book.current
     for incarnation, worker in state.workers.items():
@@ -112,7 +112,7 @@ def nodes(
 
 
 def stats(state: State, statistics: PipelineStatistics) -> Json:
-    """``pipeline``: counters, and sizes and times of all its steps. ``stages``: what each worker says of itself."""
+    """Report figures. ``pipeline``: counters, sizes and times of all its steps. ``stages``: what each worker says."""
     stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
     pipeline: Json = dict(sorted(state.counters.items()))
     pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
@@ -143,14 +143,14 @@ def nested(values: dict[str, float]) -> Json:
 
 
 def _request_state(request: Request) -> str:
-    """One that runs makes the request a running one."""
+    """The state of a request: one sequence that runs makes it a running one."""
     if request.ended:
         return "ended"
     return "running" if any(s.state is SequenceState.RUNNING for s in request.sequences) else "waiting"
 
 
 def _request(request: Request, now: float) -> Json:
-    """Also of one that has ended: it stays here until it is read, or old. ("kept" has those of the journal alone.)"""
+    """Report a request, also an ended one: it stays until it is read, or old ("kept" has the journal's own)."""
     return {
         "request_id": request.id,
         "state": _request_state(request),

@@ -36,8 +36,8 @@ TOO_MANY = "too many ask what the plan would be: try again in a moment"
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Can the swarm do without this worker? ``told`` gets what it would wait for, "" if it can; or, as the second, why
-    that could not be found out."""
+    """A question whether the swarm can do without a worker. ``told`` gets what it would wait for, "" if it can; or, as
+    the second, why that could not be found out."""
 
     worker: Worker
     told: Callable[[str, str], None]
@@ -53,7 +53,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Suppositions:
-    """Appends what is to be said or solved to ``out``."""
+    """Answers questions "what if": appends what is to be said or solved to ``out``."""
 
     state: State
     rules: PlanRules
@@ -63,7 +63,7 @@ class Suppositions:
     _num_asked: int = 0
 
     def plan(self, client: bytes, query: Query) -> None:
-        """The plan in force with all reasons for it; or the one that is supposed."""
+        """Tell the plan in force with all reasons for it; or the one that is supposed."""
         problem = None if query.suppose is None else plan_report.unknown_worker(self.state, query.suppose)
         if problem is not None:
             self._say(client, query, {"error": problem})
@@ -75,7 +75,7 @@ class Suppositions:
             self._ask(key, client, query)
 
     def solved(self, solved: Solved) -> None:
-        """The answer, or why there is none; whoever waited gets it, as things were when they asked."""
+        """Give whoever waited the answer, or why there is none, as things were when they asked."""
         question = self._open.pop(solved.number, None)
         if question is None:
             return
@@ -120,7 +120,7 @@ class Suppositions:
             self._turn_away(client, query)
 
     def _join(self, key: object, asker: tuple[bytes, Query] | Departure, question: Question) -> bool:
-        """Among those who wait for this answer, perhaps as the first. False: there are too many."""
+        """Join those who wait for this answer, perhaps as the first. False: there are too many."""
         same = next((each for each in self._open.values() if each.key == key), None)
         if same is not None:
             if len(same.askers) < MAX_ASKERS:
@@ -135,7 +135,7 @@ class Suppositions:
         return True
 
     def _turn_away(self, client: bytes, query: Query) -> None:
-        """The plan in force can be told without what it would take long to find out."""
+        """Turn a question away; the plan in force is told without what would take long to find out."""
         if query.suppose is None:
             self._answer(client, query, None)
         else:
@@ -151,7 +151,7 @@ class Suppositions:
         return Question(self.state.manifest, workers, self.state.book.current, self.rules, suppose)
 
     def _members(self) -> tuple[object, ...]:
-        """Who could take over layers; how quick they are at present doesn't matter for that."""
+        """List who could take over layers; how quick they are at present doesn't matter for that."""
         workers = tuple(
             (w.incarnation, w.state, tuple(w.refusals)) for w in self.state.workers.values() if not w.is_gone
         )

@@ -22,7 +22,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
@@ -32,6 +31,7 @@ from swarm.broker.drafts.proposals import Wanted, come_back
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.inventory import keep_what_fits, live_at
+from swarm.broker.recovery.orders import Orders
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart
 from swarm.broker.recovery.speeds import Paces, gauges
@@ -43,24 +43,20 @@ from swarm.broker.state import (
     Worker,
     WorkerState,
 )
+from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.recoveries import Recovery
 from swarm.wire.messages import (
     Activate,
     Activated,
     Dismiss,
     Edge,
-    Fence,
     Kept,
     LoadProgress,
-    Order,
     Prepare,
     Prepared,
     Refused,
     Release,
 )
-
-ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to who has not answered it
-QUARANTINE_AFTER = 3  # worker deaths at which a request was in flight, until it is suspected of causing them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ class PlanSettings:
     rebuild: RebuildSettings = field(default_factory=RebuildSettings)
 
 
-class Planner:
+class Procedure:
     """Keeps ``state.book``. Methods append what is to be done to ``out``."""
 
     def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: list[Action]) -> None:
@@ -87,9 +83,8 @@ class Planner:
         self.standby = Standby(state, out)
         self.restart = Restart(state, settings.min_workers)
         self.wanted = Wanted(state, settings.rules)
-        self._paces = Paces(state, out)
-        self._orders: dict[str, Order] = {}  # what those who are awaited were told, to be said again
-        self._order_again_at = 0.0
+        self._paces = Paces(state)
+        self._orders = Orders(state, out)
         self._fallen: Plan | None = None  # the plan whose way back is looked for
 
     # --- what moves the plan -----------------------------------------------------------------------------------------
@@ -102,12 +97,13 @@ class Planner:
                 worker.forget_refusals()
         if book.awaited and now >= book.deadline:
             self._blame_the_late(now)
-        elif book.awaited and now >= self._order_again_at:
-            self._order_again(now)
+        elif book.awaited:
+            self._orders.tick(now)
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
-        self._paces.take(now)
+        for worker in self._paces.take(now):
+            self._note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
             if self.rebuilder.is_idle:
                 found = self.wanted.now()
@@ -165,7 +161,7 @@ class Planner:
         if book.coming is None or book.coming.epoch != epoch:
             return
         if book.current is None:
-            self._fence_all(epoch)
+            self._orders.fence(epoch)
         book.waits_for = "the workers to load their layers"
         book.awaited = set(book.coming.members)
         book.deadline = now + self._settings.prepare_timeout_s
@@ -179,7 +175,7 @@ class Planner:
             )
             for index, stage in enumerate(book.coming.stages)
         }
-        self._order_all(prepares, now)
+        self._orders.give(prepares, now)
 
     def loads(self, worker: Worker, message: LoadProgress | Kept, now: float) -> None:
         """A worker says how far a load has come."""
@@ -350,8 +346,8 @@ class Planner:
         self._state.recoveries.prepared(now)
         self._state.empty_stages()
         kept = keep_what_fits(self._state)
-        self._fence_all(plan.epoch)
-        self._order_all(
+        self._orders.fence(plan.epoch)
+        self._orders.give(
             {
                 stage.incarnation: Activate(
                     epoch=plan.epoch,
@@ -374,7 +370,7 @@ class Planner:
             self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")
         stages = [f"{s.name} {s.layers}" for s in book.current.stages]
-        capacity = book.kv_blocks * 32
+        capacity = book.kv_blocks * BLOCK
         for worker in self._state.workers.values():
             if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
@@ -396,7 +392,7 @@ class Planner:
 
     def release(self, worker: Worker, reason: str, now: float) -> None:
         """Let a worker go in good order."""
-        self._order(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
+        self._orders.tell(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
         worker.leave(reason)
         worker.be_called(now)
         self._note("worker_released", worker=worker.name, reason=reason)
@@ -453,27 +449,6 @@ class Planner:
     def _is_awaited(self, incarnation: str, epoch: int) -> bool:
         plan = self._state.book.coming or self._state.book.current
         return plan is not None and plan.epoch == epoch and incarnation in self._state.book.awaited
-
-    def _fence_all(self, epoch: int) -> None:
-        for worker in self._state.workers.values():
-            if not worker.is_gone:
-                self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
-
-    def _order_all(self, orders: Mapping[str, Order], now: float) -> None:
-        """To be obeyed by all of them, each of whom answers."""
-        self._orders = dict(orders)
-        self._order_again_at = now + ORDER_AGAIN_S
-        for incarnation, order in orders.items():
-            self._order(incarnation, order)
-
-    def _order_again(self, now: float) -> None:
-        """The order or its answer may have been lost. Who has heard it answers again, or goes on with it."""
-        self._order_again_at = now + ORDER_AGAIN_S
-        for incarnation in sorted(self._state.book.awaited):
-            self._order(incarnation, self._orders[incarnation])
-
-    def _order(self, incarnation: str, message: Order) -> None:
-        self._out.append(OrderWorker(self._state.workers[incarnation].peer, message))
 
     def _note(self, event: str, level: str = "info", **fields: object) -> None:
         self._out.append(Note(event, level, fields))

@@ -1,14 +1,13 @@
-"""How fast the stages of a plan should be, and how fast they are."""
+"""Compares how fast the stages of a plan should be with how fast they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from swarm.broker.actions import Action, Note
 from swarm.broker.planner.gauge import StageGauge
 from swarm.broker.planner.load import Speeds
 from swarm.broker.planner.problem import Model
-from swarm.broker.state import Plan, State
+from swarm.broker.state import Plan, State, Worker
 
 # How often the workers' pace is compared with what was predicted, and how much it must differ to be believed: a plan
 # made anew for every whim of a machine would move layers for nothing.
@@ -18,35 +17,36 @@ PACE_LEAST, PACE_MOST = 0.2, 20.0
 
 
 class Paces:
-    """What a worker takes, measured, against what was predicted of it."""
+    """Compares what a worker takes, measured, with what was predicted of it."""
 
-    def __init__(self, state: State, out: list[Action]) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._out = out
         self._looked_at = 0.0
 
-    def take(self, now: float) -> None:
-        """Believe what is measured, where it differs much from what was predicted."""
+    def take(self, now: float) -> list[Worker]:
+        """Believe what is measured, where it differs much from what was predicted. Returns these workers."""
         if now - self._looked_at < LOOK_AGAIN_S:
-            return
+            return []
         self._looked_at = now
+        corrected = []
         current = self._state.book.current
         for stage in current.stages if current is not None else ():
             worker, gauge = self._state.workers[stage.incarnation], self._state.book.gauge.stages.get(stage.name)
             pace = None if gauge is None else gauge.pace
             if pace is not None and not 1 - PACE_DIFFERS < pace / worker.pace < 1 + PACE_DIFFERS:
                 worker.pace = min(PACE_MOST, max(PACE_LEAST, pace))
-                self._out.append(Note("worker_pace", fields={"worker": worker.name, "pace": round(worker.pace, 3)}))
+                corrected.append(worker)
+        return corrected
 
 
 def of_newcomer(state: State, host: str) -> float:
-    """What is seen of workers on its machine holds for it, too, until it is measured: as far as the quickest of them.
-    If they wait for each other's cores, a fresh one would seem to be worth all of them together."""
+    """Expect of a newcomer what is seen of the quickest worker on its machine, until it is measured. If they wait for
+    each other's cores, a fresh one would seem to be worth all of them together."""
     return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
 
 
 def gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
-    """What measures the stages of a plan that begins to serve."""
+    """Make what measures the stages of a plan that begins to serve."""
     manifest = state.manifest
     assert manifest is not None
     alone = mode == "batch" or (mode == "auto" and plan.shares_cores) or len(plan.stages) == 1

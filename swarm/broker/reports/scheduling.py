@@ -1,4 +1,4 @@
-"""What ``swarmctl stats`` shows of the scheduler: what it decided last, who waits, and what steps have cost."""
+"""The scheduler's part of ``swarmctl stats``: what it decided last, who waits, and what steps have cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scheduler(state: State) -> Json:
 
 
 def queue(state: State) -> Json:
-    """How many wait: in all, by class, by tenant, and for a plan that could hold them."""
+    """Count who waits: in all, by class, by tenant, and for a plan that could hold them."""
     tenants = state.waiting.by_tenant()
     return {
         "waiting": len(state.waiting),

@@ -1,4 +1,4 @@
-"""What the pipeline does, in figures: one line of arithmetic per figure and step, and no memory that grows.
+"""Figures of what the pipeline does: one line of arithmetic per figure and step, and no memory that grows.
 
 Times that a step spends in the stages come with its answer (hops); what remains of its way is the bridge: encoding,
 sockets, networks, decoding, together. No clocks of different machines are compared.
@@ -44,7 +44,7 @@ class PipelineStatistics(Profiled):
     _in_flight_rows: int = 0
 
     def dispatched(self, step: Step, num_in_flight: int, num_waiting: int) -> None:
-        """``num_in_flight`` counts this step too."""
+        """Count a step that goes out; ``num_in_flight`` counts it too."""
         if step.epoch != self._epoch:
             self._epoch, self._in_flight_rows = step.epoch, 0
             self.stages.clear()
@@ -61,7 +61,7 @@ class PipelineStatistics(Profiled):
         self.queue_depth.add(num_waiting)
 
     def finished(self, seconds: float, done: StepDone) -> bool:
-        """The answer to a step that took so long; False if it had no rows, which counts nowhere."""
+        """Count the answer to a step that took so long; False if it had no rows, which counts nowhere."""
         self._in_flight_rows = max(0, self._in_flight_rows - len(done.kv))
         if not done.hops or not done.kv:
             return False
@@ -86,11 +86,11 @@ class PipelineStatistics(Profiled):
         return True
 
     def is_due(self, every: int) -> bool:
-        """After every so many steps a profile line is written; 0 is never."""
+        """Whether a profile line is due, after every so many steps; 0 is never."""
         return every > 0 and self.total.num % every == 0
 
     def body(self) -> Json:
-        """For ``swarmctl stats``."""
+        """Tell all figures, for ``swarmctl stats``."""
         times: Json = {name: self.series(name).microseconds() for name in self.TIMES}
         times["stages"] = {worker: series.microseconds() for worker, series in self.stages.items()}
         return {

@@ -12,7 +12,6 @@ journal, what is said about an id that memory doesn't know waits until the journ
 from __future__ import annotations
 
 from swarm.broker.actions import Action, ReadRequest, SayClient, WriteAcceptance
-from swarm.broker.reports.ended import derive_seed, remembered, was_taken_back
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import Refusal, limit_of, tenant_of
 from swarm.broker.requests.answers import finished
@@ -22,6 +21,7 @@ from swarm.broker.requests.durability import Durability
 from swarm.broker.requests.endings import Ends, RequestSettings
 from swarm.broker.requests.gone import RETRY_S, SUPERSEDED, Gone
 from swarm.broker.requests.intake import Intake, no_journal
+from swarm.broker.requests.restored import derive_seed, remembered, was_taken_back
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.past import RequestRecord

@@ -7,11 +7,11 @@ journal, which asks for it before it takes an end. A journal that was begun anew
 from __future__ import annotations
 
 from swarm.broker.actions import Action, NewTokens, WriteAcceptance, WriteEnd, WriteTokens
-from swarm.broker.reports.ended import remembered, was_taken_back
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends, RequestSettings
 from swarm.broker.requests.gone import Gone
 from swarm.broker.requests.intake import Intake, no_journal
+from swarm.broker.requests.restored import remembered, was_taken_back
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.past import Past

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from swarm.broker.recovery.procedure import QUARANTINE_AFTER
+from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.requests.admission import limit_of
 from swarm.broker.requests.door import WINDOW, derive_seed
 from swarm.broker.state import Plan, Request, Sequence, SequenceState, State

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm.broker.events import JournalFigures
-from swarm.broker.journal import Write, reserve
+from swarm.broker.journal import Write
 from swarm.broker.journal.database import FullDisk
+from swarm.broker.journal.disk import PIECE, RESERVE, RESERVED
 from swarm.broker.journal.store import Moment, Store
 from swarm.broker.journal.writer import JournalWriter
 from swarm.clock import Clock, SystemClock
@@ -45,10 +46,10 @@ class Disk(Store):
 
     def _take_room(self) -> None:
         """A transaction finds what is no longer set aside, or nothing."""
-        given = reserve.SIZE - (self.path.parent / reserve.FILE).stat().st_size
-        if self.room is None or self.room + given < reserve.PIECE:
+        given = RESERVED - (self.path.parent / RESERVE).stat().st_size
+        if self.room is None or self.room + given < PIECE:
             raise FullDisk("the disk is full")
-        self.room -= reserve.PIECE
+        self.room -= PIECE
 
     def tidy(self, now: Moment) -> int:
         if not self.full:

@@ -9,7 +9,7 @@ import pytest
 
 from swarm import config
 from swarm.broker.core import BrokerSettings
-from swarm.broker.service import _core_settings
+from swarm.broker.settings import core_settings
 from swarm.wire.messages import NOBODYS
 
 # Another value than the default, of each kind that can't be made by a rule.
@@ -37,7 +37,7 @@ KEYS = sorted(
 
 
 def decide_by(overrides: dict[str, object]) -> BrokerSettings:
-    return replace(_core_settings(config.load(overrides=overrides), "beat", "data", NOBODYS), run="")
+    return replace(core_settings(config.load(overrides=overrides), "beat", "data", NOBODYS), run="")
 
 
 def another(value: Any) -> object:

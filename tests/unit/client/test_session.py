@@ -242,6 +242,16 @@ def test_an_end_that_comes_before_the_last_tokens(driver: Driver) -> None:
     assert driver.get(finished(4)) == []
 
 
+def test_an_end_before_the_last_tokens_while_the_caller_is_behind(driver: Driver) -> None:
+    """They are fetched once it has taken what is there: not sooner, and not never."""
+    driver.running()
+    driver.get(tokens(0, 2))
+    assert driver.get(finished(4)) == []
+    assert driver.do(Consumed("r", 0, 1)) == []
+    assert driver.do(Consumed("r", 0, 2)) == [attach(2)]
+    assert driver.get(tokens(2, 2)) == [deliver(2, 2), Ended("r", 0, finished(4))]
+
+
 def test_a_flood_is_bounded(driver: Driver) -> None:
     """No more than MAX_UNCONSUMED tokens wait for their consumer; the rest is fetched when all are taken."""
     driver.running()

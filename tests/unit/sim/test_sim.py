@@ -14,7 +14,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from swarm.broker.recovery.procedure import Planner
+from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests import admission
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.door import Requests
@@ -244,13 +244,13 @@ def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """The number of the epoch falls at a change of plan."""
-    real = Planner._serve
+    real = Procedure._serve
 
-    def fall(self: Planner, now: float) -> None:
+    def fall(self: Procedure, now: float) -> None:
         real(self, now)
         self._state.book.epoch -= 1
 
-    patch.setattr(Planner, "_serve", fall)
+    patch.setattr(Procedure, "_serve", fall)
 
 
 def end_without_tokens(patch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from swarm.broker.events import (
     JournalMended,
     TokensWritten,
 )
-from swarm.broker.journal import database, reserve, salvage, writer
+from swarm.broker.journal import database, salvage, writer
 from swarm.broker.journal.database import FullDisk, UnsyncedJournal
+from swarm.broker.journal.disk import PIECE, RESERVE, RESERVED, Reserve, _allocate
 from swarm.broker.journal.reader import JournalReader
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.errors import JournalError
@@ -83,18 +84,18 @@ def test_epochs_have_room_of_their_own(thread: Thread) -> None:
     once what is set aside is whole again."""
     thread.writer.write(accept("a", 1))
     thread.told(1)
-    set_aside = thread.disk.path.parent / reserve.FILE
-    assert set_aside.stat().st_size == reserve.SIZE
+    set_aside = thread.disk.path.parent / RESERVE
+    assert set_aside.stat().st_size == RESERVED
     thread.disk.room = 0
     thread.writer.write(tokens(1, 0, 5))
     assert thread.told(1) == [JournalBroke("the disk is full")]
     for epoch in (9, 10):
         thread.writer.write(WriteEpoch(epoch))
         assert thread.told(1) == [EpochWritten(epoch)]
-    assert set_aside.stat().st_size == reserve.SIZE - 2 * reserve.PIECE
+    assert set_aside.stat().st_size == RESERVED - 2 * PIECE
     thread.disk.room = None
     assert thread.told(2) == [JournalMended(), TokensWritten(((1, 4),))]
-    assert set_aside.stat().st_size == reserve.SIZE
+    assert set_aside.stat().st_size == RESERVED
     thread.writer.close()
     assert Store(thread.disk.path.parent).past(Moment.now(), retained_s=60.0).epoch == 10
     thread.start(Store(thread.disk.path.parent))  # for the fixture
@@ -160,17 +161,17 @@ def test_a_log_that_fills_the_disk_is_folded_first(thread: Thread, monkeypatch: 
 
 def test_what_is_set_aside_outlives_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full has no room to set it aside again: what is there stays, though nothing can be added."""
-    kept = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+    kept = Reserve(tmp_path, size=3 * PIECE)
     assert kept.fill()
     assert kept.give()
 
     def no_room(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(reserve, "_allocate", no_room)
-    again = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+    monkeypatch.setattr("swarm.broker.journal.disk._allocate", no_room)
+    again = Reserve(tmp_path, size=3 * PIECE)
     assert not again.fill(), "an earlier process has used a piece"
-    assert again.num_bytes == (tmp_path / reserve.FILE).stat().st_size == 2 * reserve.PIECE
+    assert again.num_bytes == (tmp_path / RESERVE).stat().st_size == 2 * PIECE
     assert again.give()
     assert not again.fill()
     monkeypatch.setattr(os, "ftruncate", no_room)
@@ -178,29 +179,29 @@ def test_what_is_set_aside_outlives_the_process(tmp_path: Path, monkeypatch: pyt
     assert not again.fill()
     monkeypatch.undo()
     assert again.fill()
-    assert again.num_bytes == 3 * reserve.PIECE
+    assert again.num_bytes == 3 * PIECE
 
 
 def test_what_is_wanted_does_not_shrink_with_every_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk each process writes an epoch and is killed: all of it is to be had again, not what the last one
     found, even if nothing is left."""
-    assert reserve.Reserve(tmp_path, size=3 * reserve.PIECE).fill()
+    assert Reserve(tmp_path, size=3 * PIECE).fill()
 
     def no_room(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(reserve, "_allocate", no_room)
+        full.setattr("swarm.broker.journal.disk._allocate", no_room)
         for left in (2, 1, 0):
-            kept = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+            kept = Reserve(tmp_path, size=3 * PIECE)
             assert kept.give()
             assert not kept.fill()
-            assert kept.num_bytes == left * reserve.PIECE
-        kept = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+            assert kept.num_bytes == left * PIECE
+        kept = Reserve(tmp_path, size=3 * PIECE)
         assert not kept.give()
         assert not kept.fill()
     assert kept.fill()
-    assert reserve.Reserve(tmp_path, size=3 * reserve.PIECE).num_bytes == 3 * reserve.PIECE
+    assert Reserve(tmp_path, size=3 * PIECE).num_bytes == 3 * PIECE
 
 
 def test_what_never_was_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +211,13 @@ def test_what_never_was_is_not_missed(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as small:
-        small.setattr(reserve, "_allocate", no_room)
+        small.setattr("swarm.broker.journal.disk._allocate", no_room)
         for _ in range(2):
-            kept = reserve.Reserve(tmp_path)
+            kept = Reserve(tmp_path)
             assert kept.fill()
             assert not kept.give()
     assert kept.fill()
-    assert kept.num_bytes == reserve.SIZE
+    assert kept.num_bytes == RESERVED
 
 
 def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +227,7 @@ def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pyt
     assert first.reserve.fill()
     first.close()
     refusals = [FullDisk("the disk is full")] * 2
-    real, allocate = database._opened, reserve._allocate
+    real, allocate = database._opened, _allocate
     full = True
 
     def opened(path: Path) -> sqlite3.Connection:
@@ -240,7 +241,7 @@ def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pyt
         allocate(file, num_bytes)
 
     monkeypatch.setattr(database, "_opened", opened)
-    monkeypatch.setattr(reserve, "_allocate", room)
+    monkeypatch.setattr("swarm.broker.journal.disk._allocate", room)
     thread = Thread(Disk(tmp_path))
     (broke,) = thread.told(1)
     assert "full" in broke.reason
@@ -248,7 +249,7 @@ def test_what_was_given_up_at_opening_is_missed(tmp_path: Path, monkeypatch: pyt
     assert thread.told(1) == [EpochWritten(3)]
     full = False
     assert thread.told(1) == [JournalMended()]
-    assert (tmp_path / reserve.FILE).stat().st_size == reserve.SIZE
+    assert (tmp_path / RESERVE).stat().st_size == RESERVED
     thread.writer.close()
 
 
@@ -264,7 +265,7 @@ def test_a_disk_that_is_full_for_good_can_not_be_opened(tmp_path: Path, monkeypa
     monkeypatch.setattr(database, "_opened", opened)
     with pytest.raises(FullDisk):
         Store(tmp_path)
-    assert (tmp_path / reserve.FILE).stat().st_size == 0
+    assert (tmp_path / RESERVE).stat().st_size == 0
 
 
 def test_a_damaged_journal_is_kept_while_nothing_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,19 +324,19 @@ def test_what_counts_as_a_full_disk(
 
 def test_what_is_set_aside_can_be_used_up(tmp_path: Path) -> None:
     """Piece by piece; then there is none. It comes back whole, or stays as it is."""
-    kept = reserve.Reserve(tmp_path, size=3 * reserve.PIECE)
+    kept = Reserve(tmp_path, size=3 * PIECE)
     assert kept.fill()
     assert [kept.give() for _ in range(4)] == [True, True, True, False]
-    assert (tmp_path / reserve.FILE).stat().st_size == 0
+    assert (tmp_path / RESERVE).stat().st_size == 0
     assert kept.fill()
-    assert kept.num_bytes == 3 * reserve.PIECE
-    assert not reserve.Reserve(tmp_path / "nowhere").give()
+    assert kept.num_bytes == 3 * PIECE
+    assert not Reserve(tmp_path / "nowhere").give()
 
 
 def test_a_disk_too_small_for_anything_set_aside(tmp_path: Path) -> None:
     """Then nothing is, and nobody waits for it."""
-    (tmp_path / reserve.FILE).mkdir()
-    kept = reserve.Reserve(tmp_path)
+    (tmp_path / RESERVE).mkdir()
+    kept = Reserve(tmp_path)
     assert kept.fill()
     assert not kept.give()
 

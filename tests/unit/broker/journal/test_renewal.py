@@ -23,8 +23,9 @@ from swarm.broker.events import (
     RequestRead,
     TokensWritten,
 )
-from swarm.broker.journal import reserve, salvage, writer
+from swarm.broker.journal import salvage, writer
 from swarm.broker.journal.database import FILE, DamagedJournal, UnsyncedJournal
+from swarm.broker.journal.disk import RESERVE, RESERVED
 from swarm.broker.journal.doubts import Doubts
 from swarm.broker.journal.reader import JournalReader
 from swarm.broker.journal.salvage import ASIDE, MAX_ASIDE, open_or_salvage, renewed
@@ -141,7 +142,7 @@ def test_it_is_noticed_without_a_write(used: Thread, loss: Callable[[Path], None
     request = next(each for each in past.requests if each.submit.request_id == "a")
     assert request.sequences[0].tokens == [5, 6, 7]
     assert 30.0 <= request.age_s < 60.0
-    assert (state / reserve.FILE).stat().st_size == reserve.SIZE
+    assert (state / RESERVE).stat().st_size == RESERVED
     used.start(store)  # for the fixture
 
 

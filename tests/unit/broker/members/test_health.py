@@ -10,9 +10,10 @@ import pytest
 from swarm.broker.core import PAUSE_S
 from swarm.broker.events import MessageRefused, Tick, WorkerDisconnected
 from swarm.broker.members.health import Expected, HealthSettings, Judgement, Pulse, Verdict, judge
+from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.state import WorkerState
 from swarm.wire.messages import Alive, Beat, Dismiss, Fence, LayerCost, LinkCost, Rejoin, Stats, Welcome
-from tests.unit.broker.bench import Bench, orders, submit
+from tests.unit.broker.bench import Bench, orders, settings, submit
 
 CALL_AGAIN_TICKS = 19  # of a tenth of a second: just less than it takes until somebody is called (again)
 RULES = HealthSettings(beat_timeout_s=0.7, hang_factor=10.0, hang_min_s=2.0)
@@ -288,6 +289,21 @@ def test_the_brokers_own_pause_is_forgiven(make_bench) -> None:
     assert bench.sequence().reason is None
     bench.tick(0.5)
     assert bench.sequence().reason == "failed"
+
+
+def test_the_brokers_own_pause_gives_workers_more_time_to_load(make_bench) -> None:
+    """Who is to load layers has the time that it was promised, without the minute in which nobody listened."""
+    bench = make_bench(settings(plan=PlanSettings(settle_s=0.0, prepare_timeout_s=2.0)))
+    bench.mute = {"w0"}
+    bench.join("w0")
+    bench.tick(1.5)
+    bench.now += 60.0
+    bench.feed(Tick())
+    assert bench.state.workers["w0.1"].state is WorkerState.MEMBER
+    bench.tick(0.3)
+    assert bench.state.workers["w0.1"].state is WorkerState.MEMBER
+    bench.tick(1.0)
+    assert bench.state.workers["w0.1"].state is WorkerState.OUT
 
 
 def test_a_beat_that_is_heard_before_the_pause_is_noticed(serving: Bench) -> None:

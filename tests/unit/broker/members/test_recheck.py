@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from swarm.broker.actions import Note
@@ -135,6 +136,36 @@ def test_the_first_stage_and_then_the_last(bench: Bench) -> None:
     assert recheck.trial.drawn == min(DRAWN, bench.sequence().num_generated)
     answer(bench, recheck, tokens=(TOKEN,) * recheck.trial.drawn)
     assert counted(bench) == {"rechecks": 2, "rechecks_agreed": 2}
+
+
+def test_the_input_comes_from_the_stage_before_whoever_computes(make_bench: MakeBench) -> None:
+    """Of three stages the first one sends what the second got, to the third, which has those layers warm."""
+    bench = make_bench(settings(recheck=RecheckSettings(EVERY_S)))
+    bench.serve(3, host="one", kernels=KERNELS)
+    assert bench.state.book.current is not None
+    first, middle, last = (stage.name for stage in bench.state.book.current.stages)
+    keep(bench, last, bench.state.book.current.stages[1].layers)
+    bench.say(submit(max_tokens=200))
+    for _ in range(5):
+        bench.finish()
+    found = {}
+    for _ in range(2):
+        peer, recheck, suspect = asked(bench)
+        assert suspect is not None
+        found[suspect] = peer, [leg.to.to for leg in recheck.trial.legs]
+        answer(bench, recheck, digest="abc")
+        digested(bench, recheck, suspect, "abc")
+    assert found[f"{middle}.1"] == (f"{first}.1", [f"{last}.1"])
+
+
+def test_who_computes_in_another_form_is_not_asked(bench: Bench) -> None:
+    """Its bits would differ, and mean nothing."""
+    _, last = names(bench)
+    worker = bench.state.workers[f"{last}.1"]
+    worker.hello = msgspec.structs.replace(worker.hello, dtype="bfloat16")
+    bench.tick(EVERY_S + 0.1)
+    assert orders(bench.take(), Recheck) == []
+    assert counted(bench) == {"rechecks_impossible": 1}
 
 
 def test_a_disagreement_names_both_and_touches_nothing(bench: Bench) -> None:

@@ -78,14 +78,6 @@ def test_a_harmless_cap_is_not_blamed() -> None:
     assert found.text.startswith("other pins or caps")
 
 
-def test_the_swarm_waits_for_what_is_named(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(ruled(pins={"w0": LayerRange(0, 4), "w1": LayerRange(2, 6)}))
-    join(bench, "w0", 0.001)
-    join(bench, "w1", 0.001)
-    bench.tick()
-    assert bench.state.book.waits_for == "other pins: w0 and w1 are pinned to layers 0–3 and 2–5, which overlap"
-
-
 @pytest.mark.parametrize("seconds", [1e308, float("inf")])
 def test_time_is_not_taken_for_memory(make_bench: Callable[..., Bench], seconds: float) -> None:
     """Workers that are slow beyond measure make a slow swarm; they don't make it wait for memory."""

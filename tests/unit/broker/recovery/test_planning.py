@@ -12,8 +12,9 @@ from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
 from swarm.broker.members.health import Verdict
 from swarm.broker.members.roster import MAX_STRANGERS
+from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.questions.status import status
-from swarm.broker.recovery.procedure import QUARANTINE_AFTER, PlanSettings
+from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.reports.scheduling import scheduler
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
 from swarm.testing import fake_manifest

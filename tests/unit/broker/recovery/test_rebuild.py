@@ -104,6 +104,7 @@ CASES = {
         {"a": ((4, 100),)},
         [("a", 4, 12, 0)],
     ),
+    "the nearer of two logs": (THREE, {"a": A, "b": B, "c": ()}, {"b": ((8, 100), (6, 100))}, [("b", 8, 12, 0)]),
     "a log that can't be sent there": (THREE, {"a": A, "b": (), "c": C}, {"c": ((4, 100),)}, [(None, 0, 8, 0)]),
     "a replay that was cut short": (THREE, {"a": A, "b": ((4, 8, 40),), "c": C}, {"a": ((4, 100),)}, [("a", 4, 8, 40)]),
     "the second replay would go through the first": (

@@ -236,7 +236,10 @@ def test_every_part_is_timed_beside_the_prediction(make_bench: Callable[..., Ben
     assert recovery["sequences"] == 1
     assert recovery["evidence"] == "w1: its connection closed"
     assert recovery["choice"] == "w0 takes layers 2–2 (warm); w2 takes layers 3–3 (warm)"
-    assert recovery["predicted"]["load_s"] == 0.0
+    predicted = recovery["predicted"]
+    assert predicted["load_s"] == 0.0
+    assert predicted["replay_s"] > 0.0
+    assert predicted["total_s"] == predicted["load_s"] + predicted["replay_s"]
     assert measured["load_s"] == pytest.approx(0.5)
     assert measured["resume_s"] == pytest.approx(0.25)
     parts = [measured[f"{name}_s"] for name in ("plan", "load", "activate", "replay", "resume")]

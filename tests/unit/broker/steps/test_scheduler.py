@@ -327,6 +327,21 @@ def test_a_small_budget_reaches_everybody(make_bench) -> None:
     assert [s.num_generated - before[s.id] for s in bench.state.running] == [20] * 5
 
 
+def test_where_a_step_has_one_token_prompts_and_answers_take_turns(make_bench) -> None:
+    """Neither waits for the other to end."""
+    bench = make_bench(scheduling(mode="batch", step_tokens=1)).serve(1)
+    bench.say(submit("answer", num_prompt=1, max_tokens=100, ignore_eos=True))
+    bench.finish()
+    bench.say(submit("prompt", num_prompt=50))
+    served = []
+    for _ in range(20):
+        (step,) = bench.pipe
+        served.append(step.rows[0].sequence)
+        bench.finish()
+    assert served[2:] == served[2:4] * 9
+    assert set(served[2:4]) == {1, 2}
+
+
 def test_auto_splits_only_what_is_worth_it(make_bench) -> None:
     """Few decodes stay together in one step; from ``SPLIT_FROM`` on they are shared out."""
     few = _decoding(make_bench, "auto", SPLIT_FROM - 1)

@@ -1,0 +1,88 @@
+"""From the settings that a user made to those of the deciding code: here, and nowhere else, a knob is connected."""
+
+from __future__ import annotations
+
+import secrets
+
+from swarm.broker.core import BrokerSettings
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.members.health import HealthSettings
+from swarm.broker.members.recheck import RecheckSettings
+from swarm.broker.planner.load import Load
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.recovery.rebuild import RebuildSettings
+from swarm.broker.requests.door import RequestSettings
+from swarm.broker.steps.scheduler import SchedulerSettings
+from swarm.config import Settings
+from swarm.version import __version__
+from swarm.wire.messages import LayerRange, Lineage
+
+
+def core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, lineage: Lineage) -> BrokerSettings:
+    """What the deciding code is told of the user's settings; the endpoints and the lineage are this life's own."""
+    broker, health = settings.broker, settings.health
+    return BrokerSettings(
+        beat_endpoint=beat_endpoint,
+        data_endpoint=data_endpoint,
+        lineage=lineage,
+        version=__version__,
+        beat_interval_s=settings.worker.beat_interval_s,
+        lease_s=settings.worker.lease_s,
+        prefix_cache=broker.prefix_cache and broker.kv_cache,
+        trace_steps=broker.trace_steps,
+        profile_every=settings.log.profile_every,
+        check_rules=broker.check_rules,
+        run=f"{secrets.token_hex(2)}-",
+        requests=RequestSettings(
+            broker.max_queue,
+            broker.client_grace_s,
+            broker.retain_s,
+            has_journal=settings.state_dir is not None,
+            too_large_patience_s=broker.too_large_patience_s,
+        ),
+        scheduler=SchedulerSettings(
+            mode=broker.mode,
+            step_tokens=broker.step_tokens,
+            prefill_chunk=broker.prefill_chunk,
+            max_running=broker.max_running,
+            kv_cache=broker.kv_cache,
+            step_target_s=broker.step_target_s,
+            kv_headroom=broker.kv_headroom,
+            max_passed=broker.max_passed,
+            max_passed_s=broker.max_passed_s,
+        ),
+        plan=PlanSettings(
+            rules=_rules(settings),
+            min_workers=broker.min_workers,
+            settle_s=broker.settle_s,
+            prepare_timeout_s=broker.prepare_timeout_s,
+            activate_timeout_s=broker.activate_timeout_s,
+            max_sequences=settings.worker.max_sequences,
+            rebuild=RebuildSettings(settings.recovery.chunk, from_tokens=settings.recovery.source == "tokens"),
+        ),
+        health=HealthSettings(health.beat_timeout_s, health.hang_factor, health.hang_min_s),
+        recheck=RecheckSettings(settings.recovery.recheck_every_s),
+    )
+
+
+def _rules(settings: Settings) -> PlanRules:
+    plan, broker = settings.plan, settings.broker
+    pins: dict[str, LayerRange] = {}
+    for name, text in plan.pins.items():
+        first, _, last = text.partition("-")
+        pins[name] = LayerRange(int(first), int(last or first) + 1)
+    return PlanRules(
+        mode=broker.mode,
+        objective=plan.objective,
+        load=Load(plan.rows, plan.context, plan.prompt),
+        kv_positions=plan.kv_positions,
+        margin=plan.margin,
+        step_positions=broker.step_tokens,
+        max_running=broker.max_running,
+        min_memory_bytes=int(plan.min_memory),
+        min_layers_per_s=plan.min_layers_per_s,
+        pins=pins,
+        caps=dict(plan.caps),
+        exclude=frozenset(plan.exclude),
+        standby=plan.standby,
+    )
