@@ -19,7 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import Pass, running, spans_of
+from swarm.stage.attention.grid import spans_of
+from swarm.stage.attention.passes import Pass, running
 from swarm.wire.messages import LayerRange, Row
 
 CPU = torch.device("cpu")

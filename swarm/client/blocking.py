@@ -90,7 +90,7 @@ class Client:
     def submit_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """The same for a conversation."""
+        """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return self._run(self._client.submit_chat(messages, params, **options))
 
     def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> BlockingStream:
@@ -99,7 +99,7 @@ class Client:
         return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout))
 
     def recall(self, request_id: str) -> Submit:
-        """What was asked for in a request that was made before."""
+        """Look up what was asked for in a request that was made before."""
         return self._run(self._client.recall(request_id))
 
     def cancel(self, request_id: str) -> None:

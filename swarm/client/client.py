@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
-from swarm.client import assets
 from swarm.client.events import Ask, Failed, Reply, Revoke
 from swarm.client.link import Link, Mailbox
+from swarm.client.model import ASK_TIMEOUT_S, ModelSource
 from swarm.client.request import (
     Conversation,
     Prompt,
@@ -24,19 +23,15 @@ from swarm.client.request import (
 )
 from swarm.client.results import Completion, Piece
 from swarm.client.session import Session
-from swarm.client.stream import BatchStream, Call, Model, Opened, PieceStream, PromptStream
-from swarm.client.text.tokenizer import ASSET_FILES, Chat, TextModel
-from swarm.errors import ClientError, InvalidRequest, ModelError, RequestFailed, RequestTimeout, Unavailable
+from swarm.client.stream import BatchStream, Call, Opened, PieceStream, PromptStream
+from swarm.client.text.tokenizer import Chat, TextModel
+from swarm.errors import ClientError, InvalidRequest, RequestFailed, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
-    MAX_ASSET_BYTES,
-    Asset,
     Describe,
     Description,
-    GetAsset,
     Join,
     Json,
-    Manifest,
     Query,
     Recall,
     Recalled,
@@ -47,7 +42,6 @@ from swarm.wire.messages import (
 )
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
-_ASK_TIMEOUT_S = 30.0  # answers need no computing
 _GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
 
@@ -77,10 +71,7 @@ class AsyncClient:
         self._session = Session(self.url, connect_timeout_s, reconnect_timeout_s)
         self._link: Link | None = None
         self._closed = False
-        self._model: Model | None = None
-        self._described_at = -1  # which connection the model was described on
-        self._model_lock = asyncio.Lock()
-        self._cache: Path = assets.cache_directory()
+        self._model = ModelSource(self._connect, self.describe, self.url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,7 +125,7 @@ class AsyncClient:
     async def submit_chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> str:
-        """The same for a conversation."""
+        """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
 
     def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> PromptStream:
@@ -155,7 +146,7 @@ class AsyncClient:
         return PromptStream(PieceStream(begin))
 
     async def recall(self, request_id: str) -> Submit:
-        """What was asked for in a request that was made before.
+        """Look up what was asked for in a request that was made before.
 
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
         check_attach(request_id, 0, None)
@@ -166,7 +157,7 @@ class AsyncClient:
 
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
         check_attach(request_id, 0, None)
-        call = await self._recall(request_id, _ASK_TIMEOUT_S)
+        call = await self._recall(request_id, ASK_TIMEOUT_S)
         call.link.do(Revoke(call.submit))
         await self.describe()  # what was said before has been heard when this is answered
 
@@ -243,18 +234,18 @@ class AsyncClient:
     async def query(self, what: What, *, all: bool = False) -> Json:
         """A report as ``swarmctl --json`` prints it. ``all``: with "requests", also those that ended long ago, as far
         as the broker's journal has them and an answer holds."""
-        return await self._govern(Query(what=what, all=all), _ASK_TIMEOUT_S)
+        return await self._govern(Query(what=what, all=all), ASK_TIMEOUT_S)
 
     async def suppose_plan(self, suppose: Suppose) -> Json:
         """The plan that would be made if things were so; nothing is changed."""
-        return await self._govern(Query(what="plan", suppose=suppose), _ASK_TIMEOUT_S)
+        return await self._govern(Query(what="plan", suppose=suppose), ASK_TIMEOUT_S)
 
     async def trace(self, request_id: str = "") -> Json:
         """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
         means the newest. Of one that ended long ago, or before the broker started again, only what its journal has."""
         if len(request_id) > 128:
             raise InvalidRequest("a request_id has at most 128 characters", code="request_id")
-        return await self._govern(Query(what="trace", request_id=request_id), _ASK_TIMEOUT_S)
+        return await self._govern(Query(what="trace", request_id=request_id), ASK_TIMEOUT_S)
 
     async def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
         """Have a running ``swarm up`` start workers."""
@@ -270,7 +261,7 @@ class AsyncClient:
 
     async def text_model(self) -> TextModel | None:
         """The model's tokenizer and chat template; None if it has none."""
-        return (await self._get_model()).text
+        return (await self._model.get()).text
 
     async def _govern(self, question: Query | Join | StopWorker, timeout_s: float) -> Json:
         report = await self._ask(question, timeout_s)
@@ -280,7 +271,7 @@ class AsyncClient:
         return report.body
 
     async def _ask(
-        self, question: Describe | Query | Recall | Join | StopWorker, timeout_s: float = _ASK_TIMEOUT_S
+        self, question: Describe | Query | Recall | Join | StopWorker, timeout_s: float = ASK_TIMEOUT_S
     ) -> Reply:
         link = self._connect()
         answer, _ = await link.ask(Ask(link.new_key(), question, timeout_s))
@@ -301,12 +292,12 @@ class AsyncClient:
 
     async def _recall(self, request_id: str, timeout_s: float | None) -> Call:
         """The request as the broker knows it, to be read."""
-        limit_s = min(_ASK_TIMEOUT_S, timeout_s or _ASK_TIMEOUT_S)
+        limit_s = min(ASK_TIMEOUT_S, timeout_s or ASK_TIMEOUT_S)
         answer = await self._ask(Recall(request_id=request_id), limit_s)
         if isinstance(answer, Report):
             raise InvalidRequest(str(answer.body.get("error")), code="unknown")
         assert isinstance(answer, Recalled)
-        return Call(answer.submit, Wish.behind(answer.submit, timeout_s), self._connect(), self._get_model)
+        return Call(answer.submit, Wish.behind(answer.submit, timeout_s), self._connect(), self._model.get)
 
     async def _complete(self, source: Source, wish: Wish) -> Completion:
         stream = self._stream([source], wish)
@@ -353,63 +344,19 @@ class AsyncClient:
                 ids = await self._encode(source, wish)
         except TimeoutError:
             raise RequestTimeout(f"the model was not described within the time limit of {wish.timeout_s:g} s") from None
-        call = Call(wish.submit(ids), wish, link, self._get_model)
+        call = Call(wish.submit(ids), wish, link, self._model.get)
         call.start(mailbox, None if limit is None else max(limit - loop.time(), 0.0))
         return call
 
     async def _encode(self, source: Source, wish: Wish) -> tuple[int, ...]:
         if isinstance(source, tuple):
             if wish.params.stop:
-                (await self._get_model()).check_stops(wish)
+                (await self._model.get()).check_stops(wish)
             return source
-        model = await self._get_model()
+        model = await self._model.get()
         if model.text is None:
             raise InvalidRequest("this model has no tokenizer: pass token ids", code="tokenizer")
         return model.text.encode(source) if isinstance(source, str) else model.text.encode_chat(source.messages)
-
-    # --- the model behind the broker
-
-    async def _get_model(self) -> Model:
-        """Asked for once per connection: after a reconnect there may be another broker with another model."""
-        link = self._connect()
-        async with self._model_lock:
-            num_connects = link.num_connects
-            if self._model is None or self._described_at != num_connects:
-                description = await self.describe()
-                if description.manifest is None:
-                    raise Unavailable(f"the swarm has no model yet, it waits for {description.waits_for or 'a worker'}")
-                if self._model is None or self._model.manifest != description.manifest:
-                    self._model = Model(description.manifest, await self._load_text(description.manifest))
-                self._described_at = max(num_connects, 1)
-            return self._model
-
-    async def _load_text(self, manifest: Manifest) -> TextModel | None:
-        wanted = {Path(asset.name).name: asset for asset in manifest.assets if Path(asset.name).name in ASSET_FILES}
-        return TextModel.load({name: await self._fetch(asset) for name, asset in wanted.items()})
-
-    async def _fetch(self, asset: Asset) -> bytes:
-        content = assets.read_cached(asset, self._cache)
-        if content is not None:
-            return content
-        if asset.num_bytes > MAX_ASSET_BYTES:
-            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are taken")
-        content = await self._download(asset)
-        if not assets.is_genuine(content, asset):
-            raise ModelError(f"{asset.name} did not come from {self.url} as the broker announced it: digests differ")
-        assets.write_cached(asset, content, self._cache)
-        return content
-
-    async def _download(self, asset: Asset) -> bytes:
-        link, content = self._connect(), bytearray()
-        while len(content) < asset.num_bytes:
-            question = GetAsset(name=asset.name, offset=len(content))
-            answer, part = await link.ask(Ask(link.new_key(), question, _ASK_TIMEOUT_S))
-            if isinstance(answer, Report):
-                raise Unavailable(f"the broker at {self.url} can't give {asset.name}: {answer.body.get('error')}")
-            if not part:
-                raise ModelError(f"{asset.name} ends at {len(content)} of {asset.num_bytes} bytes at {self.url}")
-            content += part
-        return bytes(content)
 
     def _connect(self) -> Link:
         if self._closed:
@@ -420,7 +367,7 @@ class AsyncClient:
 
 
 async def _collect(stream: PieceStream, num_prompts: int) -> list[list[Piece]]:
-    """All pieces, by prompt."""
+    """Gather all pieces, by prompt."""
     pieces: list[list[Piece]] = [[] for _ in range(num_prompts)]
     while ready := await stream.take_ready():
         for place, piece in ready:

@@ -52,7 +52,7 @@ News = Deliver | Ended | Failed | Taken
 
 
 class Mailbox:
-    """What has come for one reader. The session bounds it: it takes no more tokens than may wait for their consumer."""
+    """Holds what came for one reader. The session takes no more tokens than may wait for their consumer."""
 
     def __init__(self) -> None:
         self._news: deque[News] = deque()
@@ -216,7 +216,7 @@ class Link:
             self.do(Tick())
 
     def _stopped(self, runner: asyncio.Task[None]) -> None:
-        """Nobody may wait for a connection that is closed or has broken, now or later."""
+        """Fail all who wait for a connection that is closed or has broken, now or later."""
         broken = None if runner.cancelled() else runner.exception()
         self._refusal = "this client is closed" if broken is None else _epitaph(broken)
         for request_id, mailbox in self._mailboxes.items():
@@ -270,7 +270,7 @@ class Link:
 
 
 class _About(msgspec.Struct):
-    """What is read of a message that can't be understood."""
+    """The one field that is read of a message that can't be understood."""
 
     request_id: str = ""
 

@@ -72,7 +72,7 @@ class Ongoing:
 
     @property
     def outlives_caller(self) -> bool:
-        """Whoever leaves it only stops reading."""
+        """Does the request go on when its caller leaves?"""
         return self.submit.detached or self.attached
 
     @property
@@ -96,7 +96,7 @@ class Ongoing:
         return any(c.starved for c in self.continuations)
 
     def forgive(self, pause_s: float, now: float) -> None:
-        """Its client stood still: its limits move. When it is told again does not: something may have been lost."""
+        """Move the limits by a pause of the client. When it is told again stays: something may have been lost."""
         lost_s = min(pause_s, now - self.started)
         self.started += lost_s
         if self.deadline is not None:
@@ -119,7 +119,7 @@ class Ongoing:
         return Deliver(self.id, message.index, start, taken, message.logprobs[first:last], message.hops[first:last])
 
     def ack(self, index: int) -> list[Ack]:
-        """After every so many tokens, and when the caller has all of an ended continuation: it can be forgotten."""
+        """Acknowledge every so many tokens, and all of an ended continuation, which can be forgotten then."""
         continuation = self.continuations[index]
         last = continuation.settled and not continuation.end_acked
         if not last and continuation.consumed - continuation.acked < ACK_EVERY:
@@ -128,7 +128,7 @@ class Ongoing:
         return [self.ack_up_to(index, continuation.consumed)]
 
     def last_acks(self) -> list[Ack]:
-        """For an ended request whose remaining tokens nobody will read."""
+        """Acknowledge all of an ended request whose remaining tokens nobody will read."""
         return [self.ack_up_to(i, c.expected) for i, c in enumerate(self.continuations) if not c.end_acked]
 
     def ack_up_to(self, index: int, next_index: int) -> Ack:
@@ -162,14 +162,14 @@ class Ongoing:
 
 
 def ended_badly(message: Finished) -> ClientError:
-    """What the caller is told of a request that failed or was cancelled."""
+    """Make the error of a request that failed or was cancelled."""
     if message.reason == "cancelled":
         return RequestCancelled(message.detail or "the request was cancelled")
     return RequestFailed(message.detail or "the swarm could not finish the request")
 
 
 def refusal(message: Rejected, accepted: bool) -> ClientError:
-    """What the caller is told of a refused request. A code that is not known here is the request's fault."""
+    """Make the error of a refused request. A code that is not known here is the request's fault."""
     match message.code:
         case "overloaded" | "journal":
             return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)

@@ -98,7 +98,7 @@ class Wish:
 
     @classmethod
     def behind(cls, submit: Submit, timeout_s: float | None) -> Wish:
-        """What whoever made this request wished."""
+        """Reconstruct the wish of whoever made this request."""
         return cls(submit.params, timeout_s, request_id=submit.request_id, hops=submit.hops, detached=submit.detached)
 
     def submit(self, prompt: tuple[int, ...]) -> Submit:

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from swarm.client.contact import Contact
 from swarm.client.events import (
     Action,
     Answered,
@@ -51,10 +52,10 @@ from swarm.client.events import (
     StopFound,
     Taken,
     Tick,
-    Unanswered,
     Withdraw,
 )
 from swarm.client.ongoing import Continuation, Ongoing, ended_badly, refusal
+from swarm.client.questions import Questions
 from swarm.errors import (
     ClientError,
     InvalidRequest,
@@ -70,32 +71,20 @@ from swarm.wire.messages import (
     Description,
     Detach,
     Finished,
-    GetAsset,
-    Join,
     Malformed,
-    Query,
-    Recall,
     Recalled,
     Rejected,
     Report,
-    StopWorker,
     Tokens,
 )
 
 Actions = list[Action]
 
-QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
 NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
 PAUSE_S = 1.0  # the shell tells of time ten times a second: a longer gap is a pause of this process
 # So much of a pause counts all the same: or the time limits of a caller whose loop is always late would never pass.
 USUAL_GAP_S = 0.5
 CONFIRM_CANCEL_S = 30.0  # how long a left request is remembered for a broker that doesn't confirm its end
-
-
-@dataclass(slots=True)
-class _Question:
-    ask: Ask
-    started: float
 
 
 @dataclass(slots=True)
@@ -105,33 +94,30 @@ class Session:
     url: str
     connect_timeout_s: float = 5.0
     reconnect_timeout_s: float = 30.0
-    connected: bool = False
     num_ignored: int = 0  # messages that concern nothing live: late ones, repeated ones, other clients' ones
     _requests: dict[str, Ongoing] = field(default_factory=dict)
-    _questions: dict[int, _Question] = field(default_factory=dict)
-    _ever_heard: bool = False
-    _reached: bool = False  # somebody listens there
-    _stranger: str = ""  # why the broker that is there can't be talked to
-    _lost_at: float | None = None  # since when the connection is gone; None before the first one
-    _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
-    _probed_at: float = 0.0
+    _questions: Questions = field(default_factory=Questions)
+    _contact: Contact = field(init=False)
     _ticked_at: float = 0.0  # the last tick, or when there began to be something to tick for
+
+    def __post_init__(self) -> None:
+        self._contact = Contact(self.url, self.connect_timeout_s, self.reconnect_timeout_s)
 
     @property
     def idle(self) -> bool:
-        """Nothing is live: no time needs to pass for the session."""
+        """Is nothing live? Then no time needs to pass for the session."""
         return not self._requests and not self._questions
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Those that are live here."""
+        """Ids of the live requests."""
         return tuple(self._requests)
 
     def handle(self, event: Event, now: float) -> Actions:
         actions: Actions = []
         match event:
             case Received():
-                self._heard_at, self._ever_heard = now, True
+                self._contact.heard(now)
                 actions = self._received(event, now)
             case Consumed():
                 actions = self._consumed(event, now)
@@ -146,9 +132,9 @@ class Session:
             case Ask():
                 actions = self._ask(event, now)
             case Withdraw(key):
-                self._questions.pop(key, None)
+                self._questions.withdraw(key)
             case NotUnderstood():
-                self._heard_at, self._ever_heard = now, True
+                self._contact.heard(now)
                 actions = self._not_understood(event, now)
             case Tick():
                 actions = self._tick(now)
@@ -160,7 +146,7 @@ class Session:
 
     def _start(self, event: Start, now: float) -> Actions:
         submit = event.submit
-        self._refuse_strangers()
+        self._contact.refuse_strangers()
         if submit.request_id in self._requests:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
         self._wake(now)
@@ -168,22 +154,19 @@ class Session:
         continuations = [Continuation() for _ in range(submit.params.n)]
         request = Ongoing(submit, now, deadline, continuations, event.attached, accepted=event.attached)
         self._requests[submit.request_id] = request
-        return self._tell_again(request, now) if self.connected else []
+        return self._tell_again(request, now) if self._contact.connected else []
 
     def _ask(self, event: Ask, now: float) -> Actions:
-        self._refuse_strangers()
+        self._contact.refuse_strangers()
         self._wake(now)
-        self._questions[event.key] = _Question(event, now)
+        self._questions.take(event, now)
         return self._say([event.question])
 
-    def _refuse_strangers(self) -> None:
-        if self._stranger:
-            raise Unavailable(self._stranger)
-
     def _wake(self, now: float) -> None:
-        """The silence of an idle connection says nothing about the broker: it is measured from here on."""
+        """Begin to measure time, if nothing was live."""
         if self.idle:
-            self._heard_at = self._probed_at = self._ticked_at = now
+            self._ticked_at = now
+            self._contact.wake(now)
 
     def _consumed(self, event: Consumed, now: float) -> Actions:
         request = self._requests.get(event.request_id)
@@ -191,14 +174,14 @@ class Session:
             return []
         continuation = request.continuations[event.index]
         continuation.consumed = max(continuation.consumed, event.next_index)
-        actions = self._say(request.ack(event.index)) if self.connected else []
+        actions = self._say(request.ack(event.index)) if self._contact.connected else []
         if continuation.starved and continuation.consumed >= continuation.expected:
             actions += self._attach(request, now)
         self._forget_settled(request)
         return actions
 
     def _say(self, messages: Sequence[ClientMessage]) -> Actions:
-        return [Send(message) for message in messages] if self.connected else []
+        return [Send(message) for message in messages] if self._contact.connected else []
 
     def _stop_found(self, event: StopFound) -> Actions:
         request = self._requests.get(event.request_id)
@@ -208,10 +191,10 @@ class Session:
         return self._say(request.stops())
 
     def _revoke(self, event: Revoke, now: float) -> Actions:
-        """As if it had been read here and left: the ``Cancel`` is said again until the broker confirms, or long enough.
+        """Cancel a request as if it had been read here: say so until the broker confirms it, or for long enough.
         It is never attached to, or its reader would hear of another reader, and not that it was cancelled."""
         submit = event.submit
-        self._refuse_strangers()
+        self._contact.refuse_strangers()
         if submit.request_id in self._requests:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
         self._wake(now)
@@ -241,33 +224,26 @@ class Session:
     def _connection(self, event: Event, now: float) -> Actions:
         match event:
             case Reached():
-                self._reached = True
+                self._contact.reach()
             case Connected():
                 return self._connected(now)
             case Estranged(reason):
                 return self._estranged(reason, now)
             case Disconnected():
-                self._disconnected(now)
+                self._contact.disconnect(now)
         return []
 
     def _connected(self, now: float) -> Actions:
-        self.connected, self._heard_at, self._probed_at = True, now, now
+        self._contact.connect(now)
         actions: Actions = []
         for request in self._requests.values():
             actions += self._tell_again(request, now)
-        actions += [Send(question.ask.question) for question in self._questions.values()]
+        actions += [Send(question) for question in self._questions.texts]
         return actions
 
     def _estranged(self, reason: str, now: float) -> Actions:
-        """It stays so until the connection breaks: then there may be another broker."""
-        self._stranger = f"the broker at {self.url} can't be talked to: {reason}"
-        error = Unavailable(self._stranger)
-        return self._give_up(self._live(), error, now) + self._unanswered(list(self._questions), error)
-
-    def _disconnected(self, now: float) -> None:
-        self._reached, self._stranger = False, ""
-        if self.connected:
-            self.connected, self._lost_at = False, now
+        error = self._contact.estrange(reason)
+        return self._give_up(self._live(), error, now) + self._questions.fail_all(error)
 
     def _tell_again(self, request: Ongoing, now: float) -> Actions:
         request.sent, request.nudge_at = True, now + NUDGE_S
@@ -280,7 +256,7 @@ class Session:
         return self._attach(request, now) + self._say(request.stops())
 
     def _attach(self, request: Ongoing, now: float) -> Actions:
-        if not self.connected:
+        if not self._contact.connected:
             return []
         request.nudge_at = now + NUDGE_S
         return self._say([request.attach()])
@@ -311,7 +287,7 @@ class Session:
         return news + self._took(request, message, now)
 
     def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
-        """The broker has it: each of these says so."""
+        """Note that the broker has the request: each of these messages says so."""
         request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
         request.held_up = ""
         if isinstance(message, Accepted):
@@ -360,7 +336,7 @@ class Session:
         return []
 
     def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
-        """One continuation ended badly: nobody wants the others."""
+        """End a request of which one continuation ended badly: nobody wants the others."""
         acks = self._confirmed(request, message)
         if not request.ended:
             return acks + self._leave(request.id, now)
@@ -380,7 +356,7 @@ class Session:
             return []
         continuation.ended, continuation.starved = True, False
         actions: Actions = [Ended(request.id, index, finished)]
-        if self.connected:
+        if self._contact.connected:
             actions += self._say(request.ack(index))
         self._forget_settled(request)
         return actions
@@ -405,13 +381,9 @@ class Session:
         return [*news, Failed(request.id, refusal(message, request.accepted))]
 
     def _answer(self, message: Reply, payload: bytes) -> Actions:
-        keys = [key for key, question in self._questions.items() if _answers(message, question.ask.question)]
+        keys = self._questions.answered_by(message)
         if not keys:
             self.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
-        if not isinstance(message, Description):
-            keys = keys[:1]  # answers come in the order of the questions
-        for key in keys:
-            del self._questions[key]
         return [Answered(key, message, payload) for key in keys]
 
     def _misunderstood(self, reason: str) -> Actions:
@@ -423,10 +395,10 @@ class Session:
         for request in requests:
             del self._requests[request.id]
         failed: Actions = [Failed(request.id, error) for request in requests if not request.left]
-        return failed + self._unanswered(list(self._questions), error)
+        return failed + self._questions.fail_all(error)
 
     def _not_understood(self, event: NotUnderstood, now: float) -> Actions:
-        """It would only come again. Whom it was for will not hear better: the request that it names, or whoever has
+        """Fail whom an unreadable message was for, since it would only come again: the request it names, or whoever has
         asked something."""
         self.num_ignored += 1
         error = Unavailable(
@@ -436,7 +408,7 @@ class Session:
         if event.request_id:
             named = [request for request in self._live() if request.id == event.request_id]
             return self._give_up(named, error, now)
-        return self._unanswered(list(self._questions), error)
+        return self._questions.fail_all(error)
 
     # --- time
 
@@ -445,17 +417,14 @@ class Session:
         if pause_s > PAUSE_S:
             self._forgive(pause_s - USUAL_GAP_S, now)
         actions = self._time_limits(now)
-        if self.connected:
+        if self._contact.connected:
             return actions + self._nudges(now) + self._silence(now)
         return actions + self._absence(now)
 
     def _forgive(self, pause_s: float, now: float) -> None:
-        """This process stood still. What began in the pause has lost no more than the time since then."""
-        self._heard_at = min(now, self._heard_at + pause_s)
-        if self._lost_at is not None:
-            self._lost_at = min(now, self._lost_at + pause_s)
-        for question in self._questions.values():
-            question.started = min(now, question.started + pause_s)
+        """Move all limits by a pause of this process. What began in the pause loses no more than the time since."""
+        self._contact.forgive(pause_s, now)
+        self._questions.forgive(pause_s, now)
         for request in self._requests.values():
             request.forgive(pause_s, now)
 
@@ -469,10 +438,9 @@ class Session:
                 text = f"the request did not finish within its time limit of {limit_s:g} s"
                 text += f": {request.held_up}" if request.held_up else ""
                 actions += self._give_up([request], RequestTimeout(text), now)
-        for key, question in list(self._questions.items()):
-            if now >= question.started + question.ask.timeout_s:
-                text = f"the broker at {self.url} did not answer within {question.ask.timeout_s:g} s"
-                actions += self._unanswered([key], RequestTimeout(text))
+        for key, limit_s in self._questions.late(now):
+            text = f"the broker at {self.url} did not answer within {limit_s:g} s"
+            actions += self._questions.fail([key], RequestTimeout(text))
         return actions
 
     def _nudges(self, now: float) -> Actions:
@@ -487,41 +455,21 @@ class Session:
         live = self._live()
         if not live and not self._questions:
             return []
-        limit = self.reconnect_timeout_s if self._ever_heard else self.connect_timeout_s
-        if now >= self._heard_at + limit:
-            text = (
-                f"the broker at {self.url} has said nothing for {limit:g} s"
-                if self._ever_heard
-                else f"something listens at {self.url}, but it does not answer like a broker"
-            )
-            error = Unavailable(text)
-            return self._give_up(live, error, now) + self._unanswered(list(self._questions), error)
-        if now >= max(self._heard_at, self._probed_at) + min(QUIET_S, limit / 2):
-            self._probed_at = now
-            return [Send(Describe())]
-        return []
+        error = self._contact.silent_too_long(now)
+        if error is not None:
+            return self._give_up(live, error, now) + self._questions.fail_all(error)
+        return [Send(Describe())] if self._contact.probes(now) else []
 
     def _absence(self, now: float) -> Actions:
-        requests = [r for r in self._live() if self._waited_enough(r.started, now)]
-        keys = [key for key, q in self._questions.items() if self._waited_enough(q.started, now)]
+        requests = [r for r in self._live() if self._contact.waited_enough(r.started, now)]
+        keys = self._questions.keys_where(lambda started: self._contact.waited_enough(started, now))
         if not requests and not keys:
             return []
-        if self._lost_at is None and self._reached:
-            error = Unavailable(f"something listens at {self.url}, but it does not answer like a broker")
-        elif self._lost_at is None:
-            error = Unavailable(f"no broker answers at {self.url}: is `swarm up` running there?")
-        else:
-            error = Unavailable(f"the broker at {self.url} went away and has not come back")
-        return self._give_up(requests, error, now) + self._unanswered(keys, error)
-
-    def _waited_enough(self, started: float, now: float) -> bool:
-        """What began while there was a connection waits for it to come back; what began later, for a first one."""
-        if self._lost_at is not None and started <= self._lost_at:
-            return now >= self._lost_at + self.reconnect_timeout_s
-        return now >= started + self.connect_timeout_s
+        error = self._contact.absence
+        return self._give_up(requests, error, now) + self._questions.fail(keys, error)
 
     def _live(self) -> list[Ongoing]:
-        """What the broker still owes something."""
+        """List the requests that the broker still owes something."""
         return [request for request in self._requests.values() if not request.left and not request.ended]
 
     def _give_up(self, requests: list[Ongoing], error: ClientError, now: float) -> Actions:
@@ -531,28 +479,7 @@ class Session:
             actions += [Failed(request.id, error), *self._leave(request.id, now)]
         return actions
 
-    def _unanswered(self, keys: list[int], error: ClientError) -> Actions:
-        for key in keys:
-            del self._questions[key]
-        return [Unanswered(key, error) for key in keys]
-
     def invariants(self) -> Iterator[str]:
         """Name every rule that the state breaks; none in a sound session. For tests."""
         for request in self._requests.values():
             yield from request.invariants()
-
-
-def _answers(message: Reply, question: object) -> bool:
-    match message, question:
-        case Description(), Describe():
-            return True
-        case AssetPart(name=name, offset=offset), GetAsset():
-            return question.name == name and question.offset == offset
-        case Report(what=what), Query():
-            return question.what == what
-        case ((Recalled() | Report(what="recall")), Recall()):
-            of = message.submit.request_id if isinstance(message, Recalled) else message.body.get("request_id")
-            return of == question.request_id
-        case (Report(what="asset"), GetAsset()) | (Report(what="join"), Join()) | (Report(what="stop"), StopWorker()):
-            return True
-    return False

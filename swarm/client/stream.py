@@ -8,29 +8,12 @@ from dataclasses import dataclass, field
 
 from swarm.client.events import Consumed, Deliver, Ended, Failed, Start, StopFound, Taken
 from swarm.client.link import Link, Mailbox, News
+from swarm.client.model import Model
 from swarm.client.request import Wish
 from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
 from swarm.client.text.assemble import Assembler
-from swarm.client.text.tokenizer import TextModel
-from swarm.errors import ClientError, InvalidRequest
-from swarm.wire.messages import Finished, Manifest, Submit
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What a client knows of the model behind the broker."""
-
-    manifest: Manifest
-    text: TextModel | None
-
-    def check_stops(self, wish: Wish) -> None:
-        if wish.params.stop and self.text is None:
-            raise InvalidRequest("this model has no tokenizer: pass stop_token_ids instead of stop strings", "stop")
-
-    def assembler(self, wish: Wish, choice: int) -> Assembler:
-        ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
-        detokenizer = None if self.text is None else self.text.detokenizer()
-        return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
+from swarm.errors import ClientError
+from swarm.wire.messages import Finished, Submit
 
 
 @dataclass(slots=True)
@@ -68,7 +51,7 @@ class Call:
         self.link.leave(self.submit.request_id, cancel=cancel)
 
     def _wanted(self, pieces: list[Piece]) -> list[Piece]:
-        """From the first one on; an end is told in any case."""
+        """Keep the pieces from the first one on; an end is told in any case."""
         wanted = [piece for piece in pieces if piece.index >= self.first or piece.finish_reason is not None]
         self._kept += [piece for piece in pieces if piece not in wanted]
         return wanted
@@ -98,7 +81,7 @@ class Call:
         return pieces
 
     def completion(self, pieces: list[Piece]) -> Completion:
-        """What the pieces of this (done) call add up to."""
+        """Sum up the pieces of this (done) call."""
         pieces = self._kept + pieces
         choices = tuple(
             self._choice(index, [piece for piece in pieces if piece.choice == index])
@@ -161,7 +144,7 @@ class PieceStream:
         return self._ready.popleft()
 
     async def take_ready(self) -> list[tuple[int, Piece]]:
-        """All pieces that are there, at least one; empty at the end."""
+        """Return all pieces that are there, at least one; empty at the end."""
         if not self._ready:
             await self._fill()
         pieces = list(self._ready)
@@ -246,7 +229,7 @@ class PromptStream:
         return piece
 
     async def take_ready(self) -> list[Piece]:
-        """All pieces that are there, at least one; empty at the end."""
+        """Return all pieces that are there, at least one; empty at the end."""
         pieces = [piece for _, piece in await self._stream.take_ready()]
         self._pieces += pieces
         return pieces
@@ -289,7 +272,7 @@ class BatchStream:
         return self._note(*await self._stream.__anext__())
 
     async def take_ready(self) -> list[BatchPiece]:
-        """All that is there, at least one; empty at the end."""
+        """Return all that is there, at least one; empty at the end."""
         return [self._note(index, piece) for index, piece in await self._stream.take_ready()]
 
     def _note(self, index: int, piece: Piece) -> BatchPiece:

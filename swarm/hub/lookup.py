@@ -35,9 +35,8 @@ from huggingface_hub.hf_api import RepoSibling
 
 from swarm.errors import ModelError
 from swarm.hub.errors import BROKEN_OFF, NOT_THERE, UNREACHABLE, Trouble, gigabytes
+from swarm.hub.headers import INDEX, LENGTH_BYTES, MAX_HEADER_BYTES, SINGLE, Progress, RemoteFile, Report, remote_header
 from swarm.hub.http import counting_bar, quiet, range_of
-from swarm.stage.model.checkpoint import INDEX, SINGLE, Progress, Report
-from swarm.stage.model.headers import LENGTH_BYTES, MAX_HEADER_BYTES, RemoteFile, remote_header
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -65,7 +65,7 @@ class Disk:
         self.doubts.left(self._seen)
 
     def heal(self) -> None:
-        """There is room, and what is read comes."""
+        """End the disk's faults: there is room, and what is read comes."""
         self.is_full = self.fails_to_read = False
 
     @property

@@ -50,7 +50,7 @@ class Network:
         return Link(self, source, target, kind, delay)
 
     def block(self, source: str, target: str) -> None:
-        """Nothing gets from one to the other any more; ``ANYBODY`` stands for all."""
+        """Let nothing get from one to the other any more; ``ANYBODY`` stands for all."""
         self._blocked.append((source, target))
 
     def unblock(self, source: str, target: str) -> None:
@@ -59,7 +59,7 @@ class Network:
         self._flow()
 
     def heal(self) -> None:
-        """All ways are free, and the weather is calm."""
+        """Free all ways, and calm the weather."""
         self.weather = CALM
         self._blocked.clear()
         self._flow()
@@ -124,7 +124,7 @@ class Link:
         self.is_cut = True
 
     def drop(self, for_s: float, *, keeps: bool) -> None:
-        """It breaks between two living ends and comes back. ``keeps``: what is given to it meanwhile is sent later."""
+        """Break between two living ends for a while. ``keeps``: what is given to it meanwhile is sent later."""
         self._lose()
         if not keeps:
             self.is_cut = True
@@ -154,7 +154,7 @@ class Link:
             self._world.at(self._world.draw(self._delay), self._arrive)
 
     def come_back(self) -> None:
-        """It stands again: what waited arrives."""
+        """Let it stand again: what waited arrives."""
         self.is_cut = self._is_down = False
         if not self._network.is_blocked(self.source, self.target):
             self.flow()

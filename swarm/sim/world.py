@@ -23,7 +23,7 @@ class Pace:
 
 
 class World:
-    """What is due when, who says what, and chance. Everything happens in the order of the virtual clock."""
+    """Keeps what is due when, who says what, and chance. Everything happens in the order of the virtual clock."""
 
     def __init__(self, seed: int, pace: Pace) -> None:
         self.random = Random(seed)

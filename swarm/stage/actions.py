@@ -135,7 +135,7 @@ class ComputeAside:
 
 @dataclass(frozen=True, slots=True)
 class SendAside:
-    """To a stage that nothing else is sent to, over a connection for this alone."""
+    """Send a step to a stage that nothing else is sent to, over a connection for this alone."""
 
     edge: Edge
     step: Step
@@ -144,7 +144,7 @@ class SendAside:
 
 @dataclass(frozen=True, slots=True)
 class SendStep:
-    """To the next stage."""
+    """Send a step to the next stage."""
 
     step: Step
     hidden: NDArray[np.float32] | None
@@ -152,7 +152,7 @@ class SendStep:
 
 @dataclass(frozen=True, slots=True)
 class SendDone:
-    """To the broker, over the data edge."""
+    """Tell the broker, over the data edge, that a step is done."""
 
     done: StepDone
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from swarm.stage.actions import (
     Action,
@@ -36,8 +35,6 @@ from swarm.stage.actions import (
     Note,
     OpenEdge,
     SendAssets,
-    SendDone,
-    SendStep,
     StartBeats,
     Tell,
     UseLayers,
@@ -59,7 +56,7 @@ from swarm.stage.events import (
     StepRefused,
     Tick,
 )
-from swarm.stage.executor import Batch, Forwarded, SampleJob
+from swarm.stage.executor import Forwarded
 from swarm.stage.finite import in_words, not_finite
 from swarm.stage.log import ActivationLog
 from swarm.stage.order import StepOrder, Work
@@ -83,7 +80,6 @@ from swarm.wire.messages import (
     Lineage,
     NotFinite,
     Order,
-    Park,
     Prepare,
     Recheck,
     Rejoin,
@@ -91,7 +87,6 @@ from swarm.wire.messages import (
     Replay,
     SequencePosition,
     Step,
-    StepDone,
     TellDigest,
     Trouble,
     Welcome,
@@ -188,7 +183,7 @@ class StageCore:
         return actions
 
     def _of_this_life(self, action: Action) -> Action:
-        """What is told concerns the broker that asked for it."""
+        """Name, in what is told, the life of the broker that it concerns."""
         if isinstance(action, Tell):
             return Tell(msgspec.structs.replace(action.message, lineage=self.lineage))
         return action
@@ -219,13 +214,11 @@ class StageCore:
                 self._replay(order)
             case Recheck() | TellDigest():
                 self._recheck_ordered(order)
-            case Park():
-                self._park("the broker said so")
             case _:
                 self._count("unexpected_orders")
 
     def _take_membership_order(self, order: Order) -> bool:
-        """False: it is none."""
+        """Take an order about membership; False if it is about something else."""
         match order:
             case Welcome():
                 self._welcome(order)
@@ -257,7 +250,7 @@ class StageCore:
             self._out.append(SendAssets(order.wants))
 
     def _begin_anew(self, order: Welcome) -> None:
-        """The broker of another life: its epochs are others. Of the same journal, it has compared what is held here
+        """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
         with its own, and says at the next plan what stays."""
         self._leave_epoch()
         self.preparation.forget_plans()
@@ -338,11 +331,11 @@ class StageCore:
             self._out.extend(self.rechecks.take_order(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Activated."""
+        """Tell what is held, for Activated."""
         return self.holdings.inventory()
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Hello."""
+        """Tell what is held, for Hello."""
         return self.holdings.introduction()
 
     # --- steps in --------------------------------------------------------------------------------------------------
@@ -372,13 +365,13 @@ class StageCore:
             self._count(dropped)
 
     def _step_refused(self, reason: str) -> None:
-        """Damaged on its way. It may have been the only step in flight, with none behind it to show the gap."""
+        """Report a step damaged on its way: it may have been the only one, with none behind it to show the gap."""
         self._count("refused_frames")
         if self.active is not None:
             self._trouble(f"a step was damaged on its way: {reason}", damaged=True)
 
     def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
-        """Never used: a NaN spreads. Who sent it stands in the step."""
+        """Drop a step with numbers that are not finite, since they spread, and name its sender."""
         self._count("not_finite_refused")
         what = f"hidden states that are not finite came in step {step.step}: {in_words(rows)}"
         if not step.hops:  # no stage sends such
@@ -404,7 +397,9 @@ class StageCore:
                 self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
                 return
             if step.rows:
-                self._out.append(Compute(step.epoch, step.step, self._batch(arrived), step.cause))
+                self._out.append(
+                    Compute(step.epoch, step.step, self.holdings.batch(arrived, is_last=self._is_last), step.cause)
+                )
                 return
             self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
         if self.work is None and self.layers is not None and not self.parked:
@@ -413,6 +408,11 @@ class StageCore:
                 self._out.append(found)
             elif found is not None:
                 self._trouble(found)
+
+    @property
+    def _is_last(self) -> bool:
+        """Has this stage the model's last layer?"""
+        return self.layers is not None and self.layers.stop == self.settings.num_layers
 
     @property
     def wants_time(self) -> bool:
@@ -429,20 +429,6 @@ class StageCore:
             case AsideFailed(ticket, reason):
                 self._out.extend(self.rechecks.failed(ticket, reason))
 
-    def _batch(self, arrived: StepArrived) -> Batch:
-        step = arrived.step
-        is_last = self.layers is not None and self.layers.stop == self.settings.num_layers
-        samples = []
-        taken = 0
-        for index, row in enumerate(step.rows):
-            held = self.sequences[row.sequence]
-            held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
-            taken += row.count
-            if is_last and row.sample:
-                samples.append(SampleJob(index, held.open.params, held.open.seed, held.history, held.open.num_prompt))
-        tokens = np.asarray(step.tokens, dtype=np.int64)
-        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
-
     # --- steps out -------------------------------------------------------------------------------------------------
 
     def _computed(self, epoch: int, step: int, forwarded: Forwarded, now: float) -> None:
@@ -458,16 +444,8 @@ class StageCore:
         for row in self.work.arrived.step.rows:
             self.sequences[row.sequence].set_position(self.layers, row.start + row.count)
         if forwarded.hidden is not None:
-            self._log_output(self.work.arrived.step, forwarded)
+            self.log.append_rows(self.work.arrived.step.rows, self.layers.stop, forwarded.hidden)
         self._pass_on(forwarded, now)
-
-    def _log_output(self, step: Step, forwarded: Forwarded) -> None:
-        assert self.layers is not None
-        assert forwarded.hidden is not None
-        taken = 0
-        for row in step.rows:
-            self.log.append(row.sequence, self.layers.stop, row.start, forwarded.hidden[taken : taken + row.count])
-            taken += row.count
 
     def _pass_on(self, forwarded: Forwarded, now: float) -> None:
         work, self.work = self.work, None
@@ -475,21 +453,7 @@ class StageCore:
         assert self.layers is not None
         step = work.arrived.step
         hop = work.hop(self.settings.name, self.layers, forwarded, now)
-        hops = (*step.hops, hop)
-        if self.layers.stop == self.settings.num_layers:
-            done = StepDone(
-                epoch=step.epoch,
-                step=step.step,
-                kv=tuple(SequencePosition(row.sequence, row.start + row.count) for row in step.rows),
-                sampled=forwarded.sampled,
-                failed=forwarded.failed,
-                hops=hops,
-                cause=step.cause,
-                lineage=step.lineage,
-            )
-            self._out.append(SendDone(done))
-        else:
-            self._out.append(SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden))
+        self._out.append(work.passed_on(hop, forwarded, is_last=self._is_last))
         for name, amount in work.amounts(forwarded):
             self._count(name, amount)
         self.idle_since = now

@@ -80,7 +80,7 @@ class AsideComputed:
 
 @dataclass(frozen=True, slots=True)
 class AsideFailed:
-    """It can't be computed again here, or a fence rose."""
+    """What was to be computed again can't be, or a fence rose."""
 
     ticket: int
     reason: str

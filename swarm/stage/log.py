@@ -13,13 +13,13 @@ gone until the sequence begins anew, at position 0: the next tier (the tokens, w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.wire.messages import LogRange
+from swarm.wire.messages import LogRange, Row
 
 SEGMENT = 32
 
@@ -52,6 +52,13 @@ class ActivationLog:
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
+
+    def append_rows(self, rows: Sequence[Row], boundary: int, hidden: _Array) -> None:
+        """Log a step's output, row by row; see ``append``."""
+        taken = 0
+        for row in rows:
+            self.append(row.sequence, boundary, row.start, hidden[taken : taken + row.count])
+            taken += row.count
 
     def append(self, sequence: int, boundary: int, start: int, hidden: _Array) -> None:
         """Log the inputs at ``start`` … of this boundary. What was logged from ``start`` on before is replaced.

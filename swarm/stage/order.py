@@ -9,9 +9,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
+from swarm.stage.actions import SendDone, SendStep
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Forwarded
-from swarm.wire.messages import Hop, LayerRange
+from swarm.wire.messages import Hop, LayerRange, SequencePosition, StepDone
 
 MAX_EARLY = 64  # steps that may wait for an earlier one; more are never in flight
 GAP_PATIENCE_S = 1.0
@@ -55,7 +58,7 @@ class StepOrder:
         return None
 
     def missing(self, now: float) -> str | None:
-        """Which step did not come in time, once."""
+        """Say, once, which step did not come in time."""
         if self.gap_since is None or now - self.gap_since <= GAP_PATIENCE_S:
             return None
         self.gap_since = None
@@ -73,7 +76,7 @@ class Work:
     num_waiting: int = 0
 
     def hop(self, name: str, layers: LayerRange, forwarded: Forwarded, now: float) -> Hop:
-        """This stage's share of the step."""
+        """Sum up this stage's share of the step."""
         return Hop(
             name,
             layers,
@@ -85,8 +88,26 @@ class Work:
             max(0.0, now - self.arrived_at),
         )
 
+    def passed_on(self, hop: Hop, forwarded: Forwarded, *, is_last: bool) -> SendStep | SendDone:
+        """Send the step to the next stage; the last one tells the broker that it is done."""
+        step = self.arrived.step
+        hops = (*step.hops, hop)
+        if not is_last:
+            return SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)
+        done = StepDone(
+            epoch=step.epoch,
+            step=step.step,
+            kv=tuple(SequencePosition(row.sequence, row.start + row.count) for row in step.rows),
+            sampled=forwarded.sampled,
+            failed=forwarded.failed,
+            hops=hops,
+            cause=step.cause,
+            lineage=step.lineage,
+        )
+        return SendDone(done)
+
     def amounts(self, forwarded: Forwarded) -> Iterator[tuple[str, float]]:
-        """What the stage's counters grow by."""
+        """Name the stage's counters and what each grows by."""
         step = self.arrived.step
         yield "steps", 1
         yield "rows", len(step.rows)

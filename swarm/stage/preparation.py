@@ -29,7 +29,7 @@ class Preparation:
         return self.wanted is not None and epoch < self.wanted.epoch
 
     def forget_plans(self) -> None:
-        """Those of a broker that is no longer. What is loading comes to its end, and is wanted by nobody."""
+        """Forget the plans of a broker that is no more. What is loading comes to its end, and is wanted by nobody."""
         self.wanted = self.capacity = self._standby = self._refused = None
 
     def want(self, order: Prepare) -> list[Action]:

@@ -36,7 +36,7 @@ MAX_WAITING = 2
 
 
 def digest_of(hidden: NDArray[np.float32]) -> str:
-    """What stands for hidden states, all their bits."""
+    """Digest hidden states, all their bits."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(hidden).data)
 
 
@@ -71,7 +71,7 @@ class Rechecks:
 
     @property
     def wants_time(self) -> bool:
-        """There is something to compute, and nothing of it is under way."""
+        """Is there something to compute, and nothing of it under way?"""
         return bool(self.waiting) and not self.waiting[0].under_way
 
     def clear(self) -> None:
@@ -145,7 +145,7 @@ class Rechecks:
         return [ComputeAside(job.step.epoch, job.trial.ticket, batch, job.stop)]
 
     def _drawn_from(self, job: _Job) -> int:
-        """From this position on, each is followed by a token to be drawn; there are such after the last layer only."""
+        """Find the position from which on each is followed by a token to be drawn: after the last layer only."""
         return job.stop - job.trial.drawn if job.layers.stop == self.num_layers else job.stop
 
     def _chunk_end(self, job: _Job) -> int:

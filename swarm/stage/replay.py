@@ -110,7 +110,7 @@ class Replays:
         return None
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """These were released: a chunk that still waits, or comes later, must not open them again. (Who is let in again
+        """Forget released sequences: a chunk that waits, or comes later, must not open them again. (Who is let in again
         in the same epoch is computed by steps.)"""
         gone = set(sequences)
         self.released.extend(gone)
@@ -125,7 +125,7 @@ class Replays:
         return found
 
     def _start_one(self, chunk: _Chunk, layers: LayerRange) -> Compute | str | None:
-        """None: nobody needs it any more."""
+        """Start one replay; None if nobody needs it any more."""
         step, (row,) = chunk.step, chunk.step.rows
         own = self._own(step, layers)
         if own is None:
@@ -173,7 +173,7 @@ class Replays:
         return [Tell(done)]
 
     def _hop(self, layers: LayerRange) -> Hop:
-        """Who sent a chunk; its times are nobody's business."""
+        """Name who sent a chunk; its times are nobody's business."""
         return Hop(self.name, layers, 0.0, 0.0, 0.0, 0.0, 0)
 
     @staticmethod

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from swarm.stage.actions import (
     Action,
@@ -16,6 +17,8 @@ from swarm.stage.actions import (
     ShrinkSequence,
     TruncateSequence,
 )
+from swarm.stage.events import StepArrived
+from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.log import ActivationLog
 from swarm.wire.digests import digests_of
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
@@ -36,7 +39,7 @@ class HeldTokens:
         return first if all(r.position == first for r in self.kv) else None
 
     def digests(self) -> tuple[int, ...]:
-        """Of the tokens that the keys and values were computed from."""
+        """Digest the tokens that the keys and values were computed from."""
         return digests_of(self.history, max(r.position for r in self.kv))
 
     def set_position(self, layers: LayerRange, position: int) -> None:
@@ -49,7 +52,7 @@ class HeldTokens:
         )
 
     def advance(self, layers: LayerRange, position: int) -> None:
-        """These layers hold at least so many positions now; the others what they held."""
+        """Note that these layers hold at least so many positions now; the others stay."""
         moved: list[RangePosition] = []
         for held in self.kv:
             first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
@@ -116,16 +119,30 @@ class Holdings:
     sequences: dict[int, HeldTokens] = field(default_factory=dict)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
-        """What is held, for Activated. What was retired is not among it: only the broker that did it can make use of
+        """Tell what is held, for Activated, without what was retired: only the broker that did it can make use of
         it, and a later one may think that it has not ended."""
         held = self.sequences.items()
         return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """The same for Hello, with the digests by which a broker tells whether these are its sequences."""
+        """Tell what is held, for Hello, with the digests by which a broker tells whether these are its sequences."""
         return tuple(
             msgspec.structs.replace(held, digests=self.sequences[held.sequence].digests()) for held in self.inventory()
         )
+
+    def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
+        """Note the step's tokens in the histories, and make what the executor computes of it; the last stage draws."""
+        step = arrived.step
+        samples = []
+        taken = 0
+        for index, row in enumerate(step.rows):
+            held = self.sequences[row.sequence]
+            held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
+            taken += row.count
+            if is_last and row.sample:
+                samples.append(SampleJob(index, held.open.params, held.open.seed, held.history, held.open.num_prompt))
+        tokens = np.asarray(step.tokens, dtype=np.int64)
+        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open, truncate, in this order; why it can't be done, if so."""
@@ -170,7 +187,7 @@ class Holdings:
         self.sequences[item.sequence] = HeldTokens(item, list(item.tokens), [RangePosition(layers, 0)])
 
     def _retire(self, cut: SequencePosition) -> None:
-        """It has ended, its beginning stays for others to copy."""
+        """Cut a sequence that has ended to its beginning, which stays for others to copy."""
         if cut.sequence in self.sequences:
             self._truncate(cut.sequence, cut.position)
             self.sequences[cut.sequence].is_retired = True

@@ -77,7 +77,7 @@ class StageStatistics(Profiled):
         self.bytes_out.add(num_bytes)
 
     def values(self) -> dict[str, float]:
-        """For the broker, which shows them in ``swarmctl stats``."""
+        """Give the figures to the broker, which shows them in ``swarmctl stats``."""
         found: dict[str, float] = {"calls": self.calls, "overlapped_calls": self.overlapped_calls}
         for name in self.SIZES:
             found |= _flat(f"sizes.{name}", self.series(name).sizes())

@@ -13,15 +13,11 @@ Control plane, on an asyncio loop; sends are plain calls that never wait::
     beats = AsyncPullChannel(host, BEAT.frame_limit_bytes, BEAT_QUEUE)
     async for event in beats: ...                    # Frames | Overstepped | GateClosed
 
-    push = AsyncPushChannel(context, endpoint)       # one per directed edge and epoch
-    push.send(DATA.encode(...))                      # False: can't be sent now, keep it …
-    await push.sendable()                            # … until then
-
 Data plane, all of it in one plain thread::
 
     wake = Wake()                                    # any thread may call wake.set()
     pull = PullChannel(host, DATA.frame_limit_bytes)
-    push = PushChannel(context, endpoint)
+    push = PushChannel(context, endpoint)            # one per directed edge and epoch
     pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready
     frames = pull.receive()                          # None: nothing there
     push.send(frames)                                # False: can't be sent now, keep it
@@ -119,7 +115,7 @@ class _AsyncChannel(Generic[Event]):
         return self._arrived.popleft()
 
     def waiting(self) -> Iterator[Event]:
-        """What is there already, in order, without waiting: a queue's worth at most."""
+        """Yield what is there already, in order, without waiting: a queue's worth at most."""
         self._look()
         for _ in range(self._queue):
             while not self._arrived and self._take():
@@ -144,7 +140,7 @@ class _AsyncChannel(Generic[Event]):
 
 
 class _ListeningChannel(_AsyncChannel[Event]):
-    """One that people knock at."""
+    """A channel that listens for those who knock."""
 
     def __init__(self, bound: socket.socket, kind: Kind, limit_bytes: int, queue: int, key: bytes = b"") -> None:
         super().__init__(queue)
@@ -153,7 +149,7 @@ class _ListeningChannel(_AsyncChannel[Event]):
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
     def let_in(self) -> None:
-        """After GateClosed: whoever knocks is accepted again, or GateClosed is told again."""
+        """Accept whoever knocks again, after GateClosed; it may be told again."""
         self._listener.let_in()
 
     def close(self) -> None:
@@ -188,7 +184,7 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         return self._listener.has(peer)
 
     def hang_up(self, peer: bytes) -> None:
-        """It is read no more, and lost a moment later; what it was told still leaves. Who knocks again is heard."""
+        """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
         self._listener.hang_up(peer)
 
     def _take(self) -> bool:
@@ -349,30 +345,6 @@ class PushChannel:
         self.socket.close()
 
 
-class AsyncPushChannel(PushChannel):
-    """The same on an asyncio loop: the broker's edge to the first stage."""
-
-    def __init__(self, context: Context, endpoint: str, queue: int = DATA_QUEUE) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._sendable = asyncio.Event()
-        super().__init__(context, endpoint, queue)
-        self._loop.add_reader(descriptor(self.socket), self._look_again)
-
-    async def sendable(self) -> None:
-        """Wait until ``send`` can work again. The caller sets the deadline."""
-        while not has(self.socket, zmq.POLLOUT):
-            self._sendable.clear()
-            await self._sendable.wait()
-
-    def close(self) -> None:
-        self._loop.remove_reader(descriptor(self.socket))
-        super().close()
-
-    def _look_again(self) -> None:
-        if has(self.socket, zmq.POLLOUT):
-            self._sendable.set()
-
-
 class PullChannel:
     """The receiving end of data edges, for one plain thread, from those who know its key. Nothing is read but while
     that thread waits or receives: what comes meanwhile is kept by the kernel, and stops the sender when that is
@@ -391,7 +363,7 @@ class PullChannel:
 
     @property
     def num_refused(self) -> int:
-        """Those who knocked and did not know the key, were too slow or went over a bound."""
+        """Counts who knocked and did not know the key, was too slow or went over a bound."""
         return self._listener.num_refused
 
     def receive(self) -> Frames | None:
@@ -438,7 +410,7 @@ class PullChannel:
         return self._message is not None
 
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
-        """What ends the waits from now on. Kept, because it seldom changes and every hop waits."""
+        """Set what ends the waits from now on. Kept, because it seldom changes and every hop waits."""
         self._wake, self._outgoing = wake, outgoing
         self._watched: list[tuple[Socket | int, int]] = [(self._poll.fileno(), zmq.POLLIN)]
         self._watched += [(channel.socket, zmq.POLLOUT) for channel in outgoing]
@@ -451,4 +423,4 @@ class PullChannel:
 
 
 def _nothing() -> None:
-    """Who waits in a plain thread asks."""
+    """Wake nobody: who waits in a plain thread asks."""

@@ -252,7 +252,7 @@ def _field(shape: inspect.StructType, part: str) -> inspect.Field | None:
 
 
 def _present(shape: inspect.Type) -> inspect.Type:
-    """Of ``X | None``: X. (No other unions stand inside messages.)"""
+    """Take X of ``X | None``. (No other unions stand inside messages.)"""
     if isinstance(shape, inspect.UnionType):
         return next(kind for kind in shape.types if not isinstance(kind, inspect.NoneType))
     return shape

@@ -16,7 +16,7 @@ _LOW_63_BITS = 2**63 - 1
 
 
 def digests_of(tokens: Sequence[int], position: int) -> tuple[int, ...]:
-    """Of beginnings of the first ``position`` tokens, the longest last."""
+    """Digest beginnings of the first ``position`` tokens, the longest last."""
     return _digests(tokens, _lengths(position))
 
 

@@ -45,7 +45,7 @@ def greeting(schema: str) -> list[Bytes]:
 
 
 def read_greeting(frames: Sequence[Bytes]) -> Greeting | None:
-    """None: it is something else."""
+    """Decode a greeting; None if it is something else."""
     if len(frames) != 1 or len(frames[0]) > _MAX_BYTES or _MARK not in bytes(frames[0]):
         return None
     try:

@@ -22,13 +22,13 @@ _PLACE: Final = re.compile(re.escape(messages.__name__) + r"\.[a-z_]+\.")
 
 @cache
 def schema() -> str:
-    """The same for the same kinds, fields, types and bounds; sixteen hexadecimal digits."""
+    """Name the schema: the same for the same kinds, fields, types and bounds; sixteen hexadecimal digits."""
     return _name(messages.Message.__subclasses__())
 
 
 @cache
 def client_schema() -> str:
-    """The same for what passes the client door, either way."""
+    """Name the schema of what passes the client door, either way."""
     return _name((*get_args(messages.ClientMessage), *get_args(messages.ServerMessage)))
 
 

@@ -28,7 +28,7 @@ DATA_PORTS: Final = range(20000, 32768)
 
 
 def set_options(made: Socket, limit_bytes: int, queue: int, linger_ms: int) -> None:
-    """What every socket gets."""
+    """Set what every socket gets."""
     made.set(zmq.LINGER, linger_ms)  # never -1: that would hang context.term()
     made.set(zmq.SNDHWM, queue)
     made.set(zmq.RCVHWM, queue)
@@ -153,12 +153,12 @@ def has(made: Socket, event: int) -> bool:
 
 
 def descriptor(made: Socket) -> int:
-    """What an event loop watches on behalf of the socket."""
+    """Return what an event loop watches on behalf of the socket."""
     return int(made.get(zmq.FD))
 
 
 class Monitor:
-    """What happens to a socket's connections, in order. Must be closed before its socket: a forgotten one hangs
+    """Tells what happens to a socket's connections, in order. Must be closed before its socket: a forgotten one hangs
     ``context.term()``."""
 
     def __init__(self, context: Context, watched: Socket) -> None:
@@ -173,7 +173,7 @@ class Monitor:
         self.socket.connect(endpoint)
 
     def events(self) -> Iterator[zmq.Event]:
-        """What has happened since the last call; does not wait."""
+        """Yield what has happened since the last call; does not wait."""
         if not has(self.socket, zmq.POLLIN):
             return
         receive = self.socket.recv

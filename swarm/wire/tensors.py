@@ -43,7 +43,7 @@ def checksum(data: Bytes) -> int:
 
 
 def num_bytes(spec: TensorSpec) -> int:
-    """What shape and dtype of ``spec`` ask for, whatever its ``num_bytes`` says."""
+    """Count the bytes that shape and dtype of ``spec`` ask for, whatever its ``num_bytes`` says."""
     return prod(spec.shape) * _STORED[spec.dtype].itemsize
 
 
@@ -96,7 +96,7 @@ def to_bfloat16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(patterns: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The same numbers in float32."""
+    """Convert to float32, the same numbers."""
     return (patterns.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -26,19 +26,18 @@ from swarm.wire.codec import DATA
 from swarm.wire.door.keys import address_and_key
 from swarm.wire.messages import (
     Activate,
-    Alive,
     Edge,
     Fence,
     LayerRange,
     LoadProgress,
     Open,
     Order,
-    Park,
     Prepare,
     Prepared,
     Refused,
     Row,
     Step,
+    Welcome,
 )
 
 PATIENCE_S = 10.0
@@ -65,6 +64,10 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < give_up_at
         time.sleep(0.005)
+
+
+def welcome(lease_s: float) -> Welcome:
+    return Welcome(beat_endpoint="", data_endpoint="", beat_interval_s=1.0, lease_s=lease_s, wants=())
 
 
 def held(port: int) -> socket.socket:
@@ -134,8 +137,8 @@ def stage(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stage]:
 
 
 def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], stage: Stage) -> None:
-    """A step that was computed but could not be sent stays here while the worker is parked, though the next stage
-    would take it; with the broker's next word it goes, once."""
+    """A step that was computed but could not be sent stays here while the worker is parked, as it hears
+    nothing from the broker, though the next stage would take it; with the broker's next word it goes, once."""
     taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
     endpoint = taker.endpoint
     port = int(endpoint.rpartition(":")[2])
@@ -156,12 +159,12 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     assert stage.before.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
     assert stage.before.send(DATA.encode(step))
     until(lambda: stage.vitals.condition == "blocked")
-    stage.order(Park())
+    stage.order(welcome(lease_s=0.1))
     until(lambda: stage.vitals.condition == "parked")
     place.close()
     taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes, range(port, port + 1), key=address_and_key(endpoint)[1])
     assert not taker.wait(0.5)  # several times what a connection takes
-    stage.order(Alive())
+    stage.order(welcome(lease_s=PATIENCE_S))
     assert taker.wait(PATIENCE_S)
     frames = taker.receive()
     assert frames is not None

@@ -13,7 +13,8 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import tiles
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import Pass, running, spans_of
+from swarm.stage.attention.grid import spans_of
+from swarm.stage.attention.passes import Pass, running
 from swarm.wire.messages import LayerRange, Row
 
 LENGTH = 170  # more than a cell of the grid

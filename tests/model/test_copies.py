@@ -13,7 +13,8 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import GRID, Pass, running
+from swarm.stage.attention.grid import GRID
+from swarm.stage.attention.passes import Pass, running
 from swarm.stage.model.byrule import by_rule
 from swarm.stage.model.rope import RopeTable
 from swarm.stage.modules import merged

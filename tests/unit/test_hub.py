@@ -19,8 +19,8 @@ import pytest
 from swarm.errors import ModelError
 from swarm.hub import errors as hub_errors
 from swarm.hub import lookup as hub_module
+from swarm.hub.headers import RemoteFile
 from swarm.stage.model.checkpoint import Checkpoint, Place, resolve
-from swarm.stage.model.headers import RemoteFile
 from swarm.wire.messages import Manifest
 from tests.files_of_models import TINY_CONFIG, as_file, entry, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin

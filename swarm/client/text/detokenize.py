@@ -43,7 +43,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What was held back, as it is: nothing more will come."""
+        """Give out what was held back, as it is: nothing more will come."""
         piece = self._fresh()[self._given :] if len(self._ids) > self._num_old else ""
         self._ids, self._num_old, self._given = [], 0, 0
         return piece

@@ -35,7 +35,7 @@ class TextModel:
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> TextModel | None:
-        """From the files by name; None if the model has no tokenizer. Raises ModelError if a file is broken."""
+        """Load from the files by name; None if the model has no tokenizer. Raises ModelError if a file is broken."""
         if TOKENIZER_FILE not in files:
             return None
         tokenizer = _tokenizer(files[TOKENIZER_FILE])

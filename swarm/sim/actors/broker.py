@@ -6,21 +6,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.drafts.questions import answered
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
 from swarm.sim.journal import Disk, Fact, Journal
 from swarm.sim.network import Link
+from swarm.sim.roles import TICK_S
 from swarm.wire.messages import Rejected, Step
 
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
-
-TICK_S = 0.05
 DESCRIPTORS = 1024  # that its process may have
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
 SOLVE_S = 0.3
@@ -54,7 +51,7 @@ class BrokerNode:
 
     core: BrokerCore
 
-    def __init__(self, cluster: Cluster, settings: BrokerSettings) -> None:
+    def __init__(self, cluster: Surroundings, settings: BrokerSettings) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._settings = settings
@@ -79,7 +76,7 @@ class BrokerNode:
 
     @property
     def is_away(self) -> bool:
-        """Nobody can expect it to see anything."""
+        """Is the broker frozen or dead, so that it can see nothing?"""
         return self.frozen or not self.alive
 
     def lets_in(self, door: str) -> bool:
@@ -127,14 +124,14 @@ class BrokerNode:
         self._world.at(self._world.draw(RESTART_S), self._come_back)
 
     def put_back(self, share: float) -> None:
-        """It dies, and a backup of its journal takes the journal's place."""
+        """Kill the broker, and put a backup of its journal in the journal's place."""
         if self.alive and self.has_journal:
             self.crash()
             self.disk.put_back(share)
             self._cluster.journal_changed()
 
     def swap_journals(self) -> bool:
-        """It dies, and is started again with another state directory: the one of the time before last, or a new one."""
+        """Kill the broker, and start it with another state directory: the one of the time before last, or a new one."""
         if not self.alive or not self.has_journal:
             return False
         self.crash()
@@ -166,7 +163,7 @@ class BrokerNode:
         self.frozen = self.alive
 
     def thaw(self) -> None:
-        """What came meanwhile is there at once, in any order of connections and timer."""
+        """Let it go on. What came meanwhile is there at once, in any order of connections and timer."""
         if not self.frozen:
             return
         self.frozen = False
@@ -183,7 +180,7 @@ class BrokerNode:
     # --- events and actions ------------------------------------------------------------------------------------------
 
     def feed(self, event: broker_event.Event) -> None:
-        """Nobody hears what is said to a dead one."""
+        """Give an event to the core, if the broker lives; a frozen one gets it later."""
         if not self.alive:
             return
         if self.frozen:

@@ -6,17 +6,12 @@ when it goes on. What came beyond that is lost, as the broker is told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from swarm.client import events as client_event
 from swarm.client.session import Session
 from swarm.errors import ClientError, Overloaded, Unavailable
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.network import Link
 from swarm.wire.messages import ClientMessage, Finished, ServerMessage, Submit
-
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
-
 
 RECONNECT_TIMEOUT_S = 30.0
 KNOCK_S = (0.05, 0.5)  # between two attempts to connect
@@ -29,7 +24,7 @@ class ClientNode:
     """A client's session and a caller that takes tokens at its own pace, and comes back when it is sent away for want
     of places. ``alive``: until its process dies, for good."""
 
-    def __init__(self, cluster: Cluster, name: str, consume_s: tuple[float, float]) -> None:
+    def __init__(self, cluster: Surroundings, name: str, consume_s: tuple[float, float]) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self.name = name
@@ -90,7 +85,7 @@ class ClientNode:
             self.feed(client_event.Start(submit))
 
     def _thaw(self) -> None:
-        """What came meanwhile is there at once, before or behind the timer."""
+        """Let it go on. What came meanwhile is there at once, before or behind the timer."""
         self._frozen_until = None
         held, self._held_back = self._held_back, []
         if self._world.random.random() < 0.5:
@@ -113,7 +108,7 @@ class ClientNode:
             self.feed(client_event.Received(message))
 
     def lose_connection(self, for_s: float) -> None:
-        """What was on its way is lost, in both directions; then it comes back."""
+        """Break the connection: what was on its way is lost, in both directions; then it comes back."""
         if self._link is None:
             return
         self._link.cut()
@@ -123,7 +118,7 @@ class ClientNode:
         self._world.at(for_s, self._connect)
 
     def lose_broker(self) -> None:
-        """It died: nothing on the way arrives. The client looks for it until it is back."""
+        """Note that the broker died: nothing on the way arrives. The client looks for it until it is back."""
         if self._link is not None:
             self._link.break_off()
             self._link = None

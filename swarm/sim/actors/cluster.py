@@ -18,6 +18,7 @@ from swarm.sim.checks.promises import Promises
 from swarm.sim.checks.watch import Watch
 from swarm.sim.garble import garbled
 from swarm.sim.network import Link, Network
+from swarm.sim.roles import Client, Reader, Worker
 from swarm.sim.schedules.schedule import Schedule, WorkerSpec
 from swarm.sim.world import World
 from swarm.stage import events as stage_event
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from swarm.sim.actors.reader import Reader
 
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 RECONNECT_S = (0.1, 0.5)
@@ -81,7 +81,7 @@ class Cluster:
         self.watch = Watch(self)
         self._ready = False
         self.broker = BrokerNode(self, schedule.settings)
-        self.promises = Promises(self)
+        self.promises = Promises(self, self.audit)
         self._ready = True
 
     # --- coming and going --------------------------------------------------------------------------------------------
@@ -149,23 +149,23 @@ class Cluster:
 
         self.world.at(delay, restart)
 
-    def worker_gone(self, node: WorkerNode) -> None:
+    def worker_gone(self, node: Worker) -> None:
         self._cut(node.peer)
         self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
 
-    def worker_exits(self, node: WorkerNode) -> None:
-        """In good order, as the core asked."""
+    def worker_exits(self, node: Worker) -> None:
+        """End a worker in good order, as its core asked."""
         if not {node.incarnation, node.name} & self.let_go:
             raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
         self.workers.pop(node.incarnation, None)
         node.kill()
 
-    def client_gone(self, node: ClientNode) -> None:
+    def client_gone(self, node: Client) -> None:
         self._cut(node.peer)
         self._soon(self._for_this_broker(broker_event.ClientUnreachable(node.peer)))
 
     def broker_gone(self, *, power: bool) -> None:
-        """Its connections break. What it sent may still arrive for a while, what was said to it does not."""
+        """Break the broker's connections. What it sent may still arrive for a while, what was said to it does not."""
         self.totals.update(self.broker.core.state.counters)
         for link in self._links.values():
             link.cut()
@@ -182,7 +182,7 @@ class Cluster:
         self.audit.journal_changed(self.broker.disk)
 
     def broker_back(self) -> None:
-        """Nothing comes of its former self any more; whoever lives knocks."""
+        """Forget the links of the broker's former self; whoever lives knocks."""
         for link in self._old_links:
             link.break_off()
         self._old_links.clear()
@@ -192,10 +192,14 @@ class Cluster:
         for node in self.workers.values():
             node.find_broker()
 
-    def client_back(self, node: ClientNode) -> None:
+    def client_back(self, node: Client) -> None:
+        assert isinstance(node, ClientNode)
         self.clients[node.peer] = node
 
-    def springs(self, node: WorkerNode, when: str, kind: str) -> bool:
+    def reader_came(self, reader: Reader) -> None:
+        self.readers.append(reader)
+
+    def springs(self, node: Worker, when: str, kind: str) -> bool:
         """Whether the worker dies here."""
         for trap in self.traps:
             if trap.when == when and trap.kind == kind and node.alive and node.incarnation in self.workers:
@@ -207,7 +211,7 @@ class Cluster:
         return False
 
     def heal(self) -> None:
-        """Nothing is wrong any more: ways are free, everybody runs, and who was started with less is started anew."""
+        """End all faults: ways are free, everybody runs, and who was started with less is started anew."""
         self.is_healed = True
         self.world.tell("world", "** all is healed")
         self.network.heal()
@@ -248,7 +252,7 @@ class Cluster:
             node.post(stage_event.StepArrived(step, hidden, 0))
 
     def to_stage_garbled(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None:
-        """As ``to_stage``, over the real codec, with a flipped bit on the way: who receives it must refuse it."""
+        """Carry a step over the real codec, with a flipped bit on the way: who receives it must refuse it."""
         node = self._worker(endpoint.encode())
         if node is None:
             return
@@ -260,7 +264,7 @@ class Cluster:
             return
         raise Violation(f"I7: step {arrived.step} came with a flipped bit and was taken")
 
-    def to_broker(self, node: WorkerNode, message: WorkerMessage, life: int) -> None:
+    def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None:
         """``life``: to which of the broker's processes it was said."""
         if life == self.broker.life:
             self.broker.feed(broker_event.WorkerSaid(node.peer, message))
@@ -271,7 +275,7 @@ class Cluster:
     def to_broker_done(self, done: StepDone) -> None:
         self.broker.feed(broker_event.StepFinished(done))
 
-    def to_broker_from_client(self, node: ClientNode, message: ClientMessage, life: int) -> None:
+    def to_broker_from_client(self, node: Client, message: ClientMessage, life: int) -> None:
         if life == self.broker.life:
             self.broker.feed(broker_event.ClientSaid(node.peer, message))
 
@@ -286,14 +290,14 @@ class Cluster:
             guard.after(guarded, self.broker.core.state, self.workers)
             self.watch.look(self.broker.core.state)
 
-    def after_stage(self, node: WorkerNode, held: tuple[Activate, guard.Lengths] | None) -> None:
+    def after_stage(self, node: Worker, held: tuple[Activate, guard.Lengths] | None) -> None:
         """Called after every event on which this stage's core has acted."""
         self.audit.check_stage(node, self.broker.core.state)
         guard.held_after(held, node)
 
     @property
     def counters(self) -> Counter[str]:
-        """What all brokers together counted."""
+        """Sum what all brokers counted."""
         total = Counter(self.totals)
         if self.broker.alive:
             total.update(self.broker.core.state.counters)
@@ -301,7 +305,7 @@ class Cluster:
 
     @property
     def stride(self) -> int:
-        """By how much longer all timers take once nothing goes wrong any more: much of a schedule is waiting for slow
+        """Factor by which timers take longer once nothing goes wrong any more: much of a schedule is waiting for slow
         readers then, and nobody is to be caught late. Beats keep well below their timeout."""
         return CALM_STRIDE if self.is_healed else 1
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from swarm.client import events as client_event
 from swarm.errors import ClientError, ReadElsewhere, RequestFailed
 from swarm.sim.actors.client import ClientNode
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks.audit import Violation
 from swarm.wire.messages import Finished, Recall, Recalled, Report, Submit
-
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
 
 RECALL, RECALL_S = 1, 10.0  # its one question, and how long it waits for an answer
 AGAIN_S = 0.3  # before it tries again to read what nobody was promised yet
 
 
 class Reader(ClientNode):
-    """It attaches to one request. What it gets is held to the same as what the submitter gets."""
+    """A client that attaches to one request. What it gets is held to the same as what the submitter gets."""
 
-    def __init__(self, cluster: Cluster, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
+    def __init__(self, cluster: Surroundings, name: str, consume_s: tuple[float, float], submit: Submit) -> None:
         self._submit = submit
         self._received: Counter[int] = Counter()
         self._ends: dict[int, Finished] = {}
         self._recalls = cluster.recalls
         self.error: ClientError | None = None
-        cluster.readers.append(self)
+        cluster.reader_came(self)
         super().__init__(cluster, name, consume_s)
 
     @property

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import ModelError
+from swarm.sim.actors.introduction import introduction, slowness_of
+from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
 from swarm.sim.network import Link
+from swarm.sim.roles import BEAT_S
 from swarm.sim.schedules.schedule import WorkerSpec
 from swarm.stage import actions as stage_act
 from swarm.stage import events as stage_event
@@ -21,13 +23,11 @@ from swarm.stage.executor import Fenced, Forwarded
 from swarm.testing import FakeExecutor
 from swarm.wire.messages import (
     NOBODYS,
-    PROTOCOL_VERSION,
     Activate,
     Activated,
     Beat,
     Fence,
     Hello,
-    LayerCost,
     LayerRange,
     Leaving,
     Order,
@@ -37,13 +37,8 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
 )
-from swarm.wire.schema import schema
-
-if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
 
 STAGE_TICK_S = 0.1  # of a worker's shell
-BEAT_S = 0.1
 LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
 KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
 PROGRESS_S = 0.2  # how often a long computation shows that it gets on
@@ -57,7 +52,7 @@ class WorkerNode:
     waits for are still to be lost. ``garbles``: how many tensors are still to be sent with a flipped bit; ``poisons``:
     how many computations are still to give what is no number; ``fails``: how many are to fail."""
 
-    def __init__(self, cluster: Cluster, spec: WorkerSpec, number: int) -> None:
+    def __init__(self, cluster: Surroundings, spec: WorkerSpec, number: int) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self.name = name = spec.name
@@ -69,7 +64,7 @@ class WorkerNode:
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
         self._machines = cluster.machines
-        self._slowness = self._machines.slowness.get(name, 1.0)
+        self._slowness = slowness_of(name, self._machines)
         self.alive = True
         self.frozen = self.hung = self._leaves = False
         self._frozen_until = self._hung_until = 0.0
@@ -95,7 +90,7 @@ class WorkerNode:
         self._come_in()
 
     def _come_in(self) -> None:
-        """Its first connection; while the door is shut it tries again."""
+        """Connect for the first time; while the door is shut, try again."""
         if "worker" in self._cluster.broker.shut_doors:
             self._world.at(self._world.draw(KNOCK_S), self._come_in)
         else:
@@ -124,7 +119,7 @@ class WorkerNode:
     # --- what can happen to it ---------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """As by SIGKILL: nothing more comes of it, and its connections break."""
+        """Kill it as by SIGKILL: nothing more comes of it, and its connections break."""
         if not self.alive:
             return
         self.alive = False
@@ -135,7 +130,7 @@ class WorkerNode:
         self._cluster.worker_gone(self)
 
     def terminate(self) -> None:
-        """As by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
+        """Ask it to end as by SIGTERM: it asks to leave, and goes when it is let go, or after a while."""
         self._leaves = True
         self._say(Leaving(incarnation=self.incarnation, reason="SIGTERM"))
         if self._control.is_cut or not self._cluster.broker.alive:  # nobody hears it
@@ -148,7 +143,7 @@ class WorkerNode:
         self._world.at(for_s, self.thaw)
 
     def thaw(self, *, at_once: bool = False) -> None:
-        """Its threads go on, in any order."""
+        """Let its threads go on, in any order."""
         if self.frozen and (at_once or self._world.now >= self._frozen_until):
             self.frozen = False
             self._go_on()
@@ -159,13 +154,13 @@ class WorkerNode:
         self._world.at(for_s, self.wake)
 
     def wake(self, *, at_once: bool = False) -> None:
-        """Its compute thread goes on."""
+        """Let its compute thread go on."""
         if self.hung and (at_once or self._world.now >= self._hung_until):
             self.hung = False
             self._go_on()
 
     def drop_control(self, for_s: float) -> None:
-        """Its connection to the broker breaks and comes back; what is said meanwhile is lost."""
+        """Break its connection to the broker for a while; what is said meanwhile is lost."""
         self._control.drop(for_s, keeps=False)
         self._world.at(for_s, lambda: self._when_thawed(lambda: self.post(stage_event.BrokerConnected())))
 
@@ -180,7 +175,7 @@ class WorkerNode:
             self._cluster.worker_exits(self)
 
     def find_broker(self) -> None:
-        """It is back: knock, and say Hello. Its door for steps may be the one of before."""
+        """Knock at the broker that is back, and say Hello. Its door for steps may be the one of before."""
         self._control.break_off()
         if self._edge is not None and self._edge_name == "broker" and self._world.random.random() < 0.5:
             self._edge.come_back()
@@ -194,7 +189,7 @@ class WorkerNode:
         self._world.at(self._world.draw(KNOCK_S), knock)
 
     def drop_edge(self, for_s: float) -> None:
-        """Its connection to the next stage breaks and comes back."""
+        """Break its connection to the next stage for a while."""
         if self._edge is not None:
             self._edge.drop(for_s, keeps=True)
 
@@ -276,7 +271,7 @@ class WorkerNode:
     def _perform_control(self, action: stage_act.Action) -> None:
         match action:
             case stage_act.Introduce():
-                self._say(self._hello())
+                self._say(introduction(self.core, self.executor.manifest, self._machines, self.memory_bytes))
             case stage_act.Tell(message):
                 self._say(message)
             case stage_act.StartBeats():
@@ -399,36 +394,4 @@ class WorkerNode:
             memory_bytes=0,
             kv_used=0,
             kv_capacity=0,
-        )
-
-    def _costs(self) -> tuple[LayerCost, ...]:
-        if not self._machines.measure:
-            return ()
-        return (
-            LayerCost("decode", 1, 32, 0.001 * self._slowness, False),
-            LayerCost("prefill", 256, 0, 0.01 * self._slowness, False),
-            LayerCost("head", 1, 0, 0.0005 * self._slowness, False),
-        )
-
-    def _hello(self) -> Hello:
-        return Hello(
-            epoch=self.core.fence,
-            lineage=self.core.lineage,
-            name=self.name,
-            incarnation=self.incarnation,
-            pid=1,
-            host="machine" if self._machines.together else self.name,
-            wire_versions=(PROTOCOL_VERSION,),
-            schema=schema(),
-            device="cpu",
-            dtype="float32",
-            cores=1,
-            endpoint=self.incarnation,
-            memory_bytes=self.memory_bytes,
-            costs=self._costs(),
-            manifest=self.executor.manifest,
-            held_layers=self.core.layers,
-            held=self.core.introduction(),
-            logs=tuple(self.core.log.ranges()),
-            kept=self.core.preparation.kept,
         )

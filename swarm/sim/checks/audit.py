@@ -14,7 +14,7 @@ I9  capacity comes back: when all is healed everybody is a member, and when all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,8 @@ from swarm.testing import fake_draws
 from swarm.wire.messages import Finished, LayerRange, Manifest, Rejected, StepDone, Submit
 
 if TYPE_CHECKING:
-    from swarm.sim.actors.worker import WorkerNode
     from swarm.sim.journal import Disk
+    from swarm.sim.roles import Worker
 
 
 MAX_GONE = 17  # workers; the broker keeps the last 16 that went, and may just have lost one
@@ -239,7 +239,7 @@ class Audit:
                 f"sequence {sequence.id} went astray",
             )
 
-    def check_stage(self, node: WorkerNode, state: State) -> None:
+    def check_stage(self, node: Worker, state: State) -> None:
         """A stage holds what it says that it holds."""
         core, chains = node.core, node.executor.chains
         if (core.active or 0) > state.book.epoch and core.lineage == state.lineage:
@@ -256,8 +256,8 @@ class Audit:
         if core.sequences.keys() != chains.keys():
             raise Violation(f"I9: {node.incarnation}: the executor holds others")
 
-    def check_bounds(self, state: State, workers: list[WorkerNode]) -> None:
-        """What is remembered of those who are gone is bounded."""
+    def check_bounds(self, state: State, workers: Collection[Worker]) -> None:
+        """Demand that what is remembered of those who are gone is bounded."""
         gone = sum(worker.is_gone for worker in state.workers.values())
         _demand(gone <= MAX_GONE, "I6", f"{gone} workers that are gone are remembered")
         _demand(len(state.flights) <= MAX_WAITING, "I6", f"{len(state.flights)} steps are in flight")
@@ -266,7 +266,7 @@ class Audit:
             _demand(waiting <= MAX_WAITING, "I6", f"{node.incarnation} has {waiting} steps waiting")
             _demand(node.core.log.num_bytes <= self.log_bytes, "I6", f"{node.incarnation}: its log is too large")
 
-    def check_members(self, state: State, workers: Iterable[WorkerNode]) -> None:
+    def check_members(self, state: State, workers: Iterable[Worker]) -> None:
         """All is healed since a while: the swarm serves, and everybody who lives is a member."""
         _demand(state.book.current is not None, "I9", f"no plan is in force: it waits for {state.book.waits_for}")
         for node in workers:
@@ -274,8 +274,8 @@ class Audit:
             text = "unknown" if known is None else f"{known.state.value} ({known.reason})"
             _demand(known is not None and not known.is_gone, "I9", f"{node.incarnation} lives and is {text}")
 
-    def check_end(self, state: State, workers: list[WorkerNode]) -> None:
-        """All is quiet: everything has ended, nothing is left."""
+    def check_end(self, state: State, workers: Collection[Worker]) -> None:
+        """Demand, when all is quiet, that everything has ended and nothing is left."""
         self.check_all(state)
         for node in workers:
             self.check_stage(node, state)
@@ -300,7 +300,7 @@ def _hold(state: State) -> None:
 
 
 def _is_held_back(sequence: Sequence) -> bool:
-    """What may be told is told with the event that makes it so."""
+    """Demand that what may be told is told with the event that makes it so."""
     request = sequence.request
     if request.listener is None or not request.accepted or sequence.unsure:
         return False

@@ -31,7 +31,7 @@ class Expectation:
         self._ways[index].append(hops)
 
     def astray(self, told: Deliver) -> str:
-        """What is wrong with what a client was told; empty if nothing is."""
+        """Say what is wrong with what a client was told; empty if nothing is."""
         start, stop = told.start, told.start + len(told.ids)
         if list(told.ids) != self.tokens[start:stop]:
             return f"{told.ids} is not {self.tokens[start:stop]}"
@@ -46,7 +46,7 @@ class Expectation:
         return ""
 
     def wrong_end(self, finished: Finished) -> str:
-        """What is wrong with a good end: it is the natural one, or that of the stop string."""
+        """Say what is wrong with a good end: it must be the natural one, or that of the stop string."""
         allowed = [(len(self.tokens), self._reason)]
         if self.stop_at is not None:
             allowed.append((self.stop_at, "stop"))

@@ -15,7 +15,7 @@ from swarm.stage import events as stage_event
 from swarm.wire.messages import Activate, Activated, Prepared, Refused, ReplayDone, ReplayMissing, Trouble
 
 if TYPE_CHECKING:
-    from swarm.sim.actors.worker import WorkerNode
+    from swarm.sim.roles import Worker
 
 ROOMY_LOG = 1 << 20  # bytes: nothing is ever evicted from it here
 Lengths = dict[int, dict[int, int]]  # sequence -> layer -> positions held
@@ -49,7 +49,7 @@ class Before:
 
 
 def before(event: broker_event.Event, state: State) -> Before | None:
-    """What must be remembered of the broker's state until the event has been handled; None: nothing."""
+    """Take down what must be remembered of the broker's state until the event was handled; None: nothing."""
     match event:
         case broker_event.StepFinished(done):
             current = state.book.current
@@ -73,12 +73,12 @@ def before(event: broker_event.Event, state: State) -> Before | None:
     return None
 
 
-def is_in_force(epoch: int, node: WorkerNode, state: State) -> bool:
+def is_in_force(epoch: int, node: Worker, state: State) -> bool:
     """The stage serves this epoch of the broker that lives now."""
     return node.core.active == epoch and node.core.lineage == state.lineage
 
 
-def after(was: Before | None, state: State, workers: Mapping[str, WorkerNode]) -> None:
+def after(was: Before | None, state: State, workers: Mapping[str, Worker]) -> None:
     """Compare."""
     if was is None:
         return
@@ -101,8 +101,8 @@ def _ended_run(state: State, message: ReplayDone) -> tuple[int, Rebuild] | None:
     return message.sequence, run
 
 
-def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[str, WorkerNode]) -> None:
-    """What a replay sent from stage to stage is in the logs that the next death will need, if they have room."""
+def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[str, Worker]) -> None:
+    """Demand that what a replay sent is in the logs that the next death will need, if they have room."""
     plan = state.book.current
     for stage in plan.stages[:-1] if plan is not None else ():
         node = workers.get(stage.incarnation)
@@ -117,8 +117,8 @@ def _check_logged(sequence: int, run: Rebuild, state: State, workers: Mapping[st
                 raise Violation(f"I8: {stage.incarnation} did not log what was replayed of sequence {sequence}")
 
 
-def _check_acknowledged(was: Before, state: State, workers: Mapping[str, WorkerNode]) -> None:
-    """What counts as held everywhere is held everywhere."""
+def _check_acknowledged(was: Before, state: State, workers: Mapping[str, Worker]) -> None:
+    """Demand that what counts as held everywhere is held everywhere."""
     plan = state.book.current
     for sequence_id, counted, stay in was.stepped:
         sequence = state.sequences.get(sequence_id)
@@ -146,7 +146,7 @@ def _check_stale(was: Before, state: State) -> None:
             raise Violation(f"I5: a message of an older epoch moved sequence {sequence_id}")
 
 
-def _check_replays(was: Before, state: State, workers: Mapping[str, WorkerNode]) -> None:
+def _check_replays(was: Before, state: State, workers: Mapping[str, Worker]) -> None:
     """Each run of lost layers whose inputs somebody has logged is replayed from there, through nothing else; unless its
     sequence has just given its room to others, and is back already."""
     targets = {(sequence, stay): kv for sequence, _, kv, stay in was.under_way}
@@ -170,7 +170,7 @@ def _check_runs(sequence: Sequence, first: int, stop: int) -> None:
         raise Violation(f"I8: sequence {sequence.id} lost layers {first} to {stop}, {runs} goes through others")
 
 
-def _lost(sequence: Sequence, target: int, state: State, workers: Mapping[str, WorkerNode]) -> list[tuple[int, int]]:
+def _lost(sequence: Sequence, target: int, state: State, workers: Mapping[str, Worker]) -> list[tuple[int, int]]:
     """Ranges of layers that hold less than what counts, as they really are."""
     plan = state.book.current
     lags: list[bool] = []
@@ -187,7 +187,7 @@ def _lost(sequence: Sequence, target: int, state: State, workers: Mapping[str, W
     return found
 
 
-def _is_logged(sequence: Sequence, layer: int, target: int, state: State, workers: Mapping[str, WorkerNode]) -> bool:
+def _is_logged(sequence: Sequence, layer: int, target: int, state: State, workers: Mapping[str, Worker]) -> bool:
     """Somebody has all inputs of this layer, and can send them there."""
     plan = state.book.current
     for stage in plan.stages if plan is not None else ():
@@ -201,7 +201,7 @@ def _is_logged(sequence: Sequence, layer: int, target: int, state: State, worker
 # --- at the stages ----------------------------------------------------------------------------------------------------
 
 
-def held_before(event: stage_event.Event, node: WorkerNode) -> tuple[Activate, Lengths] | None:
+def held_before(event: stage_event.Event, node: Worker) -> tuple[Activate, Lengths] | None:
     """What a stage holds when it is told to take up a plan. What was retired does not count: a broker that does not
     know of it, since its machine lost power before that could be written, gets nothing of it."""
     match event:
@@ -214,7 +214,7 @@ def held_before(event: stage_event.Event, node: WorkerNode) -> tuple[Activate, L
             return None
 
 
-def held_after(held: tuple[Activate, Lengths] | None, node: WorkerNode) -> None:
+def held_after(held: tuple[Activate, Lengths] | None, node: Worker) -> None:
     """It took it up: it holds of the live sequences what it held of them before, up to what counts, and of others
     nothing."""
     if held is None or node.core.active != held[0].epoch or node.core.layers is None:
@@ -234,12 +234,12 @@ def held_after(held: tuple[Activate, Lengths] | None, node: WorkerNode) -> None:
         raise Violation(f"I8: {node.incarnation} let go of {lost}, which live")
 
 
-def _lengths(node: WorkerNode) -> Lengths:
+def _lengths(node: Worker) -> Lengths:
     chains = node.executor.chains
     return {sequence: {layer: len(chain) for layer, chain in held.items()} for sequence, held in chains.items()}
 
 
-def computes(action: stage_act.Compute, node: WorkerNode) -> None:
+def computes(action: stage_act.Compute, node: Worker) -> None:
     """A stage computes in the epoch in force, or not at all."""
     core = node.core
     if action.epoch != core.active or action.epoch < core.fence:

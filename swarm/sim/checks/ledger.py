@@ -157,7 +157,7 @@ class Ledger:
         return None if kept is None else kept.record(now)
 
     def ended(self, now: float, limit: int) -> Iterator[RequestRecord]:
-        """Those that have ended, the latest first."""
+        """List the requests that have ended, the latest first."""
         ended = [kept for kept in self.requests.values() if kept.ended_at is not None]
         ended.sort(key=lambda kept: kept.ended_at or 0.0, reverse=True)
         return (kept.record(now) for kept in islice(ended, limit))

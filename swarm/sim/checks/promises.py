@@ -15,7 +15,7 @@ from swarm.broker import actions as broker_act
 from swarm.broker.recovery.restart import REJOIN_S
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
-from swarm.sim.checks.audit import Violation
+from swarm.sim.checks.audit import Audit, Violation
 from swarm.wire.messages import (
     Accepted,
     Activate,
@@ -30,8 +30,8 @@ from swarm.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
     from swarm.sim.journal import Disk
+    from swarm.sim.roles import Scene
 
 DRIFT_S = 3.0  # by which a deadline may move at a restart: the time that writing the acceptance took
 
@@ -39,8 +39,9 @@ DRIFT_S = 3.0  # by which a deadline may move at a restart: the time that writin
 class Promises:
     """Looks at every action of the broker, and at its state once it serves again."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, scene: Scene, audit: Audit) -> None:
+        self._scene = scene
+        self._audit = audit
         self._announced = 0  # the highest epoch
         self._of_before = 0  # … when this broker started
         self._looks_for_waste = False
@@ -56,10 +57,10 @@ class Promises:
         )  # a backup of before the first plan knows that nobody holds anything
         self._histories = {  # now: what doesn't count will be dropped
             (incarnation, number): list(held.history)
-            for incarnation, node in self._cluster.workers.items()
+            for incarnation, node in self._scene.workers.items()
             for number, held in node.core.sequences.items()
         }
-        names = Counter(node.name for node in self._cluster.workers.values())
+        names = Counter(node.name for node in self._scene.workers.values())
         self._doubled = {name for name, count in names.items() if count > 1}
         if state.book.epoch < self._announced:
             raise Violation(f"I5: a new broker begins with epoch {state.book.epoch}, {self._announced} was announced")
@@ -95,7 +96,7 @@ class Promises:
             case broker_act.SayClient(_, message, _):
                 self._says(message)
             case broker_act.WriteAcceptance(submit, _, _, age_s) if submit.deadline_s is not None:
-                self._deadlines[submit.request_id] = self._cluster.world.now - age_s + submit.deadline_s
+                self._deadlines[submit.request_id] = self._scene.world.now - age_s + submit.deadline_s
             case _:
                 pass
 
@@ -105,7 +106,7 @@ class Promises:
         # A worker that was out and lives is fenced with the epoch that everybody has heard of.
         if order.epoch < self._of_before or (order.epoch == self._of_before and not isinstance(order, Fence)):
             raise Violation(f"I5: epoch {order.epoch} is announced, which another broker used")
-        is_certain = self._cluster.broker.has_journal and not self._disk.is_hurt
+        is_certain = self._scene.broker.has_journal and not self._disk.is_hurt
         if is_certain and order.epoch > max(self._announced, self._disk.safe.epoch):
             raise Violation(f"I5: epoch {order.epoch} is announced, and a power cut would lose it")
         self._announced = max(self._announced, order.epoch)
@@ -113,10 +114,10 @@ class Promises:
     def _says(self, message: ServerMessage) -> None:
         match message:
             case Rejected():
-                self._cluster.audit.refused(message)
+                self._audit.refused(message)
             case Accepted(request_id=request_id):
-                self._cluster.audit.promised.add(request_id)
-                is_certain = self._cluster.broker.has_journal and not self._disk.is_hurt
+                self._audit.promised.add(request_id)
+                is_certain = self._scene.broker.has_journal and not self._disk.is_hurt
                 if is_certain and request_id not in self._disk.safe.requests:
                     raise Violation(f"I1: {request_id} is accepted, and a power cut would lose it")
             case Tokens() | Finished() if self._is_strict and self._is_kept(message.request_id):
@@ -138,16 +139,16 @@ class Promises:
     @property
     def _is_strict(self) -> bool:
         """With a disk that refuses, or a file that was lost, what runs is shown all the same."""
-        broker = self._cluster.broker
+        broker = self._scene.broker
         return broker.has_journal and not broker.journal.ever_broke and not broker.disk.is_hurt
 
     def _is_kept(self, request_id: str) -> bool:
         """Not so if its client cancelled it: the broker confirms that and forgets it; nobody will come for the rest."""
-        return request_id in self._cluster.broker.core.state.requests
+        return request_id in self._scene.broker.core.state.requests
 
     @property
     def _disk(self) -> Disk:
-        return self._cluster.broker.disk
+        return self._scene.broker.disk
 
     # --- after a restart ---------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class Promises:
         assert state.book.current is not None
         for stage in state.book.current.stages:
             worker = state.workers[stage.incarnation]
-            if worker.joined_at > self._cluster.broker.started_at + REJOIN_S:
+            if worker.joined_at > self._scene.broker.started_at + REJOIN_S:
                 return 0  # what it said first was lost: it is not waited for any longer
             hello = worker.hello
             if hello.held_layers != stage.layers or stage.name in self._doubled:

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swarm.broker.state import State, WorkerState
-from swarm.sim.actors.broker import TICK_S
-from swarm.sim.actors.worker import BEAT_S
 from swarm.sim.checks.audit import Violation
+from swarm.sim.roles import BEAT_S, TICK_S
 
 if TYPE_CHECKING:
-    from swarm.sim.actors.cluster import Cluster
-    from swarm.sim.actors.worker import WorkerNode
+    from swarm.sim.roles import Scene, Worker
 
 SLACK_S = 0.05
 # For how long something that happened to a worker may be the reason of a verdict: it missed an order, and is late.
@@ -26,9 +24,9 @@ AFTERMATH_S = 8.0
 class Watch:
     """Knows what was done to whom, and asks in time whether the broker has noticed."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._world = cluster.world
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._world = scene.world
         self._disturbed: dict[str, float] = {}  # machine -> until when a verdict on it may be right
         self._num_lost = 0.0
         self._out: set[str] = set()
@@ -38,14 +36,14 @@ class Watch:
         until = self._world.now + for_s + AFTERMATH_S
         self._disturbed[name] = max(until, self._disturbed.get(name, 0.0))
 
-    def killed(self, node: WorkerNode) -> None:
+    def killed(self, node: Worker) -> None:
         self.disturbed(node.name)
         self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
 
-    def silenced(self, node: WorkerNode, for_s: float, is_silent: Callable[[], bool]) -> None:
-        """It can't be heard for so long: it is frozen, or cut off."""
+    def silenced(self, node: Worker, for_s: float, is_silent: Callable[[], bool]) -> None:
+        """Note that a worker can't be heard for so long: it is frozen, or cut off."""
         self.disturbed(node.name, for_s)
-        known = self._cluster.broker.core.state.workers.get(node.incarnation)
+        known = self._scene.broker.core.state.workers.get(node.incarnation)
         if known is not None and self._world.now - known.joined_at < 2 * self._timeout_s:
             return  # it may not have beaten yet, and has more time for its first beat
         within = self._timeout_s + BEAT_S + self._news_s + self._tick_s + SLACK_S
@@ -57,22 +55,22 @@ class Watch:
 
     @property
     def _news_s(self) -> float:
-        weather = self._cluster.network.weather
+        weather = self._scene.network.weather
         return self._world.pace.control[1] + (weather.jitter_s if weather.late else 0.0)
 
     @property
     def _tick_s(self) -> float:
-        return TICK_S * self._cluster.stride
+        return TICK_S * self._scene.stride
 
     @property
     def _timeout_s(self) -> float:
-        return self._cluster.broker.core.settings.health.beat_timeout_s
+        return self._scene.broker.core.settings.health.beat_timeout_s
 
-    def _demand_out_after(self, within: float, node: WorkerNode, what: str, holds: Callable[[], bool]) -> None:
+    def _demand_out_after(self, within: float, node: Worker, what: str, holds: Callable[[], bool]) -> None:
         def look() -> None:
-            if self._cluster.broker.is_away or self._cluster.broker.stood_still_since(began):
+            if self._scene.broker.is_away or self._scene.broker.stood_still_since(began):
                 return  # nobody is asked to see what happens while he is not there
-            worker = self._cluster.broker.core.state.workers.get(node.incarnation)
+            worker = self._scene.broker.core.state.workers.get(node.incarnation)
             if worker is not None and not worker.is_gone and worker.joined_at <= began and holds():
                 raise Violation(f"I4: {node.incarnation} {what}, and is still {worker.state.value}")
 
@@ -80,12 +78,12 @@ class Watch:
         self._world.at(within, look)
 
     def restarted(self) -> None:
-        """Another broker judges now, and counts from zero."""
+        """Begin anew: another broker judges now, and counts from zero."""
         self._num_lost = 0.0
         self._out.clear()
 
     def look(self, state: State) -> None:
-        """Whoever is newly out must have been disturbed."""
+        """Demand that whoever is newly out was disturbed."""
         num_lost = state.counters.get("workers_lost", 0)
         if num_lost == self._num_lost:
             return

@@ -33,7 +33,7 @@ OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
 
 
 def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
-    """The same seed always gives the same schedule."""
+    """Make the whole schedule of a seed, always the same."""
     schedule = make_schedule(seed, faults=faults)
     habits: list[Callable[[Random, Schedule], Schedule]] = [_short_queue, _with_hops, _with_recalls]
     if faults:
@@ -44,7 +44,7 @@ def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
 
 
 def _short_queue(random: Random, schedule: Schedule) -> Schedule:
-    """One sequence runs at a time, and few may wait for it."""
+    """Let one sequence run at a time, and few wait for it."""
     if random.random() >= SHORT_QUEUE:
         return schedule
     requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))

@@ -172,7 +172,7 @@ class Schedule:
 
 
 def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
-    """The same seed always gives the same schedule."""
+    """Make the schedule of a seed, always the same."""
     random = Random(f"schedule {seed}")
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
@@ -221,7 +221,7 @@ def _settings(random: Random) -> BrokerSettings:
 
 
 def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
-    """What the plan must keep to, in this schedule."""
+    """Draw what the plan must keep to."""
     rules = PlanRules(
         mode=settings.scheduler.mode,
         objective=random.choice(["auto", "throughput", "latency"]),
@@ -310,7 +310,7 @@ def _ranked(random: Random, schedule: Schedule) -> Schedule:
 
 
 def _crowded(random: Random, schedule: Schedule) -> Schedule:
-    """All want to become long at the same time, and a few of them would fill the stages."""
+    """Let all become long at the same time, so that a few of them would fill the stages."""
     workers = tuple(replace(w, capacity=9 << 5) for w in schedule.workers)
     requests = []
     for spec in schedule.requests:

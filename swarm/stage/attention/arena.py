@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.errors import IllegalMove
+from swarm.stage.attention.grid import CELL, GRID, round_up
 from swarm.stage.attention.layouts import Layout, layouts_of
-from swarm.stage.attention.passes import CELL, GRID, round_up
 from swarm.wire.messages import LayerRange, Row
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; the name came to Python later
@@ -128,7 +128,7 @@ class KvArena:
         self.used += taken
 
     def _rack_for(self, limit: int) -> Rack:
-        """One with a free place for this many positions, in powers of two."""
+        """Find or make a rack with a free place for this many positions, rounded up to a power of two."""
         positions = CELL
         while positions < limit:
             positions *= 2
@@ -241,7 +241,7 @@ class KvArena:
         return held.rack, held.place
 
     def region(self, sequence: int, layer: int) -> Region | None:
-        """What this layer holds of the sequence, if it was ever written."""
+        """Return the sequence's region in this layer; None if it was never written."""
         held = self._held.get(sequence)
         return held.rack.slabs[layer].region(held.place) if held is not None and layer in held.layers else None
 

@@ -26,7 +26,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from swarm.errors import ModelError
 from swarm.stage.attention import own
 from swarm.stage.attention.arena import Slab
-from swarm.stage.attention.passes import CELL, Pass, current_pass
+from swarm.stage.attention.grid import CELL
+from swarm.stage.attention.passes import Pass, current_pass
 from swarm.stage.attention.tiles import Group, Plan, plan
 from swarm.stage.native import cores
 from swarm.stage.products import proofs

@@ -7,7 +7,7 @@ with the one before. So nothing about a run is kept in a module; it stands in th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,67 +17,15 @@ from swarm.errors import IllegalMove
 
 if TYPE_CHECKING:
     from swarm.stage.attention.arena import KvArena
-    from swarm.stage.attention.own import Together
+    from swarm.stage.attention.calls import Together
+    from swarm.stage.attention.grid import Span
     from swarm.stage.attention.tiles import Plan
-    from swarm.wire.messages import LayerRange, Row
-
-# The unit of memory for keys and values, in positions; windows begin on a line of it.
-GRID = 32
-# Queries attend to everything up to the next multiple of this after them: one number of keys for many lengths, so that
-# sequences can share a product. Costs at most that many masked keys.
-CELL = 128
-# Queries of one sequence that share a product. Divides CELL.
-TILE = 64
-
-
-def round_up(positions: int) -> int:
-    """The next line of the grid."""
-    return -(-positions // GRID) * GRID
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """``count`` queries from ``offset`` of the batch on, at ``start`` …, all in one cell."""
-
-    offset: int
-    count: int
-    start: int
-
-    @property
-    def cell(self) -> int:
-        """Where its cell begins."""
-        return self.start // CELL * CELL
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One row of a step: its place in the batch, and its queries cut into tiles."""
-
-    sequence: int
-    offset: int
-    start: int
-    count: int
-    tiles: tuple[Tile, ...]
-
-
-def spans_of(rows: Iterable[Row]) -> Iterator[Span]:
-    offset = 0
-    for row in rows:
-        yield Span(row.sequence, offset, row.start, row.count, tuple(_tiles(offset, row.start, row.count)))
-        offset += row.count
-
-
-def _tiles(offset: int, start: int, count: int) -> Iterator[Tile]:
-    position, stop = start, start + count
-    while position < stop:
-        end = min(stop, position // TILE * TILE + TILE)
-        yield Tile(offset + position - start, end - position, position)
-        position = end
+    from swarm.wire.messages import LayerRange
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was made anew and what was there already."""
+    """Counts how often masks and tables were made anew, and how often they were there already."""
 
     mask_hits: int = 0
     mask_misses: int = 0

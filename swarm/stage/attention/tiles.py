@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from swarm.stage.attention.arena import KvArena, Rack
-from swarm.stage.attention.passes import CELL, GRID, Span, Tile
+from swarm.stage.attention.grid import CELL, GRID, Span, Tile
 
 # Keys that one product takes, all its sequences together, so that what the kernel packs stays in the caches.
 _MOST_KEYS = 4096
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def single_groups(self) -> Iterator[Group]:
-        """The same, each tile by itself."""
+        """Cut the groups so that each tile is by itself."""
         return (single for group in self.groups for single in _singles(group))
 
 

@@ -42,7 +42,7 @@ class DeviceClock(Protocol):
 
 
 class HostClock:
-    """For devices whose work is done when the call returns."""
+    """The clock of devices whose work is done when the call returns."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now

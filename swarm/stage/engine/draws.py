@@ -15,7 +15,7 @@ from swarm.wire.messages import Failure, Manifest, Sampled
 def draw_all(
     batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int
 ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
-    """What was drawn, and whose logits are unfit to draw from. Up to so many threads share the rows."""
+    """Draw for every row that asks; name those whose logits are unfit. Up to so many threads share the rows."""
     rows = logits[: len(batch.samples)].cpu()
     if kernel.serves(rows):
         found = kernel.draw_rows(rows, batch.samples, manifest.eos_token_ids, threads)
@@ -32,7 +32,7 @@ def draw_all(
 
 
 def draw_plainly(rows: torch.Tensor, jobs: Sequence[SampleJob], eos_token_ids: Sequence[int]) -> list[Drawn | None]:
-    """As the kernel does, without it: the same tokens, later. None where a logit is no finite number."""
+    """Draw without the kernel: the same tokens, later. None where a logit is no finite number."""
     return [
         draw(
             row,

@@ -10,7 +10,8 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import Pass, Span, Tally, spans_of
+from swarm.stage.attention.grid import Span, spans_of
+from swarm.stage.attention.passes import Pass, Tally
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import Stage
 from swarm.stage.native.cores import computing

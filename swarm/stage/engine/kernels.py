@@ -10,7 +10,7 @@ import torch
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import own
-from swarm.stage.attention.passes import CELL
+from swarm.stage.attention.grid import CELL
 from swarm.stage.model.build import Skeleton
 from swarm.stage.modules import experts as own_experts
 from swarm.stage.native.choice import PORTABLE
@@ -23,7 +23,7 @@ from swarm.stage.products.steady import is_activation
 def describe(
     skeleton: Skeleton, roots: Iterable[torch.nn.Module], left_to_torch: Sequence[str] = (), *, steady: bool = True
 ) -> str:
-    """What multiplies in these modules, whose bits the results have, in which dtype, exact or not. ``steady``: did a
+    """Name what multiplies in these modules, whose bits it has, in which dtype, exact or not. ``steady``: did a
     tiny model of the kind have the same bits cut as whole?
 
     Exact: a sequence's bits depend on nothing but itself. Our own kernels are written so, and the tests hold them to

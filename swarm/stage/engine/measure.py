@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import GRID
+from swarm.stage.attention.grid import GRID
 from swarm.stage.engine import quota
 from swarm.stage.engine.forward import run
 from swarm.stage.executor import Batch
@@ -65,7 +65,7 @@ class ConstantSource:
 
 
 def layer_costs(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
-    """What this device takes, with the threads of a step among others, and if it differs, with those of one alone."""
+    """Measure this device with the threads of a step among others and, if they differ, with those of one alone."""
     with _in_turn(), torch.inference_mode():
         bench = _Bench(skeleton)
         found = bench.measure(threads, alone=False)
@@ -90,7 +90,7 @@ class _Bench:
         self._limit = quota.cores() if skeleton.device.type == "cpu" else None
 
     def measure(self, threads: int, *, alone: bool) -> list[LayerCost]:
-        """At least one prompt, one decode, head and embedding; more sizes as long as it doesn't take too long."""
+        """Measure a prompt, a decode, head and embedding; more sizes while that doesn't take too long."""
         ends = time.perf_counter() + _PATIENCE_S
         stretch = max(1.0, threads / (self._limit or threads))
         longest = min(2 * _CHUNK, getattr(self._text, "max_position_embeddings", 2 * _CHUNK) - GRID)
@@ -154,7 +154,7 @@ class _Bench:
             torch.mps.synchronize()
 
     def _decode(self, sequences: int, context: int) -> tuple[Row, ...]:
-        """One more position for each of them; the first is the one that is held, the others begin with a copy of it."""
+        """Make rows for one more position of each; the first is held already, the others begin with a copy of it."""
         for sequence in range(1, sequences):
             self._arena.fork(sequence, 0, context, context + 1)
         return tuple(Row(sequence, context, 1, False) for sequence in range(sequences))
@@ -166,7 +166,7 @@ class _Bench:
         return lambda: run(stage, self._arena, batch, threads=threads)
 
     def _logits(self, count: int, threads: int) -> Callable[[], object]:
-        """As a step's last stage does: the product, whether all are numbers, the largest."""
+        """Do what a step's last stage does: multiply, look whether all are numbers, find the largest."""
         shape, skeleton = (count, self._text.hidden_size), self._skeleton
         rows = torch.full(shape, 0.01, dtype=skeleton.dtype, device=skeleton.device)
 
@@ -212,7 +212,7 @@ def _scratch(skeleton: Skeleton) -> torch.Tensor | None:
 
 
 def _cache_bytes() -> int:
-    """Of the last level, as Linux tells it."""
+    """Size of the last level's cache, as Linux tells it."""
     with suppress(OSError, ValueError):
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text("ascii").strip()
         return int(text.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
@@ -221,7 +221,7 @@ def _cache_bytes() -> int:
 
 @contextmanager
 def _in_turn() -> Iterator[None]:
-    """One worker of this user measures at a time on this host, if that can be had."""
+    """Let one worker of this user at a time measure on this host, if that can be had."""
     file = None if fcntl is None else _open_lock()
     if file is None:
         yield

@@ -126,7 +126,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def rounded(scores: Scores) -> Logits:
-    """As float32: the nearest, and the largest finite one for what is beyond. What is forbidden stays infinite."""
+    """Round to the nearest float32, at most the largest finite one. What is forbidden stays infinite."""
     narrow: Logits = np.clip(scores, -_LARGEST, _LARGEST).astype(np.float32)
     narrow[scores == -np.inf] = -np.inf
     return narrow

@@ -143,7 +143,7 @@ def _text(config: Any) -> str:
 
 
 def _tiny(config: Any) -> Any:
-    """The same kind of model, small; every kind of layer it has occurs."""
+    """Make a small model of the same kind, with every kind of layer that it has."""
     text = config.get_text_config()
     values = copy.deepcopy(text.to_dict())
     kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
@@ -220,7 +220,7 @@ def _cut_logits(
     *,
     cut: bool = True,
 ) -> list[torch.Tensor]:
-    """In three stages and several steps; or with ``cut=False``, in one of each."""
+    """Compute logits in three stages and several steps; with ``cut=False``, in one of each."""
     skeleton = Skeleton(config, torch.device("cpu"), dtype)
     weights = Weights(skeleton, StateSource(state), lambda _: None)
     lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
@@ -242,7 +242,7 @@ def _cut_logits(
 
 
 def _rows(at: list[int], lengths: list[int], cut: bool) -> Iterator[Row]:
-    """Of every sequence that isn't at its end the next chunk; its last token comes alone, as when it is decoded."""
+    """Take the next chunk of every unfinished sequence; its last token comes alone, as when it is decoded."""
     for sequence, (start, length) in enumerate(zip(at, lengths, strict=True)):
         rest = length - start
         count = min(_CHUNK, max(1, rest - 1)) if cut else rest

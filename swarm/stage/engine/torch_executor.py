@@ -19,14 +19,15 @@ from swarm.errors import IllegalMove, ModelError
 from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.passes import GRID, Tally
+from swarm.stage.attention.grid import GRID
+from swarm.stage.attention.passes import Tally
 from swarm.stage.engine import rounding
+from swarm.stage.engine.counters import Counters
 from swarm.stage.engine.device import clock_of, device_of, memory_of
 from swarm.stage.engine.draws import draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.kernels import bits, describe
 from swarm.stage.engine.measure import layer_costs
-from swarm.stage.engine.memory import give_back
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress
 from swarm.stage.model.build import DTYPES, Skeleton, Stage
@@ -34,6 +35,7 @@ from swarm.stage.model.checkpoint import Checkpoint, resolve
 from swarm.stage.model.loading import Loader, Modules, say_fetching
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
+from swarm.stage.native.memory import give_back
 from swarm.stage.products import linears
 from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled, layers_of, ranges_of
 
@@ -42,17 +44,6 @@ _KV_FRACTION = 0.25  # of the memory that the weights leave
 _MAX_KV_BYTES = 64 << 30
 
 log = get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Counters:
-    forwards: int = 0
-    rows: int = 0
-    tokens: int = 0
-    samples: int = 0
-    fenced: int = 0
-    compute_s: float = 0.0
-    sample_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +105,11 @@ class TorchExecutor:
         self._kept: dict[int, Modules] = {}  # layers of others, warm, by name
         self._aside: _Aside | None = None
         self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
-        self._counters = _Counters()
+        self._counters = Counters()
         self._tally = Tally()
 
     def _prove_kernels(self) -> bool:
-        """Our own kernels, or torch's if ours don't know this kind of model; are its bits the same cut as whole?"""
+        """Choose our own kernels, or torch's if ours don't know the model. True if cut and whole have the same bits."""
         check_kernels(self._skeleton.config, self._dtype_name)
         if native.absence():
             log.warning("own_kernels_unused", why=native.absence())
@@ -315,7 +306,7 @@ class TorchExecutor:
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
         copy_s = 0.0 if hidden is None else clock.between(through, computed)
-        self._count(batch, compute_s, sample_s)
+        self._counters.computed(batch, compute_s, sample_s)
         return Forwarded(hidden, sampled, failed, compute_s, sample_s, head_s, copy_s)
 
     def recheck(
@@ -363,7 +354,7 @@ class TorchExecutor:
         return self._active.stage
 
     def _part(self, layers: LayerRange) -> Stage:
-        """Some of the active stage's layers, with the same modules."""
+        """Make a stage of some of the active one's layers, with the same modules."""
         whole = self._stage()
         if layers == whole.layers:
             return whole
@@ -378,15 +369,6 @@ class TorchExecutor:
         if not stage.heads or result is None:
             return (), ()
         return draw_all(batch, result, self._manifest, threads)
-
-    def _count(self, batch: Batch, compute_s: float, sample_s: float) -> None:
-        counters = self._counters
-        counters.forwards += 1
-        counters.rows += len(batch.rows)
-        counters.tokens += len(batch.tokens)
-        counters.samples += len(batch.samples)
-        counters.compute_s += compute_s
-        counters.sample_s += sample_s
 
     def warm_up(self) -> float:
         return self._warm(self._stage())
@@ -404,15 +386,8 @@ class TorchExecutor:
         return time.perf_counter() - began
 
     def stats(self) -> dict[str, float]:
-        counters = self._counters
         return {
-            "forwards": counters.forwards,
-            "rows": counters.rows,
-            "tokens": counters.tokens,
-            "samples": counters.samples,
-            "fenced": counters.fenced,
-            "compute_s": counters.compute_s,
-            "sample_s": counters.sample_s,
+            **self._counters.values(),
             "loaded_bytes": self._loader.loaded_bytes,
             "fetched_bytes": self._loader.fetched_bytes,
             "mask_hits": self._tally.mask_hits,

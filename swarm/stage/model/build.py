@@ -22,7 +22,6 @@ from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import Pass, current_pass, running
-from swarm.stage.engine.memory import give_back
 from swarm.stage.executor import Fenced
 from swarm.stage.model.byrule import by_rule
 from swarm.stage.model.checkpoint import Checkpoint, StoredTensor
@@ -30,6 +29,7 @@ from swarm.stage.model.conversion import ConvertedSource, Source
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, merged
 from swarm.stage.native.linears import NativeLinear, Own
+from swarm.stage.native.memory import give_back
 from swarm.stage.products import experts, linears
 from swarm.stage.products.bare import make_bare
 from swarm.stage.products.steady import Steady, is_activation

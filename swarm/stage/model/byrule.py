@@ -53,7 +53,7 @@ _DECIMALS = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN)
 
 
 def sine(angles: Doubles) -> Doubles:
-    """Of finite angles up to 10^8."""
+    """Compute the sine of finite angles up to 10^8."""
     return _in_pieces(angles, 0)
 
 
@@ -94,7 +94,7 @@ def _polynomial(factors: tuple[float, ...], x: Doubles) -> Doubles:
 
 
 def power(base: float, exponent: float) -> float:
-    """Of a positive base."""
+    """Raise a positive base to a power."""
     logarithm = _DECIMALS.ln(decimal.Decimal(base))
     return _double(_DECIMALS.exp(_DECIMALS.multiply(logarithm, decimal.Decimal(exponent))))
 
@@ -104,7 +104,7 @@ def exponential(x: float) -> float:
 
 
 def logarithm(x: float) -> float:
-    """Of a positive number."""
+    """Compute the natural logarithm of a positive number."""
     return _double(_DECIMALS.ln(decimal.Decimal(x)))
 
 
@@ -113,7 +113,7 @@ def _double(exact: decimal.Decimal) -> float:
 
 
 def by_rule() -> TorchFunctionMode:
-    """In this thread, for as long as it is entered."""
+    """Compute by the rules of this module, in this thread, for as long as it is entered."""
     return _ByRule()
 
 
@@ -150,7 +150,7 @@ def _waves(function: Callable[[Doubles], Doubles]) -> Callable[..., torch.Tensor
 
 
 def _one_by_one(function: Callable[[float], float], least: float) -> Callable[..., torch.Tensor | None]:
-    """For arguments above ``least``; others are left to torch, which knows what is to come of them."""
+    """Compute arguments above ``least``; others are left to torch, which knows what is to come of them."""
 
     def compute(x: torch.Tensor) -> torch.Tensor | None:
         if not x.is_floating_point() or not bool(((x > least) & x.isfinite()).all()):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,17 @@ from typing import Any, Protocol
 import xxhash
 
 from swarm.errors import ModelError
-from swarm.stage.model.headers import FLOATS, RemoteFile, StoredTensor, read_header, remote_header
+from swarm.hub.headers import (
+    FLOATS,
+    INDEX,
+    SINGLE,
+    Progress,
+    RemoteFile,
+    Report,
+    StoredTensor,
+    read_header,
+    remote_header,
+)
 from swarm.stage.model.identity import digest_of, xxh3_of
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
 
@@ -46,19 +56,12 @@ _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-Progress = Callable[[int, int], None]  # (bytes that came, bytes to come)
-Report = Callable[[str], None]
-
-
 class Remote(Protocol):
     """Where the weights are that a folder lacks."""
 
     @property
     def name(self) -> str:
-        """By which other processes, on other machines too, find exactly this model."""
+        """The name by which other processes, on other machines too, find exactly this model."""
 
     def describe(self, file: str) -> RemoteFile | None:
         """A file of weights without its data, if anything is known about it."""
@@ -76,7 +79,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What another process may be told instead of what the user wrote: it means the same files for ever."""
+        """A name to tell another process instead of what the user wrote: it means the same files for ever."""
         return str(self.folder) if self.remote is None else self.remote.name
 
 
@@ -169,7 +172,7 @@ class Checkpoint:
         return ()
 
     def manifest(self, dtype: str) -> Manifest:
-        """What everybody must agree on, with sizes in memory when computing in ``dtype``."""
+        """Describe what everybody must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._part_sizes(DTYPE_BYTES[dtype])
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import xxhash
 
-from swarm.stage.model.headers import MAX_HEADER_BYTES
+from swarm.hub.headers import MAX_HEADER_BYTES
 
 WHOLE_BYTES = 64 << 20
 _NUM_PIECES = 256

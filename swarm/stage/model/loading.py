@@ -8,11 +8,11 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.log import get_logger
-from swarm.stage.engine.memory import give_back
 from swarm.stage.executor import Progress
 from swarm.stage.model.build import Skeleton, Stage, Weights
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.required import module_names, needed_tensors
+from swarm.stage.native.memory import give_back
 from swarm.wire.messages import LayerRange, Manifest
 
 log = get_logger(__name__)
@@ -72,13 +72,13 @@ class Loader:
         return Stage(self._skeleton, layers, loaded, Weights(self._skeleton, self._source, lambda _: None))
 
     def slice(self, stage: Stage, layers: LayerRange) -> Stage:
-        """Some of a stage's layers, with the same modules."""
+        """Make a stage of some of another one's layers, with the same modules."""
         if layers == stage.layers:
             return stage
         return Stage(self._skeleton, layers, stage.modules, Weights(self._skeleton, self._source, lambda _: None))
 
     def modules_of(self, layer: int, loaded: Modules) -> Modules:
-        """Those of one layer, which is loaded."""
+        """Return the modules of one loaded layer."""
         names = module_names(self._skeleton, layer)
         if not names <= loaded.keys():
             raise IllegalMove(f"layer {layer} is to be kept, but it was not loaded")
@@ -86,5 +86,5 @@ class Loader:
 
 
 def say_fetching(line: str) -> None:
-    """What comes from a hub, in the log."""
+    """Log what comes from a hub."""
     log.info("fetching_weights", what=line)

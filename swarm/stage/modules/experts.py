@@ -43,7 +43,7 @@ class Matrices:
         self._outputs, self.inputs = outputs, inputs
 
     def table(self, function: int = 0, alpha: float = 0.0, limit: float = 0.0) -> ctypes.Array[native.Matrix]:
-        """What the kernel reads them by."""
+        """Return the table of addresses by which the kernel reads the matrices."""
         kind = native.KINDS[self.packed.dtype]
         biases = [None] * len(self.packed) if self.bias is None else [row.data_ptr() for row in self.bias]
         return (native.Matrix * len(self.packed))(
@@ -73,7 +73,7 @@ class NativeExperts(Own):
         return self.mixed(how, rows, chosen.data_ptr(), weights.data_ptr())
 
     def how(self, router: NativeLinear | None, choices: int, normed: bool, rounded: bool) -> _Experts:
-        """These experts, with who chooses and how that is weighed."""
+        """Describe these experts to the kernel: who chooses, and how the choice is weighed."""
         chooser = None if router is None else ctypes.addressof(router.matrix)
         tables = ctypes.addressof(self.inner), ctypes.addressof(self.down)
         return _Experts(chooser, *tables, self.num_experts, choices, normed, rounded)

@@ -45,7 +45,7 @@ class NativeMlp(Own):
 
 
 class Nothing(Own):
-    """What dropout is when nobody trains."""
+    """Stands in for dropout, which does nothing when nobody trains."""
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

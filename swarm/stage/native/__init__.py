@@ -58,7 +58,7 @@ Read = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def under(name: str, read: Read) -> Read:
-    """The same for a part of the module."""
+    """Read the weights of a part of the module, by their names within it."""
     return lambda leaf, like: read(f"{name}.{leaf}", like)
 
 
@@ -87,19 +87,19 @@ def without(reason: str) -> Iterator[None]:
 
 
 def checked(status: int) -> None:
-    """What a kernel returned; raises MemoryError if it had no room to work in."""
+    """Check a kernel's status; raises MemoryError if it had no room to work in."""
     if status:
         raise MemoryError("a kernel got no memory for its sums; give the worker more, or shorter steps")
 
 
 def do_without(reason: str) -> None:
-    """From now on this process uses torch's kernels. Call it before anything is loaded."""
+    """Use torch's kernels in this process from now on. Call it before anything is loaded."""
     _refusals[:] = [reason]
 
 
 @cache
 def built() -> tuple[ctypes.CDLL | None, str]:
-    """What was built of our C, whether or not this processor can run the kernels in it; or why there is nothing."""
+    """Open the library built of our C, whether or not this processor can run it; or say why there is none."""
     found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(_STEM + suffix)).exists()]
     if not found:
         return None, "they were not built: install Swarm where there is a C compiler"
@@ -176,7 +176,7 @@ def choose(opened: ctypes.CDLL, name: str) -> None:
 
 @cache
 def _proof(opened: ctypes.CDLL, name: str) -> str:
-    """What is wrong with a variant, tried with a small product (a millisecond, once); empty if nothing is.
+    """Try a variant with a small product (a millisecond, once), and say what is wrong; empty if nothing is.
 
     Nobody can have run every variant on every processor there is.
     """
@@ -192,7 +192,7 @@ def variant() -> str:
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Another variant for a while, in the whole process."""
+    """Use another variant for a while, in the whole process."""
     opened, before = library(), variant()
     assert opened is not None, absence()
     choose(opened, name)

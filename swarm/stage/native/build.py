@@ -60,7 +60,7 @@ class BuildNative(build_ext):
         super().build_extension(ext)
 
     def _compile_variant(self, ext: Extension, path: str) -> list[str]:
-        """Its object file, or nothing where the compiler refuses it."""
+        """Compile one variant to an object file; None where the compiler refuses it."""
         try:
             objects: list[str] = self.compiler.compile(
                 [path],

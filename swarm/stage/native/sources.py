@@ -12,13 +12,13 @@ VARIANTS = "variants"  # the folder of kernels for one kind of processor each
 
 
 def sources(folder: Path) -> list[Path]:
-    """All C sources and headers of a folder and of the folders in it, sorted by their names there."""
+    """List the C sources and headers of a folder and of the folders in it, sorted by their names there."""
     found = [path for pattern in ("*.[ch]", "*/*.[ch]") for path in folder.glob(pattern)]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def digest(folder: Path) -> str:
-    """By the names and the contents of all of them; empty if there are none. Dates don't count: a package's files get
+    """Digest all names and contents; empty if there are none. Dates don't count: a package's files get
     theirs in whatever order they are unpacked."""
     found = sources(folder)
     total = sha256()

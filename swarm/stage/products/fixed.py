@@ -44,7 +44,7 @@ class Fixed:
 
     @property
     def how(self) -> str:
-        """In words: rows of a tile, and the number of threads if the bits depend on it."""
+        """Describe in words: rows of a tile, and the number of threads if the bits depend on it."""
         proof = self.proof
         bound = proof.exact and len(proof.threads) < len(cores.numbers(self._outputs * self._inputs))
         return "/".join(map(str, proof.sizes)) + (f" by {proof.threads[-1]} threads" if bound else "")
@@ -107,7 +107,7 @@ def telling(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _telling_like(matrix: torch.Tensor) -> torch.Tensor:
-    """This matrix, or another that lies in memory as it does."""
+    """Return this matrix, or another that lies in memory as it does."""
     if tells(matrix):
         return matrix
     outputs, inputs = matrix.shape

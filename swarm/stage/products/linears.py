@@ -101,7 +101,7 @@ class PackedLinear(torch.nn.Module):
 
 
 class PlainLinear(torch.nn.Module):
-    """What torch does by itself, on any device."""
+    """Multiplies as torch does by itself, on any device."""
 
     name = "torch"
 

@@ -68,7 +68,7 @@ def make() -> str:
 
 
 def settings() -> tuple[object, ...]:
-    """What this process was told about kernels."""
+    """List what this process was told about kernels."""
     told = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))
     return (
         *told,
@@ -79,7 +79,7 @@ def settings() -> tuple[object, ...]:
 
 
 def _processor() -> tuple[str, ...]:
-    """Its name and what it says that it can do."""
+    """Name the processor and what it says that it can do."""
     try:
         first = _CPUINFO.read_text().split("\n\n")[0]
     except OSError:

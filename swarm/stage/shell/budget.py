@@ -18,7 +18,7 @@ class Budget:
 
 
 def share_out(limit_bytes: int, base_bytes: int, log_bytes: int) -> Budget:
-    """What remains of the limit when the process itself, before it has loaded anything, takes ``base_bytes``.
+    """Share out what the process itself, which takes ``base_bytes`` before it loads anything, leaves of the limit.
 
     The log takes what it is allowed to, but at most an eighth of the limit, and at most a quarter of what remains: what
     isn't in it is computed again, what has no room in the model's share can't be computed at all. Raises ConfigError if
@@ -36,5 +36,5 @@ def share_out(limit_bytes: int, base_bytes: int, log_bytes: int) -> Budget:
 
 
 def _least_mib(base_bytes: int) -> int:
-    """Rounded up, and a little more: the base differs a little from one start to the next."""
+    """Round up, and a little more: the base differs a little from one start to the next."""
     return -(-(base_bytes + LEAST_BYTES) * 33 // (32 << 20))

@@ -10,7 +10,6 @@ is bounded by the broker, so the outbox is too, and the worker says whom it is b
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 from collections import deque
@@ -23,7 +22,7 @@ import zmq
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import ModelError, SwarmError, WireError
+from swarm.errors import SwarmError, WireError
 from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
@@ -35,30 +34,26 @@ from swarm.stage.events import (
     ComputeFenced,
     Event,
     Leisure,
-    Loaded,
-    LoadFailed,
     OrderArrived,
-    StandbyLoaded,
     StepArrived,
     StepRefused,
     Tick,
 )
 from swarm.stage.executor import Executor, Fenced, Forwarded
+from swarm.stage.shell.loader import PlanLoader
 from swarm.stage.shell.one_message import RETRY_S, AsideEdge
 from swarm.stage.shell.vitals import Vitals
 from swarm.wire import tensors
 from swarm.wire.channel import PullChannel, PushChannel, Wake
 from swarm.wire.codec import DATA
-from swarm.wire.messages import REPLAY_STEP, LayerRange, Lineage, LoadProgress, Step, StepDone
+from swarm.wire.messages import REPLAY_STEP, Step, StepDone
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 TICK_S = 0.1
-REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
 INBOX = 4096  # orders and results waiting for the compute thread; a full inbox means that it has hung
-PROGRESS_EVERY_S = 0.2
 
 log = get_logger(__name__)
 
@@ -87,7 +82,7 @@ class ComputeThread:
         self._executor = executor
         self._vitals = vitals
         self._clock = clock
-        self._outward = outward
+        self.outward = outward
         self._tells_steps = tells_steps  # a line in the log for each, at level debug
         self._wake = Wake()
         self._inbox: queue.Queue[Event] = queue.Queue(INBOX)
@@ -99,9 +94,8 @@ class ComputeThread:
         self._aside = AsideEdge(context)
         self._ticked_at = 0.0
         self._stopping = False
-        self._stop_standby = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._loader: threading.Thread | None = None
+        self._loader = PlanLoader(self, core.settings.incarnation, executor, vitals, clock)
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -120,6 +114,10 @@ class ComputeThread:
         return not self._thread.is_alive()
 
     @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive()
 
@@ -132,7 +130,7 @@ class ComputeThread:
                 self._turn()
         except BaseException as error:
             log.exception("compute_thread_died")
-            self._fail(error)
+            self.fail(error)
         finally:
             self._close_edge()
             self._aside.close()
@@ -146,19 +144,19 @@ class ComputeThread:
             return 0.0
         return RETRY_S if self._aside.is_full else TICK_S
 
-    def _fail(self, error: BaseException) -> None:
-        """A bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
+    def fail(self, error: BaseException) -> None:
+        """End after a bug, in whichever thread: a worker that limps on would hide it. Somebody starts us again."""
         self.failure = error
         self._stopping = True
         self._wake.set()
-        self._outward(act.Exit(1, f"{type(error).__name__}: {error}"))
+        self.outward(act.Exit(1, f"{type(error).__name__}: {error}"))
 
     def _blocked_edge(self) -> tuple[PushChannel, ...]:
         is_blocked = self._outbox and not self._core.parked
         return (self._next,) if is_blocked and self._next is not None else ()
 
     def _turn(self) -> None:
-        """Everything that can be done without waiting."""
+        """Do everything that can be done without waiting."""
         self._wake.clear()
         self._flush()
         self._take_inbox()
@@ -254,19 +252,18 @@ class ComputeThread:
                 self._next = PushChannel(self._context, edge.endpoint)
                 self._next_name = edge.to
             case act.Load():
-                self._in_loader(functools.partial(self._load, action, self._core.lineage))
+                self._loader.load(action, self._core.lineage)
             case act.LoadStandby(layers):
-                self._stop_standby = False
-                self._in_loader(functools.partial(self._load_standby, layers))
+                self._loader.load_standby(layers)
             case act.StopStandby():
-                self._stop_standby = True
+                self._loader.stop_standby()
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
             case _:
-                self._outward(action)
+                self.outward(action)
 
     def _compute(self, action: act.Compute) -> None:
-        """One micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
+        """Run one micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""
         self._vitals.set("computing")
         if self._tells_steps:
             rows = len(action.batch.rows)
@@ -293,7 +290,7 @@ class ComputeThread:
             self._events.appendleft(Computed(action.epoch, action.step, forwarded))
 
     def _perform_aside(self, action: act.ComputeAside | act.SendAside) -> None:
-        """For a comparison. What goes wrong there concerns nobody but who asked for it."""
+        """Compute again for a comparison. What goes wrong there concerns only who asked for it."""
         if isinstance(action, act.SendAside):
             self._aside.send(action.edge, _frames(action.step, action.hidden), self._clock.now())
             return
@@ -337,65 +334,6 @@ class ComputeThread:
         if self._next is not None:
             self._next.close()
             self._next = None
-
-    # --- loading, in a thread of its own -----------------------------------------------------------------------------
-
-    def _in_loader(self, load: Callable[[], Event]) -> None:
-        self._loader = threading.Thread(target=self._run_loader, args=(load,), name="loader", daemon=True)
-        self._loader.start()
-
-    def _run_loader(self, load: Callable[[], Event]) -> None:
-        self._vitals.set_loading(True)
-        try:
-            event = load()
-        except BaseException as error:
-            log.exception("loader_died")
-            self._vitals.set_loading(False)
-            self._fail(error)
-        else:
-            self._vitals.set_loading(False)
-            self.post(event)
-
-    def _load(self, action: act.Load, lineage: Lineage) -> Event:
-        """What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""
-        told_at = 0.0
-
-        def progressed(loaded_bytes: int, total_bytes: int) -> None:
-            nonlocal told_at
-            self._vitals.loaded += 1
-            if failpoints.armed:
-                failpoints.reached("load.tensor")
-            now = self._clock.now()
-            if now - told_at >= PROGRESS_EVERY_S:
-                told_at = now
-                message = LoadProgress(
-                    epoch=action.epoch,
-                    lineage=lineage,
-                    incarnation=self._core.settings.incarnation,
-                    loaded_bytes=loaded_bytes,
-                    total_bytes=total_bytes,
-                )
-                self._outward(act.Tell(message))
-
-        try:
-            capacity = self._executor.prepare(action.layers, action.standby, action.max_sequences, progressed)
-            if failpoints.armed:
-                failpoints.reached("load.done")
-        except REFUSALS as error:
-            return LoadFailed(action.epoch, str(error))
-        return Loaded(action.epoch, capacity)
-
-    def _load_standby(self, layers: tuple[LayerRange, ...]) -> Event:
-        def progressed(_: int, __: int) -> None:
-            self._vitals.loaded += 1
-
-        began = self._clock.now()
-        problem = ""
-        try:
-            kept = self._executor.keep(layers, progressed, lambda: self._stop_standby or self._stopping)
-        except REFUSALS as error:
-            kept, problem = self._executor.keep((), progressed, lambda: True), str(error)
-        return StandbyLoaded(kept, self._clock.now() - began, problem)
 
 
 def _point(when: str, event: Event) -> None:

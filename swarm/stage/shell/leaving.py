@@ -37,5 +37,5 @@ class Departure:
         return Farewell.END if self.exit_code is not None else None
 
     def disconnected(self) -> Farewell | None:
-        """There is nobody any more who could let it go."""
+        """Note that nobody is left who could let it go."""
         return Farewell.END if self.exit_code is not None else None

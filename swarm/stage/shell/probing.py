@@ -32,7 +32,7 @@ class LinkProbe:
         self._waits: asyncio.Future[None] | None = None
 
     async def measure(self) -> LinkCost | None:
-        """None if the broker doesn't answer in time."""
+        """Measure the way to the broker; None if it doesn't answer in time."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await self._round_trip(0)

@@ -2,8 +2,8 @@
 
 * the main thread runs asyncio: the control connection, signals, statistics;
 * the compute thread (``compute``) owns the data sockets, the core and the computing;
-* the beat thread says that the process lives and how far it is, over a socket of its own;
-* a loader thread comes and goes with each plan.
+* the beat thread (``beats``) says that the process lives and how far it is, over a socket of its own;
+* a loader thread (``loader``) comes and goes with each plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import signal
 import socket
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
@@ -27,33 +26,29 @@ import zmq
 
 from swarm import failpoints
 from swarm.clock import Clock, SystemClock
-from swarm.demo import model_path
 from swarm.errors import ConfigError, ForeignMessage, WireError
 from swarm.log import Damper, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import EX_CONFIG, StageCore, StageSettings
-from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.events import BrokerConnected, OrderArrived
-from swarm.stage.native import choice
 from swarm.stage.shell import keeper
-from swarm.stage.shell.budget import Budget, share_out
+from swarm.stage.shell.beats import BeatThread
 from swarm.stage.shell.compute import ComputeThread, Outward
+from swarm.stage.shell.equipment import Equipment, equip
+from swarm.stage.shell.introduction import code_without, introduction
 from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.shell.probing import LinkProbe
 from swarm.stage.shell.vitals import LOOK_S, Vitals
-from swarm.wire.channel import DealerChannel, Link, PullChannel, PushChannel
-from swarm.wire.codec import BEAT, DATA, ORDER, WORKER
+from swarm.wire.channel import DealerChannel, Link, PullChannel
+from swarm.wire.codec import DATA, ORDER, WORKER
 from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     NOBODYS,
-    PROTOCOL_VERSION,
     Activate,
     AssetPart,
-    Beat,
     Fence,
     Hello,
-    LayerCost,
     Leaving,
     LinkCost,
     Order,
@@ -79,15 +74,6 @@ OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Equipment:
-    """What a worker works with: the device, how fast it was measured to be, bytes for the log."""
-
-    executor: TorchExecutor
-    costs: tuple[LayerCost, ...]
-    log_bytes: int
-
-
 def run(settings: Settings) -> int:
     """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
     failpoints.arm(os.environ)
@@ -97,33 +83,11 @@ def run(settings: Settings) -> int:
 
 
 def _work(settings: Settings) -> int:
-    worker = settings.worker
-    limit = None if worker.memory_limit is None else int(worker.memory_limit)
-    choice.settle(worker.kernels, worker.bits)
-    executor = TorchExecutor(
-        _model(settings),
-        device=worker.device,
-        dtype=worker.dtype,
-        memory_limit=limit,
-        threads=worker.threads or None,
-    )
-    if worker.bits == "portable":
-        choice.demand_portable(own=executor.has_own_kernels)
-    costs = executor.measure()
-    log_bytes = int(worker.log_bytes)
-    if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
-        budget = _budget(limit, log_bytes)
-        executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+    equipment = equip(settings)
     gc.freeze()  # else every full collection walks through all of torch, for half a second in which nothing else runs
-    code = uvloop.run(_main(settings, Equipment(executor, costs, log_bytes)))
+    code = uvloop.run(_main(settings, equipment))
     gc.freeze()  # the interpreter's last one, too
     return code
-
-
-def _budget(limit: int | None, log_bytes: int) -> Budget:
-    """From what this process is now: everything is imported, nothing is loaded. Without a limit: what is free."""
-    base = psutil.Process().memory_info().rss
-    return share_out(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
 
 
 async def _main(settings: Settings, equipment: Equipment) -> int:
@@ -143,6 +107,7 @@ class WorkerService:
         self, settings: Settings, equipment: Equipment, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
     ) -> None:
         executor = equipment.executor
+        self._equipment = equipment
         self._settings = settings
         self._executor = executor
         self._context = context
@@ -150,7 +115,6 @@ class WorkerService:
         self._loop = asyncio.get_running_loop()
         self._name = settings.worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._incarnation = f"{self._name}-{secrets.token_hex(4)}"
-        self._costs = equipment.costs
         self._vitals = Vitals(clock)
         self._core = StageCore(
             StageSettings(
@@ -260,7 +224,7 @@ class WorkerService:
                 self._take_order(event)
 
     def _greeted(self, theirs: Greeting) -> None:
-        """The broker has said who it is; before, nothing else was said to it."""
+        """Take the broker's greeting; before it, nothing else is said to it."""
         self._ungreeted = None
         reason = why_strangers(theirs, schema())
         if reason is not None:
@@ -278,7 +242,7 @@ class WorkerService:
             log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
 
     async def _measure_link(self) -> None:
-        """Once, before the first Hello, which tells of it."""
+        """Measure the way to the broker once, before the first Hello, which tells of it."""
         await self._up.wait()
         self._link = await self._probe.measure()
         self._link_is_known = True
@@ -310,7 +274,7 @@ class WorkerService:
         self._compute.post(OrderArrived(order))
 
     def _refuse_order(self, reason: str) -> None:
-        """It may have been the one that everybody waits for, and nobody will say it again. So we knock anew, say Hello
+        """Knock anew: the lost order may be the one that everybody waits for, and isn't said again. We say Hello
         with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
         now = self._clock.now()
         if (left_out := self._damper.asks(now)) is not None:
@@ -320,7 +284,7 @@ class WorkerService:
             self._control.renew()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
-        """It was declared out and told to join anew, and the thread that should do so stands still. Nobody can use this
+        """End a worker that was told to join anew, and whose compute thread stands still. Nobody can use this
         process any more; whoever starts workers shall start another."""
         turned_at = self._vitals.turned_at
         if turned_at is not None and turned_at < ordered_at and not self._stop.is_set():
@@ -366,14 +330,14 @@ class WorkerService:
                 failpoints.reached("loop.turn")
 
     def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """What its own schema refuses is not sent; if the broker waits for it, that has a deadline."""
+        """Send a message, unless its own schema refuses it; if the broker waits for it, that has a deadline."""
         try:
             self._say(message, payload)
         except WireError as error:
             log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
 
     def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """Raises WireError."""
+        """Send a message. Raises WireError."""
         kind = type(message).__name__
         if failpoints.armed:
             failpoints.reached(f"tell.{kind.lower()}")
@@ -417,30 +381,8 @@ class WorkerService:
             self._perform(act.Exit(code_without(hello), reason), None)
 
     def _hello(self) -> Hello:
-        """In the compute thread: what is held belongs to it."""
-        executor = self._executor
-        return Hello(
-            epoch=self._core.fence,
-            lineage=self._core.lineage,
-            name=self._name,
-            incarnation=self._incarnation,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            wire_versions=(PROTOCOL_VERSION,),
-            schema=schema(),
-            device=executor.device,
-            dtype=executor.dtype,
-            cores=os.cpu_count() or 1,
-            endpoint=self._endpoint,
-            memory_bytes=executor.memory_bytes,
-            costs=self._costs,
-            link=self._link,
-            manifest=executor.manifest,
-            held_layers=self._core.layers,
-            held=self._core.introduction(),
-            logs=tuple(self._core.log.ranges()),
-            kept=self._core.preparation.kept,
-        )
+        """Introduce the worker, in the compute thread: what is held belongs to it."""
+        return introduction(self._core, self._equipment, self._endpoint, self._link)
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
         if self._beats is not None:
@@ -458,64 +400,6 @@ class WorkerService:
                 self._send(message, part)
 
 
-class BeatThread:
-    """Says that the process lives, whatever its other threads do."""
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        interval_s: float,
-        incarnation: str,
-        vitals: Vitals,
-    ) -> None:
-        self._context = context
-        self._endpoint = endpoint
-        self._interval_s = interval_s
-        self._incarnation = incarnation
-        self._vitals = vitals
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=1.0)
-
-    def _run(self) -> None:
-        push = PushChannel(self._context, self._endpoint)
-        try:
-            while not self._stopped.wait(self._interval_s):
-                if failpoints.armed:
-                    failpoints.reached("beat.due")
-                push.send(BEAT.encode(self._beat()))
-        finally:
-            push.close()
-
-    def _beat(self) -> Beat:
-        vitals = self._vitals
-        return Beat(
-            epoch=vitals.epoch,
-            incarnation=self._incarnation,
-            progress=vitals.progress,
-            state=vitals.shown,
-            blocked_on=vitals.blocked_on,
-            since_s=max(0.0, vitals.clock.now() - vitals.shown_since),
-            loop_lag_s=vitals.loop_lag_s,
-            memory_bytes=vitals.memory_bytes,
-            kv_used=vitals.kv_used,
-            kv_capacity=vitals.kv_capacity,
-        )
-
-
-def code_without(hello: Hello) -> int:
-    """How to end if this can't be sent. What a worker says of itself before it holds anything, it says again at the
-    next start; only what it holds is gone then."""
-    return 1 if hello.held or hello.logs else EX_CONFIG
-
-
 def control_endpoint(url: str) -> str:
     """Workers knock one port above the clients' door."""
     scheme, _, rest = url.partition("://")
@@ -528,9 +412,3 @@ def control_endpoint(url: str) -> str:
 def _ports(settings: Settings) -> range:
     low, _, high = settings.worker.data_ports.partition("-")
     return range(int(low), int(high) + 1)
-
-
-def _model(settings: Settings) -> str:
-    if settings.model is not None:
-        return settings.model
-    return str(model_path())

@@ -73,7 +73,7 @@ class Vitals:
 
     @property
     def loop_lag_s(self) -> float:
-        """By how much the control loop is late: now, or when it last went round."""
+        """Seconds by which the control loop is late: now, or when it last went round."""
         since_s = 0.0 if self.loop_seen_at is None else self.clock.now() - self.loop_seen_at
         return max(self.loop_lagged_s, since_s - LOOK_S, 0.0)
 

@@ -117,7 +117,7 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """It does not read, and enough waits for it."""
+        """Does the peer not read, and does enough wait for it?"""
         return len(self.out) >= _MOST_QUEUED or self._out_bytes > _MOST_QUEUED_BYTES
 
     def queue(self, frames: Sequence[Bytes]) -> None:
@@ -139,7 +139,7 @@ class Connection:
         self._out_bytes += len(data)
 
     def write(self) -> bool:
-        """As much as the kernel takes. False: there is nobody any more; what waits is dropped."""
+        """Write as much as the kernel takes. False: there is nobody any more; what waits is dropped."""
         out = self.out
         while out:
             some = [out.popleft()]
@@ -175,7 +175,7 @@ class Connection:
 
 
 def _set_options(connected: socket.socket) -> None:
-    """As ``sockets.set_options`` has it for those that knock."""
+    """Set the options that ``sockets.set_options`` has for those that knock."""
     connected.setblocking(False)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -16,7 +16,7 @@ _ADDRESS: Final = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1
 
 
 def new_key() -> bytes:
-    """For a door that only those are heard at who were told of it."""
+    """Draw a key for a door at which only those are heard who were told of it."""
     return secrets.token_hex(16).encode()
 
 
@@ -26,7 +26,7 @@ def keyed(endpoint: str, key: bytes) -> str:
 
 
 def address_and_key(endpoint: str) -> tuple[str, bytes]:
-    """What ``keyed`` put together."""
+    """Take apart what ``keyed`` put together."""
     key, at, address = endpoint.removeprefix("tcp://").rpartition("@")
     return (f"tcp://{address}", key.encode()) if at else (endpoint, b"")
 

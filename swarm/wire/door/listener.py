@@ -175,7 +175,7 @@ class Listener:
             self._watch_for(connection)
 
     def _count(self, connection: Connection) -> None:
-        """What strangers have sent of unfinished messages is bounded for all of them together."""
+        """Count what strangers have sent of unfinished messages: it is bounded for all of them together."""
         if not connection.inlet.is_believed:
             held = connection.inlet.num_held if connection in self._unfinished else 0
             self._held += held - connection.counted
@@ -248,7 +248,7 @@ class Listener:
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def let_in(self) -> None:
-        """Whoever knocks is accepted (again)."""
+        """Accept whoever knocks (again)."""
         if not self._is_open:
             self._is_open = True
             self._watch.add_reader(self._socket.fileno(), self._accept)
@@ -349,7 +349,7 @@ class Listener:
         self._leaving = [c for c in self._leaving if c in self._connections]
 
     def close(self) -> None:
-        """What was sent may still leave, for a second. Who does not read takes no time from others."""
+        """Close the door. What was sent may still leave, for a second; who does not read takes no time from others."""
         if self._is_open:
             self._is_open = False
             self._watch.remove_reader(self._socket.fileno())

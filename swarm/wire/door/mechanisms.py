@@ -71,7 +71,7 @@ class Null:
 
 
 class Plain:
-    """Who knows the key is heard."""
+    """Hears those who know the key."""
 
     name: ClassVar = b"PLAIN"
     proves: ClassVar = True
@@ -93,7 +93,7 @@ class Plain:
 
 
 def asks(kind: Kind, key: bytes) -> Callable[[], Mechanism]:
-    """For each peer of a door with this key; without one, anybody is heard."""
+    """Make the mechanism for each peer of a door with this key; without one, anybody is heard."""
     return partial(Plain, kind, key) if key else partial(Null, kind)
 
 
@@ -106,7 +106,7 @@ def named(name: bytes, body: bytes = b"") -> bytes:
 
 
 def told(**properties: bytes) -> bytes:
-    """What an end says of itself, as a command has it: ``Socket_Type=b"PUSH"``."""
+    """Encode what an end says of itself, as a command has it: ``Socket_Type=b"PUSH"``."""
     out = b""
     for name, value in properties.items():
         out += bytes([len(name)]) + name.replace("_", "-").encode() + len(value).to_bytes(4, "big") + value
@@ -118,7 +118,7 @@ def _ready(kind: Kind) -> bytes:
 
 
 def _body(command: bytes, name: bytes) -> bytes:
-    """What the command says, which must be of this name."""
+    """Return what the command says, which must be of this name."""
     if command[: 1 + len(name)] != named(name):
         raise WireError(
             f"{command[1 : 1 + command[0]]!r} came in the handshake" if command else "an empty command came"

@@ -18,7 +18,7 @@ class Watch(Protocol):
 
 
 class Poll:
-    """For a plain thread that only listens: what can be read is read when ``turn`` is called."""
+    """Serves a plain thread that only listens: what can be read is read when ``turn`` is called."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

@@ -30,7 +30,7 @@ _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 
 
 def greeting(mechanism: bytes, *, listens: bool = True) -> bytes:
-    """What both ends say first: version 3.0, the mechanism, and who of them asks the other one for proof."""
+    """Encode what both ends say first: version 3.0, the mechanism, and who asks the other one for proof."""
     asks = listens and mechanism != b"NULL"
     return (_SIGNATURE + b"\x03\x00" + mechanism.ljust(20, b"\0") + bytes([asks])).ljust(GREETING_BYTES, b"\0")
 
@@ -41,7 +41,7 @@ def as_command(body: bytes) -> bytes:
 
 
 def framed(size: int, *, more: bool) -> bytes:
-    """What stands before a frame of so many bytes."""
+    """Encode what stands before a frame of so many bytes."""
     if size > 255:
         return bytes([_LONG | more]) + size.to_bytes(8, "big")
     return bytes([more, size])
@@ -88,7 +88,7 @@ class Inlet:
 
     @property
     def is_believed(self) -> bool:
-        """Whoever has proved that it may speak here is believed in what it announces."""
+        """Has the peer proved that it may speak here? Then it is believed in what it announces."""
         return self._mechanism.proves and self.identity is not None
 
     # --- what came ---------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Inlet:
         self._rest, self._at = memoryview(data), 0
 
     def keep(self) -> None:
-        """What was fed will change: what is not taken yet is copied."""
+        """Copy what is not taken yet, for what was fed will change."""
         if self._rest is not _NOTHING:
             self._rest, self._at = memoryview(bytes(self._rest[self._at :])), 0
 
@@ -220,7 +220,7 @@ class Inlet:
 
 
 def _room(size: int) -> memoryview:
-    """Not written to, so that what is announced and never comes takes no memory."""
+    """Reserve memory without writing to it: what is announced and never comes takes none."""
     return np.empty(size, np.uint8).data if size > _FIRST_ROOM else memoryview(bytearray(size))
 
 

@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     assets: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=64)]
 
     def weight_bytes(self, layers: LayerRange) -> int:
-        """What a stage with these layers loads, embedding on the first and head on the last counted."""
+        """Sum what a stage with these layers loads, embedding on the first and head on the last counted."""
         total = sum(self.layer_bytes[layers.first : layers.stop])
         if layers.first == 0:
             total += self.embed_bytes

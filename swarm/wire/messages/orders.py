@@ -115,10 +115,6 @@ class Release(Message, frozen=True):
     reason: Text
 
 
-class Park(Message, frozen=True):
-    """Keep everything, send nothing, until an ``Activate``."""
-
-
 class Alive(Message, frozen=True):
     """The broker lives: the worker's lease is renewed."""
 
@@ -152,7 +148,6 @@ Order = (
     | TellDigest
     | Copy
     | Release
-    | Park
     | Alive
     | Dismiss
     | Rejoin

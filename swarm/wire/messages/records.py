@@ -32,22 +32,22 @@ class LayerRange(Record, frozen=True):
         return self.stop - self.first
 
     def __str__(self) -> str:
-        """For people: the first and the last layer. One that is empty, which is a mistake, shows its bounds."""
+        """Show people the first and the last layer. One that is empty, which is a mistake, shows its bounds."""
         return f"{self.first}–{self.stop - 1}" if self.first < self.stop else f"[{self.first}, {self.stop})"
 
 
 def layers_of(ranges: Iterable[LayerRange]) -> frozenset[int]:
-    """All layers of the ranges."""
+    """Return all layers of the ranges."""
     return frozenset(layer for each in ranges for layer in range(each.first, each.stop))
 
 
 def loaded_layers(own: LayerRange | None, kept: Iterable[LayerRange]) -> frozenset[int]:
-    """What a worker has loaded: layers of its own part, and those that it keeps for others."""
+    """Join what a worker has loaded: layers of its own part, and those that it keeps for others."""
     return layers_of(kept if own is None else (own, *kept))
 
 
 def ranges_of(layers: Iterable[int]) -> tuple[LayerRange, ...]:
-    """The same layers as ranges, in order."""
+    """Return these layers as ranges, in order."""
     found: list[LayerRange] = []
     for layer in sorted(layers):
         if found and found[-1].stop == layer:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.client.contact import QUIET_S
 from swarm.client.events import (
     Action,
     Answered,
@@ -32,7 +33,7 @@ from swarm.client.events import (
     Withdraw,
 )
 from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED
-from swarm.client.session import CONFIRM_CANCEL_S, NUDGE_S, QUIET_S, Session
+from swarm.client.session import CONFIRM_CANCEL_S, NUDGE_S, Session
 from swarm.errors import (
     ClientError,
     InvalidRequest,

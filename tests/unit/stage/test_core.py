@@ -26,7 +26,6 @@ from swarm.wire.messages import (
     Hop,
     LayerRange,
     LogRange,
-    Park,
     Prepare,
     Prepared,
     RangePosition,
@@ -589,10 +588,11 @@ def test_who_was_never_welcomed_does_not_park(make_stage: MakeStage) -> None:
     assert stage.feed(Tick()) == []
 
 
-def test_park_by_order(stage: StageBench) -> None:
-    """The broker may say so; knocking again introduces it, still parked."""
+def test_knocking_again_while_parked(stage: StageBench) -> None:
+    """A connection is no word of the broker: the stage introduces itself, still parked."""
     stage.order(WELCOME)
-    stage.order(Park())
+    stage.now += 10.1
+    stage.feed(Tick())
     assert stage.core.parked
     assert stage.feed(BrokerConnected()) == [act.Introduce()]
     assert stage.core.parked

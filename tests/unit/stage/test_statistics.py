@@ -14,7 +14,7 @@ from swarm.stage.engine.device import HostClock, clock_of, memory_of
 from swarm.stage.events import LoadFailed
 from swarm.stage.executor import Forwarded
 from swarm.stage.statistics import StageStatistics
-from swarm.wire.messages import Hop, LayerRange, Park, Prepare, Row
+from swarm.wire.messages import Hop, LayerRange, Prepare, Rejoin, Row
 from tests.unit.stage.bench import EDGE, NUM_LAYERS, StageBench, hidden_of, opened, step_of
 
 MakeStage = Callable[..., StageBench]
@@ -117,8 +117,8 @@ def test_lines_about_a_plan_name_its_cause(make_stage: MakeStage) -> None:
     stage = make_stage()
     prepare = Prepare(epoch=3, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4, cause="b-17")
     stage.order(prepare)
-    (parked,) = notes(stage.order(Park(cause="b-18")))
-    assert (parked.event, parked.fields["cause"]) == ("parked", "b-18")
+    (rejoining,) = notes(stage.order(Rejoin(reason="declared out", cause="b-18")))
+    assert (rejoining.event, rejoining.fields["cause"]) == ("rejoining", "b-18")
     (failed,) = notes(stage.feed(LoadFailed(3, "no room")))
     assert (failed.event, failed.fields["epoch"], failed.fields["cause"]) == ("load_failed", 3, "b-17")
 

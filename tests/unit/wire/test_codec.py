@@ -22,7 +22,6 @@ from swarm.wire.messages import (
     Fence,
     Hop,
     LayerRange,
-    Park,
     PayloadSpec,
     Report,
     Row,
@@ -204,7 +203,7 @@ def test_headers_over_the_limit_are_not_even_looked_at() -> None:
         (Fence(epoch=2**64), "Fence can't be encoded"),
         (Fence(epoch=2**63), "fence.epoch: Expected `int` <= "),
         (Fence(epoch=-1), "fence.epoch: Expected `int` >= 0"),
-        (Park(epoch="a"), "park.epoch: Expected `int`, got `str`"),  # type: ignore[arg-type]
+        (Fence(epoch="a"), "fence.epoch: Expected `int`, got `str`"),  # type: ignore[arg-type]
         (Describe(), "kind: 'describe' does not pass the order door"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from swarm.config.sections import MAX_WORKER_NAME
 from swarm.errors import WireError
 from swarm.stage.model.checkpoint import for_show
-from swarm.stage.shell.service import WorkerService, code_without
+from swarm.stage.shell.introduction import code_without
+from swarm.stage.shell.service import WorkerService
 from swarm.testing import fake_manifest
 from swarm.wire.codec import WORKER
 from swarm.wire.messages import MAX_NAME, HeldSequence, Hello, LogRange, Stats

@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from swarm.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+Progress = Callable[[int, int], None]  # (bytes that came, bytes to come)
+Report = Callable[[str], None]
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 << 20  # the format's own limit

@@ -1,0 +1,95 @@
+"""What a client knows of the broker at its address: whether it is there, and when it was last heard. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.errors import Unavailable
+
+QUIET_S = 5.0  # a broker with work for us that says nothing for this long is asked for a sign of life
+
+
+@dataclass(slots=True)
+class Contact:
+    """One client's contact with one broker. ``url`` is only for the texts of errors."""
+
+    url: str
+    connect_timeout_s: float
+    reconnect_timeout_s: float
+    connected: bool = False
+    _ever_heard: bool = False
+    _reached: bool = False  # somebody listens there
+    _stranger: str = ""  # why the broker that is there can't be talked to
+    _lost_at: float | None = None  # since when the connection is gone; None before the first one
+    _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
+    _probed_at: float = 0.0
+
+    def heard(self, now: float) -> None:
+        """Note a word of the broker, whatever it says."""
+        self._heard_at, self._ever_heard = now, True
+
+    def wake(self, now: float) -> None:
+        """Measure silence from here on: that of an idle connection says nothing about the broker."""
+        self._heard_at = self._probed_at = now
+
+    def reach(self) -> None:
+        self._reached = True
+
+    def connect(self, now: float) -> None:
+        self.connected, self._heard_at, self._probed_at = True, now, now
+
+    def estrange(self, reason: str) -> Unavailable:
+        """Talk to this broker no more. It stays so until the connection breaks: then there may be another one."""
+        self._stranger = f"the broker at {self.url} can't be talked to: {reason}"
+        return Unavailable(self._stranger)
+
+    def refuse_strangers(self) -> None:
+        """Raise Unavailable if the broker that is there can't be talked to."""
+        if self._stranger:
+            raise Unavailable(self._stranger)
+
+    def disconnect(self, now: float) -> None:
+        self._reached, self._stranger = False, ""
+        if self.connected:
+            self.connected, self._lost_at = False, now
+
+    def forgive(self, pause_s: float, now: float) -> None:
+        """Let what is measured begin later by a pause of this process."""
+        self._heard_at = min(now, self._heard_at + pause_s)
+        if self._lost_at is not None:
+            self._lost_at = min(now, self._lost_at + pause_s)
+
+    @property
+    def _silence_limit_s(self) -> float:
+        return self.reconnect_timeout_s if self._ever_heard else self.connect_timeout_s
+
+    def silent_too_long(self, now: float) -> Unavailable | None:
+        """Tell, of a connected broker with work for us, that it has said nothing for too long."""
+        limit_s = self._silence_limit_s
+        if now < self._heard_at + limit_s:
+            return None
+        if self._ever_heard:
+            return Unavailable(f"the broker at {self.url} has said nothing for {limit_s:g} s")
+        return Unavailable(f"something listens at {self.url}, but it does not answer like a broker")
+
+    def probes(self, now: float) -> bool:
+        """Is it time to ask the broker for a sign of life? Counts as asked then."""
+        if now < max(self._heard_at, self._probed_at) + min(QUIET_S, self._silence_limit_s / 2):
+            return False
+        self._probed_at = now
+        return True
+
+    def waited_enough(self, started: float, now: float) -> bool:
+        """Has this waited enough? Until the connection is back if there was one at its start, else for a first one."""
+        if self._lost_at is not None and started <= self._lost_at:
+            return now >= self._lost_at + self.reconnect_timeout_s
+        return now >= started + self.connect_timeout_s
+
+    @property
+    def absence(self) -> Unavailable:
+        """Say why there is no connection."""
+        if self._lost_at is not None:
+            return Unavailable(f"the broker at {self.url} went away and has not come back")
+        if self._reached:
+            return Unavailable(f"something listens at {self.url}, but it does not answer like a broker")
+        return Unavailable(f"no broker answers at {self.url}: is `swarm up` running there?")

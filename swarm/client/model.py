@@ -1,0 +1,91 @@
+"""The model behind the broker, as a client needs it: its manifest, its tokenizer and chat template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.client import assets
+from swarm.client.events import Ask
+from swarm.client.link import Link
+from swarm.client.request import Wish
+from swarm.client.text.assemble import Assembler
+from swarm.client.text.tokenizer import ASSET_FILES, TextModel
+from swarm.errors import InvalidRequest, ModelError, Unavailable
+from swarm.wire.messages import MAX_ASSET_BYTES, Asset, Description, GetAsset, Manifest, Report
+
+ASK_TIMEOUT_S = 30.0  # answers need no computing
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a client knows of the model behind the broker."""
+
+    manifest: Manifest
+    text: TextModel | None
+
+    def check_stops(self, wish: Wish) -> None:
+        if wish.params.stop and self.text is None:
+            raise InvalidRequest("this model has no tokenizer: pass stop_token_ids instead of stop strings", "stop")
+
+    def assembler(self, wish: Wish, choice: int) -> Assembler:
+        ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
+        detokenizer = None if self.text is None else self.text.detokenizer()
+        return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
+
+
+class ModelSource:
+    """Asks a broker for its model, and keeps it for as long as that broker is there."""
+
+    def __init__(self, connect: Callable[[], Link], describe: Callable[[], Awaitable[Description]], url: str) -> None:
+        self._connect = connect
+        self._describe = describe
+        self._url = url
+        self._model: Model | None = None
+        self._described_at = -1  # which connection the model was described on
+        self._lock = asyncio.Lock()
+        self._cache: Path = assets.cache_directory()
+
+    async def get(self) -> Model:
+        """Ask for the model once per connection: after a reconnect there may be another broker with another one."""
+        link = self._connect()
+        async with self._lock:
+            num_connects = link.num_connects
+            if self._model is None or self._described_at != num_connects:
+                description = await self._describe()
+                if description.manifest is None:
+                    raise Unavailable(f"the swarm has no model yet, it waits for {description.waits_for or 'a worker'}")
+                if self._model is None or self._model.manifest != description.manifest:
+                    self._model = Model(description.manifest, await self._load_text(description.manifest))
+                self._described_at = max(num_connects, 1)
+            return self._model
+
+    async def _load_text(self, manifest: Manifest) -> TextModel | None:
+        wanted = {Path(asset.name).name: asset for asset in manifest.assets if Path(asset.name).name in ASSET_FILES}
+        return TextModel.load({name: await self._fetch(asset) for name, asset in wanted.items()})
+
+    async def _fetch(self, asset: Asset) -> bytes:
+        content = assets.read_cached(asset, self._cache)
+        if content is not None:
+            return content
+        if asset.num_bytes > MAX_ASSET_BYTES:
+            raise ModelError(f"{asset.name} has {asset.num_bytes} bytes; at most {MAX_ASSET_BYTES} are taken")
+        content = await self._download(asset)
+        if not assets.is_genuine(content, asset):
+            raise ModelError(f"{asset.name} did not come from {self._url} as the broker announced it: digests differ")
+        assets.write_cached(asset, content, self._cache)
+        return content
+
+    async def _download(self, asset: Asset) -> bytes:
+        link, content = self._connect(), bytearray()
+        while len(content) < asset.num_bytes:
+            question = GetAsset(name=asset.name, offset=len(content))
+            answer, part = await link.ask(Ask(link.new_key(), question, ASK_TIMEOUT_S))
+            if isinstance(answer, Report):
+                raise Unavailable(f"the broker at {self._url} can't give {asset.name}: {answer.body.get('error')}")
+            if not part:
+                raise ModelError(f"{asset.name} ends at {len(content)} of {asset.num_bytes} bytes at {self._url}")
+            content += part
+        return bytes(content)

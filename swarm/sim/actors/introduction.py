@@ -1,0 +1,46 @@
+"""How a simulated worker introduces itself to the broker."""
+
+from __future__ import annotations
+
+from swarm.sim.schedules.schedule import Machines
+from swarm.stage.core import StageCore
+from swarm.wire.messages import PROTOCOL_VERSION, Hello, LayerCost, Manifest
+from swarm.wire.schema import schema
+
+
+def slowness_of(name: str, machines: Machines) -> float:
+    return machines.slowness.get(name, 1.0)
+
+
+def introduction(core: StageCore, manifest: Manifest, machines: Machines, memory_bytes: int) -> Hello:
+    """Tell who this worker is, what it has and what it holds."""
+    name, incarnation = core.settings.name, core.settings.incarnation
+    return Hello(
+        epoch=core.fence,
+        lineage=core.lineage,
+        name=name,
+        incarnation=incarnation,
+        pid=1,
+        host="machine" if machines.together else name,
+        wire_versions=(PROTOCOL_VERSION,),
+        schema=schema(),
+        device="cpu",
+        dtype="float32",
+        cores=1,
+        endpoint=incarnation,
+        memory_bytes=memory_bytes,
+        costs=_costs(slowness_of(name, machines)) if machines.measure else (),
+        manifest=manifest,
+        held_layers=core.layers,
+        held=core.introduction(),
+        logs=tuple(core.log.ranges()),
+        kept=core.preparation.kept,
+    )
+
+
+def _costs(slowness: float) -> tuple[LayerCost, ...]:
+    return (
+        LayerCost("decode", 1, 32, 0.001 * slowness, False),
+        LayerCost("prefill", 256, 0, 0.01 * slowness, False),
+        LayerCost("head", 1, 0, 0.0005 * slowness, False),
+    )

@@ -1,0 +1,76 @@
+"""What our attention kernel is called with: the structures of kernels.h, and the rows of a pass by rack."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm.stage import native
+
+if TYPE_CHECKING:
+    from swarm.stage.attention.arena import KvArena, Rack, Slab
+    from swarm.stage.attention.grid import Span
+
+_pointer, _count = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Span(ctypes.Structure):
+    """``SwarmSpan`` of kernels.h, as the others below."""
+
+    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = [
+        ("keys", _pointer),
+        ("values", _pointer),
+        *((name, _count) for name in ("key_place", "key_head", "value_place", "value_head")),
+        *((name, _count) for name in ("key_size", "value_size", "heads", "kind")),
+    ]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("query", "key", "value", "out")),
+        *((name, _count) for name in ("query_token", "query_head", "key_token", "key_head")),
+        *((name, _count) for name in ("value_token", "value_head", "query_heads")),
+    ]
+
+
+class How(ctypes.Structure):
+    _fields_ = [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("window", _count), ("sinks", _pointer)]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The rows of a pass whose keys and values lie in one rack."""
+
+    rack: Rack
+    spans: ctypes.Array[_Span]
+
+
+def cache_of(slab: Slab) -> object:
+    keys, values = slab.keys, slab.values
+    return ctypes.byref(
+        _Cache(
+            keys.data_ptr(),
+            values.data_ptr(),
+            *(stride for part in (keys, values) for stride in part.stride()[:2]),
+            *slab.sizes,
+            keys.shape[1],
+            native.KINDS[keys.dtype],
+        )
+    )
+
+
+def gathered(arena: KvArena, spans: Iterable[Span]) -> Iterator[Together]:
+    """Put together the rows that lie in one rack."""
+    by_rack: dict[int, tuple[Rack, list[_Span]]] = {}
+    for span in spans:
+        rack, place = arena.place(span.sequence)
+        _, together = by_rack.setdefault(id(rack), (rack, []))
+        together.append(_Span(span.offset, span.count, span.start, place))
+    for rack, together in by_rack.values():
+        yield Together(rack, (_Span * len(together))(*together))

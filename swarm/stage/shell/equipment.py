@@ -1,0 +1,60 @@
+"""What a worker begins with: its device, measured before anything is loaded, and its memory, shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from swarm.demo import model_path
+from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.native import choice
+from swarm.stage.shell.budget import Budget, share_out
+from swarm.wire.messages import LayerCost
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a worker works with: the device, how fast it was measured to be, bytes for the log."""
+
+    executor: TorchExecutor
+    costs: tuple[LayerCost, ...]
+    log_bytes: int
+
+
+def equip(settings: Settings) -> Equipment:
+    """Open the model on the device, measure it, and share out the memory."""
+    worker = settings.worker
+    limit = None if worker.memory_limit is None else int(worker.memory_limit)
+    choice.settle(worker.kernels, worker.bits)
+    executor = TorchExecutor(
+        _model(settings),
+        device=worker.device,
+        dtype=worker.dtype,
+        memory_limit=limit,
+        threads=worker.threads or None,
+    )
+    if worker.bits == "portable":
+        choice.demand_portable(own=executor.has_own_kernels)
+    costs = executor.measure()
+    log_bytes = int(worker.log_bytes)
+    if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
+        budget = _budget(limit, log_bytes)
+        executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
+    return Equipment(executor, costs, log_bytes)
+
+
+def _budget(limit: int | None, log_bytes: int) -> Budget:
+    """Reckon from what this process is now, with nothing loaded. Without a limit: what is free."""
+    base = psutil.Process().memory_info().rss
+    return share_out(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
+
+
+def _model(settings: Settings) -> str:
+    if settings.model is not None:
+        return settings.model
+    return str(model_path())

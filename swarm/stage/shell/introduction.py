@@ -1,0 +1,44 @@
+"""How a worker introduces itself to a broker."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from swarm.stage.core import EX_CONFIG, StageCore
+from swarm.stage.shell.equipment import Equipment
+from swarm.wire.messages import PROTOCOL_VERSION, Hello, LinkCost
+from swarm.wire.schema import schema
+
+
+def introduction(core: StageCore, equipment: Equipment, endpoint: str, link: LinkCost | None) -> Hello:
+    """Tell who this worker is, what it has and what it holds. ``endpoint``: its door for steps."""
+    executor, own = equipment.executor, core.settings
+    return Hello(
+        epoch=core.fence,
+        lineage=core.lineage,
+        name=own.name,
+        incarnation=own.incarnation,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        wire_versions=(PROTOCOL_VERSION,),
+        schema=schema(),
+        device=executor.device,
+        dtype=executor.dtype,
+        cores=os.cpu_count() or 1,
+        endpoint=endpoint,
+        memory_bytes=executor.memory_bytes,
+        costs=equipment.costs,
+        link=link,
+        manifest=executor.manifest,
+        held_layers=core.layers,
+        held=core.introduction(),
+        logs=tuple(core.log.ranges()),
+        kept=core.preparation.kept,
+    )
+
+
+def code_without(hello: Hello) -> int:
+    """How to end if this can't be sent. What a worker says of itself before it holds anything, it says again at the
+    next start; only what it holds is gone then."""
+    return 1 if hello.held or hello.logs else EX_CONFIG
