@@ -125,9 +125,11 @@ class Holdings:
         return tuple(HeldSequence(sequence, tuple(each.kv)) for sequence, each in held if not each.is_retired)
 
     def introduction(self) -> tuple[HeldSequence, ...]:
-        """Tell what is held, for Hello, with the digests by which a broker tells whether these are its sequences."""
+        """Tell what is held, for Hello, with that by which a broker tells whether these are its sequences."""
         return tuple(
-            msgspec.structs.replace(held, digests=self.sequences[held.sequence].digests()) for held in self.inventory()
+            msgspec.structs.replace(held, digests=known.digests(), limit=known.open.limit)
+            for held in self.inventory()
+            if (known := self.sequences[held.sequence])
         )
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:

@@ -50,7 +50,9 @@ def what_counts(hello: Hello, state: State) -> dict[int, int] | None:
     for sequence_id, held in {held.sequence: held for held in hello.held}.items():
         sequence = state.sequences.get(sequence_id)
         position = max((part.position for part in held.kv), default=0)
-        counts = 0 if sequence is None else num_matching(sequence.tokens, position, held.digests)
+        if sequence is None or held.limit != sequence.limit:
+            continue  # the number was given out twice, by a journal that a backup took the place of
+        counts = num_matching(sequence.tokens, position, held.digests)
         if counts:
             found[sequence_id] = counts
     return found

@@ -10,6 +10,7 @@ from swarm.broker.state.queue import Unwritten
 from swarm.wire.messages import Manifest, Submit
 
 NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
+MOST_S = 60.0  # further ahead the pace of the moment tells nothing: come again by then, and be told anew
 
 
 class Intake:
@@ -72,10 +73,10 @@ class Intake:
         least_s = 0.1 if self._state.book.serving else NOT_SERVING_S
         least_s = max(least_s, waiting.patience_left(num_sequences - num_turns, self._patience_s))
         if rate is None or not num_turns:
-            return round(min(3600.0, max(1.0, least_s)), 1)
+            return round(min(MOST_S, max(1.0, least_s)), 1)
         drain_s = waiting.work(pace.fill) / rate
         after_s = self._turned_away.add(client, num_sequences, drain_s / num_turns, drain_s, now)
-        return round(min(3600.0, max(least_s, after_s)), 1)
+        return round(min(MOST_S, max(least_s, after_s)), 1)
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:
         """A plan is in force, and even empty it could not hold a sequence of this length."""

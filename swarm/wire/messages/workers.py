@@ -36,12 +36,14 @@ class RangePosition(Record, frozen=True):
 
 
 class HeldSequence(Record, frozen=True):
-    """What a stage holds of one sequence: KV per range of layers. ``digests``: in a Hello, of the tokens that they were
-    computed from (``wire.digests``); keys and values count for these tokens and no others."""
+    """What a stage holds of one sequence: KV per range of layers. In a Hello also ``digests`` of the tokens that it was
+    computed from (``wire.digests``), and the ``limit`` that room was reserved for: keys and values count for these
+    tokens and a sequence of that limit, and for no others."""
 
     sequence: SequenceId
     kv: Annotated[tuple[RangePosition, ...], msgspec.Meta(max_length=MAX_LAYERS)]
     digests: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=64)] = ()
+    limit: Position = 0
 
 
 class LogRange(Record, frozen=True):

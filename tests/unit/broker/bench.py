@@ -407,10 +407,14 @@ class Bench:
 
 
 def holds(
-    sequence: int, position: int, layers: LayerRange, tokens: tuple[int, ...] = (1, 2, 3, *[TOKEN] * 16)
+    sequence: int,
+    position: int,
+    layers: LayerRange,
+    tokens: tuple[int, ...] = (1, 2, 3, *[TOKEN] * 16),
+    limit: int = 19,
 ) -> HeldSequence:
     """What a worker says of a sequence whose keys and values it has computed from these tokens."""
-    return HeldSequence(sequence, (RangePosition(layers, position),), digests_of(tokens, position))
+    return HeldSequence(sequence, (RangePosition(layers, position),), digests_of(tokens, position), limit)
 
 
 def done_of(step: Step, token: int, tokens: dict[int, int], without: set[int], hops: tuple[Hop, ...]) -> StepDone:

@@ -54,7 +54,9 @@ def prepare(epoch: int, lineage: Lineage, stop: int = 3) -> Order:
 def test_what_is_held_is_told_with_digests_of_its_tokens(stage: StageBench) -> None:
     """In Hello; Activated follows an order that says what counts, and needs none."""
     kv = (RangePosition(LayerRange(0, 3), 3),)
-    assert stage.core.introduction() == (HeldSequence(1, kv, digests_of((1, 2, 3), 3)),)
+    assert stage.core.introduction() == (
+        HeldSequence(1, kv, digests_of((1, 2, 3), 3), stage.core.sequences[1].open.limit),
+    )
     assert stage.core.inventory() == (HeldSequence(1, kv),)
 
 

@@ -81,6 +81,19 @@ def test_each_worker_is_believed_by_what_it_holds(restarted: Bench) -> None:
     assert lives(restarted) == {"w0.1": (SequencePosition(5, 6),), "w1.1": ()}
 
 
+def test_what_was_held_for_a_request_of_another_length_is_nothing(restarted: Bench) -> None:
+    """A backup took the journal's place, the number was given out a second time, and both requests begin alike: the
+    workers have reserved room for the other one."""
+    for name, layers in OWN.items():
+        hello = restarted.add(name).hello(
+            epoch=9, lineage=BEFORE, held_layers=layers, held=(holds(5, 6, layers, KNOWN, limit=18),)
+        )
+        restarted.tell(name, hello)
+    restarted.tick()
+    assert lives(restarted) == {"w0.1": (), "w1.1": ()}
+    assert row(restarted.pipe[0]) == [(5, 0, 7)]
+
+
 def test_a_beginning_that_is_known_counts(restarted: Bench) -> None:
     """The worker has gone on for longer than the journal tells: what can be compared counts."""
     for name in OWN:

@@ -7,7 +7,7 @@ import pytest
 from swarm.broker.actions import Action, NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ClientStuck, ClientUnreachable, StepFinished
 from swarm.broker.requests.door import MAX_TOKENS_PER_MESSAGE, WINDOW, derive_seed
-from swarm.broker.requests.intake import NOT_SERVING_S
+from swarm.broker.requests.intake import MOST_S, NOT_SERVING_S
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -219,6 +219,7 @@ def test_retry_after_follows_the_pace_of_ends(make_bench) -> None:
 
     assert retry_after(TICK_S) < 0.5
     assert retry_after(3.0) > 2.0
+    assert retry_after(50.0) == MOST_S
 
 
 def test_retry_after_is_a_time_of_ones_own(make_bench) -> None:
