@@ -41,12 +41,14 @@ class Watch:
         self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
 
     def silenced(self, node: Worker, for_s: float, is_silent: Callable[[], bool]) -> None:
-        """Note that a worker can't be heard for so long: it is frozen, or cut off."""
+        """Note that a worker can't be heard for so long: it is frozen, or cut off. What it said before may be held up by
+        what happened to it earlier, and is heard then."""
+        held_up_s = max(0.0, self._disturbed.get(node.name, 0.0) - AFTERMATH_S - self._world.now)
         self.disturbed(node.name, for_s)
         known = self._scene.broker.core.state.workers.get(node.incarnation)
         if known is not None and self._world.now - known.joined_at < 2 * self._timeout_s:
             return  # it may not have beaten yet, and has more time for its first beat
-        within = self._timeout_s + BEAT_S + self._news_s + self._tick_s + SLACK_S
+        within = held_up_s + self._timeout_s + BEAT_S + self._news_s + self._tick_s + SLACK_S
         if for_s > within:
             since = self._world.now
             self._demand_out_after(
