@@ -41,8 +41,8 @@ class Watch:
         self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
 
     def silenced(self, node: Worker, for_s: float, is_silent: Callable[[], bool]) -> None:
-        """Note that a worker can't be heard for so long: it is frozen, or cut off. What it said before may be held up by
-        what happened to it earlier, and is heard then."""
+        """Note that a worker can't be heard for so long: it is frozen, or cut off. What it said before may be held up
+        by what happened to it earlier, and is heard then."""
         held_up_s = max(0.0, self._disturbed.get(node.name, 0.0) - AFTERMATH_S - self._world.now)
         self.disturbed(node.name, for_s)
         known = self._scene.broker.core.state.workers.get(node.incarnation)
