@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from swarm.broker.state.blocks import BLOCK
+from swarm.errors import IllegalMove
 from swarm.wire.messages import FinishReason, Hop, LayerRange, Submit, Timing, TokenLogprob
 
 
@@ -27,10 +28,6 @@ MOVES = {
     SequenceState.RUNNING: (SequenceState.WAITING, SequenceState.ENDED),
     SequenceState.ENDED: (),
 }
-
-
-class IllegalMove(Exception):
-    """A sequence was to do what it can't in its state: a mistake of ours, told with the sequence's story."""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from swarm.sim.schedules.schedule import (
     OTHER_FAULTS,
 )
 from swarm.sim.world import Pace, World
-from swarm.stage.core import StageCore
+from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch
 from swarm.stage.log import ActivationLog
 from swarm.stage.sequences import HeldTokens, Holdings
@@ -186,17 +186,17 @@ def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:
     """Two rows of a step get each other's draws."""
-    real = StageCore._batch
+    real = Holdings.batch
 
-    def swapped(self: StageCore, arrived: object) -> Batch:
-        batch = real(self, arrived)  # type: ignore[arg-type]
+    def swapped(self: Holdings, arrived: StepArrived, *, is_last: bool) -> Batch:
+        batch = real(self, arrived, is_last=is_last)
         jobs = batch.samples
         if len(jobs) > 1:
             rows = [job.row for job in jobs][::-1]
             jobs = tuple(type(j)(r, j.params, j.seed, j.history, j.num_prompt) for j, r in zip(jobs, rows, strict=True))
         return Batch(batch.rows, batch.tokens, batch.hidden, jobs)
 
-    patch.setattr(StageCore, "_batch", swapped)
+    patch.setattr(Holdings, "batch", swapped)
 
 
 def shuffle_positions(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 from swarm.broker.actions import Note
 from swarm.broker.events import Tick
 from swarm.broker.state import Sequence, SequenceState, State
-from swarm.broker.state.sequences import MOVES, IllegalMove
+from swarm.broker.state.sequences import MOVES
+from swarm.errors import IllegalMove
 from tests.unit.broker.bench import Bench, settings, submit
 
 VERBS: dict[str, tuple[SequenceState, Callable[[Sequence], None]]] = {
