@@ -477,7 +477,7 @@ class StageCore:
             self._introduce(now)  # that Hello, or the answer to it, was lost
         missing = self.steps.missing(now)
         if missing is not None:
-            self._trouble(missing)
+            self._trouble(missing, damaged=True)
 
     def _park(self, reason: str) -> None:
         self.parked = True

@@ -232,7 +232,7 @@ class Stats(Message, frozen=True):
 class Trouble(Message, frozen=True):
     """Something that can't be repaired in place happened on the data path: the broker shall make a new epoch.
 
-    ``damaged``: a message came that is not what was sent; that is nobody's work, and no request's fault.
+    ``damaged``: a message came that is not what was sent, or none did; that is nobody's work, and no request's fault.
     ``not_finite``: what came was sent like that; its sender computed wrongly."""
 
     incarnation: Incarnation

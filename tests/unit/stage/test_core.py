@@ -358,13 +358,15 @@ def test_duplicates_are_counted(stage: StageBench) -> None:
 
 
 def test_a_gap_is_told_after_a_while(stage: StageBench) -> None:
-    """A missing step is given time; then the broker is told which, once."""
+    """A missing step is given time; then the broker is told which, once, and that no request is to blame."""
     stage.order(WELCOME)
     stage.step(step_of(2, Row(1, 0, 3, True)))
     stage.now += GAP_PATIENCE_S
     assert stage.feed(Tick()) == []
     stage.now += 0.1
-    assert troubles(stage.feed(Tick())) == ["step 1 is missing, later ones are here: [2]"]
+    actions = stage.feed(Tick())
+    assert troubles(actions) == ["step 1 is missing, later ones are here: [2]"]
+    assert [a.message.damaged for a in actions if isinstance(a, act.Tell) and isinstance(a.message, Trouble)] == [True]
     assert stage.feed(Tick()) == []
 
 

@@ -550,6 +550,19 @@ def test_trouble_makes_a_new_epoch_with_the_same_workers(serving: Bench) -> None
     assert serving.sequence().reason == "length"
 
 
+def test_a_step_that_did_not_come_is_nobodys_fault(serving: Bench) -> None:
+    """However often the network loses one: whoever was under way is not quarantined."""
+    serving.say(submit(max_tokens=50))
+    for _ in range(QUARANTINE_AFTER + 2):
+        lost = Trouble(epoch=serving.epoch, incarnation="w0.1", reason="step 7 is missing", damaged=True)
+        serving.tell("w0", lost)
+        for _ in range(3):
+            serving.finish()
+    assert serving.sequence().num_deaths == 0
+    serving.run_dry()
+    assert serving.sequence().reason == "length"
+
+
 def test_trouble_of_an_older_epoch_is_settled(serving: Bench) -> None:
     """A second stage's Trouble about the same thing must not void the plan that answered the first."""
     serving.say(submit())
