@@ -1,7 +1,8 @@
 """The broker: takes requests in, runs them through the stages, and keeps its word while workers and itself die.
 
 ``core`` decides: ``handle(event, now) -> actions``. ``service`` is the process around it: sockets, timers, threads.
-Rooms, each may use those above it only::
+``actions`` and ``events`` are its words; ``settings`` connects the user's settings. Rooms, each may use those above
+it::
 
     planner     which layers on which device: a search over plain values
     state       all that the broker knows
@@ -12,5 +13,5 @@ Rooms, each may use those above it only::
     requests    from a client's submission to the last token it acknowledges
     members     workers: who is in, who is well, who is believed
     questions   what clients and ``swarmctl`` may ask
-    journal     the durable record, a shell of its own
+    journal     the durable record, a shell of its own, which uses state and reports only
 """

@@ -3,8 +3,8 @@
 It decides; the shell (``service``) acts. It knows no sockets, no clock, no chance: the same events at the same times
 give the same actions, in production, in unit tests and in the simulation.
 
-Parts, each with its own rules: ``requests`` (the client door), ``scheduler`` (who joins the next step), ``planning``
-(who holds which layers), ``members`` (who is there, and alive). After every event the core fills the pipe: as many
+Rooms, each with its own rules: ``requests`` (the client door), ``steps`` (who joins the next one), ``recovery`` (who
+holds which layers), ``members`` (who is there, and alive). After every event the core fills the pipe: as many
 steps as may be in flight are dispatched at once, which is why no part needs to ask for it.
 """
 

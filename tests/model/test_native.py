@@ -124,7 +124,7 @@ def test_more_threads_than_pieces_or_cores() -> None:
 def test_the_helpers_end_with_the_process() -> None:
     """A process that used them ends as others do, at once and with its own status."""
     code = (
-        "import torch; from swarm.stage import cores; from swarm.stage.native.linears import NativeLinear\n"
+        "import torch; from swarm.stage.native import cores; from swarm.stage.native.linears import NativeLinear\n"
         "module = NativeLinear(torch.ones(640, 64, dtype=torch.bfloat16), None)\n"
         "with cores.computing(2, 1): module(torch.ones(1, 64, dtype=torch.bfloat16))\n"
         "raise SystemExit(7)"

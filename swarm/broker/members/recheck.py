@@ -17,14 +17,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from swarm.broker.actions import Action, Note, OrderWorker
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
+from swarm.broker.steps.scheduler import opening
 from swarm.wire.messages import (
     Digested,
     Edge,
     LayerRange,
     Leg,
-    Open,
     Recheck,
     Rechecked,
     TellDigest,
@@ -199,14 +201,7 @@ class Rechecker:
             epoch=plan.epoch,
             boundary=stage.layers.first,
             stop=stop,
-            open=Open(
-                sequence.id,
-                sequence.request.submit.params,
-                sequence.seed,
-                sequence.num_prompt,
-                sequence.limit,
-                tuple(sequence.tokens[: stop + 1]),
-            ),
+            open=replace(opening(sequence), tokens=tuple(sequence.tokens[: stop + 1]), source=None, shared=0),
             trial=Trial(ticket, legs, drawn),
         )
         sender = legs[0].to.to if index == 0 else plan.stages[index - 1].incarnation

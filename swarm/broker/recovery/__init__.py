@@ -5,8 +5,9 @@ phase      begins with                                     what is done
 =========  ==============================================  ============================================================
 verdict    a member is lost (``members``) or another plan  ``procedure``: is the plan in force still possible?
            is worth it
-fence      a new epoch in the journal                      ``procedure``: nothing of an older epoch counts any more
 plan       at once                                         ``drafts``: who takes the lost layers, soonest first
+fence      the new epoch is in the journal                 ``orders``: nothing of an older epoch counts any more (while
+                                                           an old plan is whole, only when the next is activated)
 load       ``Prepare`` to every stage                      ``procedure``: waits for ``Prepared``; who refuses or dies
                                                            begins it anew
 activate   all are prepared                                ``inventory``: which sequences keep their room, from which

@@ -13,7 +13,7 @@
   computed again from its tokens, which the broker knows.
 * A plan that serves is changed when it must be (a member leaves), when a newcomer on the same machine shall get its
   part, and when another one is quicker by more than the margin. Among equally good ones the one that moves least is
-  taken (``plan.solve``).
+  taken (``planner.solve``).
 * An order that is not answered is said again every second: it, or the answer, may have been lost. Workers answer what
   they have done already.
 * A worker that doesn't answer by the deadline is out, and the plan is made again without it. While it says that it

@@ -1,9 +1,9 @@
 """The client door: a request's way from submission to its end, and each token's way to the client.
 
 Submitted -> (journalled) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. Who is let in, says
-``intake``. A client sees a token once it is in the journal (``growth``), and only so many unacknowledged ones at a time
-(``delivery``): whoever reads slowly holds up nobody. Terminal states win (``ends``): what arrives for an ended sequence
-is counted and dropped.
+``intake``. A client sees a token once it is in the journal (``tokens``), and only so many unacknowledged ones at a time
+(``delivery``): whoever reads slowly holds up nobody. Terminal states win (``endings``): what arrives for an ended
+sequence is counted and dropped.
 
 A request is known by its id as long as the journal keeps it, whether it is in memory or not (``archive``). So with a
 journal, what is said about an id that memory doesn't know waits until the journal was asked.
@@ -158,7 +158,6 @@ class Requests:
     def _read_from(self, request: Request, next_index: tuple[int, ...]) -> None:
         for sequence, index in zip(request.sequences, next_index, strict=True):
             sequence.read_from(index)
-            sequence.tell_end(told=False)
             self._delivery.deliver(sequence)
 
     def _adopt(self, request: Request, client: bytes) -> None:

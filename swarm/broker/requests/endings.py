@@ -149,7 +149,10 @@ class Ends:
             return
         for sequence in list(self._state.waiting.parked.values()):
             refusal = too_large(sequence.limit, self._state.book.kv_blocks)
-            sequence.fit(None if refusal is None else passed_s)
+            if refusal is None:
+                sequence.fit()
+            else:
+                sequence.not_fit(passed_s)
             if refusal is not None and sequence.unfit_s > self._settings.too_large_patience_s:
                 self._state.count("sequences_too_large")
                 self.end(sequence, "failed", now, refusal.reason)

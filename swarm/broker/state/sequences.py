@@ -1,7 +1,7 @@
 """Requests and their sequences, as the broker knows them.
 
-Nobody else writes a sequence's fields: what can happen to it are its verbs. Its positions obey, at every moment
-(``Sequence.check``)::
+Nobody outside of ``state`` writes a sequence's fields: what can happen to it are its verbs. Until it ends its positions
+obey (``Sequence.check``; the second line also afterwards)::
 
     kv <= scheduled <= sampled        sent <= committed <= sampled        delivered <= sent
 """
@@ -130,10 +130,6 @@ class Sequence:
         return 0 if self.rebuilds else len(self.tokens) - self.scheduled
 
     @property
-    def in_flight(self) -> bool:
-        return self.scheduled > self.kv
-
-    @property
     def is_decoding(self) -> bool:
         return self.scheduled >= self.num_prompt and self.pending == 1
 
@@ -200,16 +196,20 @@ class Sequence:
         """Somebody who came later was let in."""
         self.num_passed += 1
 
-    def fit(self, passed_s: float | None = None) -> None:
-        """Note that the plan could hold it; or, with ``passed_s``, that for so long more it could not."""
-        self.unfit_s = 0.0 if passed_s is None else self.unfit_s + passed_s
+    def fit(self) -> None:
+        """Note that the plan could hold it."""
+        self.unfit_s = 0.0
+
+    def not_fit(self, passed_s: float) -> None:
+        """Note that for so long more the plan could not hold it, even alone."""
+        self.unfit_s += passed_s
 
     def wait_again(self) -> None:
         """It holds nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
+        self._move(SequenceState.WAITING)
         self.cut_to(0)
         self.truncate = False
         self.stay += 1
-        self._move(SequenceState.WAITING)
 
     def end(self, reason: FinishReason, detail: str, now: float) -> None:
         self._move(SequenceState.ENDED)
@@ -296,15 +296,15 @@ class Sequence:
     def read_from(self, next_index: int) -> None:
         """Its reader says how much it has; it may be less than the one before it had."""
         self.delivered = self.sent = min(self.num_prompt + next_index, self.committed)
-        self.unsure = False
+        self.unsure = self.finish_sent = False
 
     def be_unsure(self) -> None:
         """Wait with sending until its reader has said how much it has."""
         self.unsure = True
 
-    def tell_end(self, *, told: bool = True) -> None:
-        """Its client has been sent the end; or is to be sent it once more."""
-        self.finish_sent = told
+    def tell_end(self) -> None:
+        """Its client has been sent the end."""
+        self.finish_sent = True
 
     def end_is_written(self) -> None:
         """The journal has its end, and all its tokens."""

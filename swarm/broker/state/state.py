@@ -100,6 +100,9 @@ class State:
                 yield wrong
         if num_running != len(self.running) or any(s.state is not SequenceState.RUNNING for s in self.running):
             yield f"{num_running} sequences run, {len(self.running)} are in the list"
+        waiting = sum(s.state is SequenceState.WAITING and s.request.accepted for s in self.sequences.values())
+        if waiting != len(self.waiting) + len(self.hopeless):
+            yield f"{waiting} accepted sequences wait for room, {len(self.waiting)} are in the queue"
         if any(s.state is not SequenceState.WAITING for s in self.waiting):
             yield "somebody waits for room who has it or has ended"
         if len({s.id for s in self.waiting}) != len(self.waiting):

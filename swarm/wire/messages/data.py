@@ -38,8 +38,8 @@ class Row(Record, frozen=True):
 
 
 class Open(Record, frozen=True):
-    """A sequence enters the stages (or is told to them again, in a new epoch). ``tokens``: prompt and committed tokens,
-    so that penalties and grammars can be rebuilt; the first ``num_prompt`` of them are the prompt. ``limit``: the most
+    """A sequence enters the stages (or is told to them again, in a new epoch). ``tokens``: prompt and drawn ones, so
+    that penalties and grammars can be rebuilt; the first ``num_prompt`` of them are the prompt. ``limit``: the most
     positions that the sequence can come to hold, which the broker has counted against every stage's capacity.
     ``source``: begin with a copy of the first ``shared`` positions of this sequence, which every stage holds."""
 
