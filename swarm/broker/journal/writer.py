@@ -93,6 +93,7 @@ class JournalWriter:
     _reported: str = ""  # what somebody else found wrong with the file
     _tidied_at: float = 0.0
     _told_at: float = 0.0
+    _is_news: bool = False  # something was written since the figures were told
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +160,7 @@ class JournalWriter:
                 return
             elif self._broken:
                 self._mended()
+            self._tell_figures()
             self._tidy()
             self._doubts.left(seen(self.store.path))
 
@@ -255,11 +257,15 @@ class JournalWriter:
         self._mended()
         facts: list[Fact] = [_fact(write, open_still) for write in self._batch]
         self._batch.clear()
-        if began - self._told_at > TELL_S:
-            self._told_at = began
-            self.figures.computed_s = time.thread_time()
-            facts.append(JournalFigures(self.figures.values()))
+        self.figures.computed_s, self._is_news = time.thread_time(), True
         self.told(facts)
+
+    def _tell_figures(self) -> None:
+        """Once in a while, and after the last of many writes, too."""
+        now = self.clock.now()
+        if self._is_news and now - self._told_at > TELL_S:
+            self._told_at, self._is_news = now, False
+            self.told([JournalFigures(self.figures.values())])
 
     def _store_batch(self) -> set[int]:
         try:

@@ -123,8 +123,8 @@ class BrokerLink:
         self._serving = serving
 
     def _show_plan(self, plan: Json, feed: Feed) -> None:
-        if plan.get("state") != "serving":
-            return
+        if plan.get("state") != "serving" or plan.get("epoch") == self._shown_epoch:
+            return  # it was asked for twice before the first answer came
         self._progress.done()
         if self._shown_epoch is None:
             lines = serving_lines(plan, self._reports["status"], self._url)

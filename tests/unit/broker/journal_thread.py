@@ -78,6 +78,7 @@ class Thread:
         self.disk = disk
         self._told: queue.Queue[Any] = queue.Queue()
         self.failures: queue.Queue[BaseException] = queue.Queue()
+        self.figures: dict[str, float] = {}  # as they were told last
         self.start(disk)
 
     def start(self, store: Store) -> None:
@@ -86,7 +87,9 @@ class Thread:
 
     def _tell(self, facts: list[Any]) -> None:
         for fact in facts:
-            if not isinstance(fact, JournalFigures):
+            if isinstance(fact, JournalFigures):
+                self.figures = fact.values
+            else:
                 self._told.put(fact)
 
     def nothing_told(self) -> bool:

@@ -64,6 +64,16 @@ def test_what_it_costs_is_told(thread: Thread) -> None:
     assert figures["computed_us"] > 0
 
 
+def test_the_last_of_many_writes_is_in_the_figures_too(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are told once in a while; when nothing more comes, what came since then is told."""
+    monkeypatch.setattr(writer, "TELL_S", 0.1)
+    monkeypatch.setattr(writer, "LOOK_S", 0.01)
+    for index in range(3):
+        thread.writer.write(accept("abc"[index], index + 1))
+        thread.told(1)
+    thread.until(lambda: thread.figures.get("writes") == 3)
+
+
 def test_a_full_disk_loses_nothing(thread: Thread) -> None:
     """It is told once, all is tried again, and with room everything is there, in order; but epochs come first."""
     thread.writer.write(accept("a", 1))
