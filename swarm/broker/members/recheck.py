@@ -190,11 +190,10 @@ class Rechecker:
         trial = _Trial(ticket, plan.epoch, sequence, stage, names, stop, now + PATIENCE_S)
         drawn = 0
         if index + 1 == len(plan.stages):
-            drawn = min(DRAWN, stop + 1 - sequence.num_prompt, stop)
-            drawn = max(drawn, 0)
+            drawn = max(0, min(DRAWN, stop + 1 - sequence.num_prompt, stop))
+            if not drawn:
+                return  # what it drew lies beyond the positions that are looked at
             trial.expected = tuple(sequence.tokens[stop - drawn + 1 : stop + 1])
-        if index + 1 == len(plan.stages) and not drawn:
-            return  # what it drew lies beyond the positions that are looked at
         self.under_way = trial
         self.state.count("rechecks")
         order = Recheck(

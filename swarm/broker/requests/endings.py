@@ -138,8 +138,7 @@ class Ends:
 
     def _awaits_journal(self, request: Request) -> bool:
         """What it still has to write is nowhere but here."""
-        is_written = all(sequence.end_written for sequence in request.sequences)
-        return self._settings.has_journal and request.accepted and not is_written
+        return self._settings.has_journal and request.accepted and not request.end_written
 
     def _end_the_too_large(self, now: float) -> None:
         """What was accepted under another plan may fit no longer. Only time in which a plan serves counts: between two

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from swarm.broker.state.queue import NO_DEADLINE
+
 if TYPE_CHECKING:
     from swarm.broker.state.sequences import Sequence
 
@@ -111,7 +113,7 @@ class Running:
 
     def _key(self, sequence: Sequence) -> _Key:
         deadline = sequence.request.deadline_at
-        return (-sequence.priority, float("inf") if deadline is None else deadline, sequence.id)
+        return (-sequence.priority, NO_DEADLINE if deadline is None else deadline, sequence.id)
 
     def _leave_prefill(self, sequence: Sequence) -> None:
         known = self._prefilling.pop(sequence.id, None)

@@ -105,10 +105,9 @@ def _has_place(state: State, room: Room) -> bool:
 
 
 def _may_not_be_passed(passed: list[Sequence], settings: SchedulerSettings, now: float) -> bool:
-    if not passed or passed[0].passed_since is None:
+    if not passed or (since := passed[0].passed_since) is None:
         return False
-    first = passed[0]
-    return first.num_passed >= settings.max_passed or now - passed[0].passed_since >= settings.max_passed_s
+    return passed[0].num_passed >= settings.max_passed or now - since >= settings.max_passed_s
 
 
 def _is_hopeless(state: State, sequence: Sequence, now: float) -> bool:
