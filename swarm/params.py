@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,8 +16,20 @@ MAX_N = 64
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_BIASES = 1024
+MAX_GRAMMAR = 256 << 10  # characters
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answer must look like. ``text``: the schema as JSON, nothing, the expression, a JSON list of choices,
+    or a grammar in Lark's or llama.cpp's form."""
+
+    kind: GrammarKind
+    text: Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)] = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,6 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     their logits. ``logprobs`` asks for the chosen token's log probability and that many alternatives (None: none).
     ``n`` continuations of one prompt get seeds of their own, derived from ``seed``. ``seed`` None lets the client
     library draw one. ``stop`` strings end the text (they are not part of it), ``stop_token_ids`` end the tokens.
+    ``grammar``: only tokens that it allows are drawn, and the answer may end only where it may.
     """
 
     max_tokens: int = 128
@@ -46,6 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:

@@ -1,0 +1,1 @@
+"""The APIs that are spoken: a module each. A body becomes asks, parts become JSON; pure."""
