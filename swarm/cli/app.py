@@ -12,7 +12,7 @@ from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile
-from swarm.cli.run import broker, config_app, worker
+from swarm.cli.run import broker, config_app, gateway, worker
 from swarm.cli.sim import sim
 from swarm.cli.up.command import up
 from swarm.version import __version__
@@ -53,6 +53,7 @@ def common(
 _UP = "swarm up --model /models/llama --workers 3 --memory-limit 8GiB"
 _BROKER = "swarm broker --port 5700 --min-workers 2"
 _WORKER = "swarm worker --url tcp://127.0.0.1:5700 --model /models/llama --name left"
+_GATEWAY = "swarm gateway --url tcp://127.0.0.1:5700 --http 8000"
 _GENERATE = 'swarm generate "Once upon a time" --max-tokens 60 --temperature 0.8 --seed 7'
 _ATTACH = "swarm attach 8c5f1c2e6a94d7b03f5e9a1d2c7b4e60 --from 20"
 _CHAT = 'echo "What colour is the cat?" | swarm chat --system "Be brief."'
@@ -61,6 +62,7 @@ _PROFILE = "swarm profile --model /models/llama --workers 2 --json"
 app.command(short_help="Run a broker and workers on this machine.", epilog=f"Example: {_UP}")(up)
 app.command(short_help="Run the broker: queue, plan and health.", epilog=f"Example: {_BROKER}")(broker)
 app.command(short_help="Run a worker: one device that computes layers.", epilog=f"Example: {_WORKER}")(worker)
+app.command(short_help="Serve HTTP: OpenAI's API and Anthropic's.", epilog=f"Example: {_GATEWAY}")(gateway)
 app.command(epilog=f"Example: {_GENERATE}")(generate)
 app.command(short_help="Read the answer to a request made before.", epilog=f"Example: {_ATTACH}")(attach)
 app.command(epilog=f"Example: {_CHAT}")(chat)

@@ -121,6 +121,28 @@ def worker(
         _exit(run(settings))
 
 
+def gateway(
+    context: typer.Context,
+    *,
+    url: UrlOption = None,
+    port: Annotated[int | None, typer.Option("--http", metavar="PORT", help="Port to serve. [default: 8000]")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve HTTP: any OpenAI or Anthropic client talks to the swarm.
+
+    Nothing lasts in a gateway: there may be several, and one that is killed and started again serves at once. SIGTERM
+    and Ctrl-C stop it in good order. Exit code 78 means that it can't work with these settings.
+    """
+    die_with_parent()
+    with _hopeless_is_78():
+        settings = load_settings(context, config, {"client.url": url, "gateway.port": port})
+        from swarm import log
+        from swarm.gateway.service import run
+
+        log.configure(settings.log)
+        _exit(run(settings))
+
+
 @config_app.command("check", epilog="Example: swarm config check config/swarm.toml")
 def check(
     context: typer.Context,

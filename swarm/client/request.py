@@ -12,7 +12,7 @@ import msgspec
 
 from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES, SamplingParams
-from swarm.wire.messages import MAX_TOKENS, Submit
+from swarm.wire.messages import MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
 
@@ -38,7 +38,7 @@ class RequestOptions(TypedDict, total=False):
     which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
     are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
     ``hops``: report where each token's time went; ``detached``: the request runs on when its client leaves it or
-    vanishes, and anybody who knows its id may read on (``attach``).
+    vanishes, and anybody who knows its id may read on (``attach``); ``memo``: a text that ``recall`` gives back.
     """
 
     timeout: float | None
@@ -48,6 +48,7 @@ class RequestOptions(TypedDict, total=False):
     request_id: str | None
     hops: bool
     detached: bool
+    memo: str
 
     max_tokens: int
     min_tokens: int
@@ -77,6 +78,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     hops: bool = False
     detached: bool = False
+    memo: str = ""
 
 
 _SAMPLING = SamplingParams.__struct_fields__
@@ -95,6 +97,7 @@ class Wish:
     request_id: str | None = None
     hops: bool = False
     detached: bool = False
+    memo: str = ""
 
     @classmethod
     def behind(cls, submit: Submit, timeout_s: float | None) -> Wish:
@@ -114,6 +117,7 @@ class Wish:
             tenant=self.tenant,
             hops=self.hops,
             detached=self.detached,
+            memo=self.memo,
         )
 
 
@@ -142,6 +146,7 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
         request_id=own.request_id,
         hops=own.hops,
         detached=own.detached,
+        memo=own.memo,
     )
 
 
@@ -173,6 +178,8 @@ def _check_own(own: _Own) -> None:
             raise InvalidRequest(f"{name} must be a positive number of seconds, not {value}", code=name)
     if len(own.tenant) > 128:
         raise InvalidRequest("tenant must have at most 128 characters", code="tenant")
+    if len(own.memo) > MAX_MEMO:
+        raise InvalidRequest(f"memo must have at most {MAX_MEMO} characters", code="memo")
     if own.request_id is not None and not 1 <= len(own.request_id) <= 128:
         raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
 

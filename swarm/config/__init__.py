@@ -14,6 +14,7 @@ from swarm.config.load import OTHER_VARIABLES, file_in_use, load
 from swarm.config.sections import (
     BrokerSettings,
     ClientSettings,
+    GatewaySettings,
     HealthSettings,
     LogSettings,
     PlanSettings,
@@ -31,6 +32,7 @@ __all__ = [
     "OTHER_VARIABLES",
     "BrokerSettings",
     "ClientSettings",
+    "GatewaySettings",
     "HealthSettings",
     "LogSettings",
     "PlanSettings",

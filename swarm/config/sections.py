@@ -362,6 +362,20 @@ class ClientSettings(Section):
     )
 
 
+class GatewaySettings(Section):
+    """The HTTP gateway."""
+
+    host: Host = Field(
+        default="127.0.0.1",
+        description="Address to listen on. Only loopback: there are no keys yet that would make anything else safe.",
+    )
+    port: int = Field(default=8000, ge=1, le=65535, description="Port of the HTTP server.")
+    aliases: list[str] = Field(
+        default=[],
+        description="Other names that clients may call the model by, since many programs have one built in. *: any.",
+    )
+
+
 class LogSettings(Section):
     """What is logged, to stderr."""
 
@@ -402,6 +416,7 @@ class Settings(BaseSettings):
     recovery: RecoverySettings = RecoverySettings()
     journal: JournalSettings = JournalSettings()
     client: ClientSettings = ClientSettings()
+    gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()
 
     @classmethod

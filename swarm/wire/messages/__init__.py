@@ -17,6 +17,7 @@ What all of them share is in ``common``, ``records`` and ``manifest``.
 from __future__ import annotations
 
 from swarm.wire.messages.clients import (
+    MAX_MEMO,
     Accepted,
     Ack,
     Attach,
@@ -158,6 +159,7 @@ __all__ = [
     "MAX_ASSET_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_LAYERS",
+    "MAX_MEMO",
     "MAX_NAME",
     "MAX_ROWS",
     "MAX_SEQUENCES",

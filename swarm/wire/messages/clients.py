@@ -23,6 +23,8 @@ from swarm.wire.messages.common import (
 from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import Hop, TokenLogprob
 
+MAX_MEMO = 64 << 10  # characters
+
 
 class Suppose(Record, frozen=True):
     """What would the plan be without these workers, with this objective, with ``more`` workers like this one?"""
@@ -47,6 +49,7 @@ class Submit(Message, frozen=True):
     tenant: Annotated[str, msgspec.Meta(max_length=128)] = ""
     hops: bool = False
     detached: bool = False
+    memo: Annotated[str, msgspec.Meta(max_length=MAX_MEMO)] = ""
 
 
 class Recall(Message, frozen=True):

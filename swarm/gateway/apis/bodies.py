@@ -1,0 +1,133 @@
+"""What bodies have in common: fields of sampling, and which fields are taken, put aside or refused. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from swarm.errors import InvalidRequest
+from swarm.gateway.errors import unsupported, wrong
+from swarm.params import PRIORITIES, Grammar, SamplingParams
+
+# They change nothing of an answer: accepted, and not looked at.
+BOOKKEEPING = frozenset({
+    "metadata",
+    "store",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "client_metadata",
+    "service_tier",
+    "safety_identifier",
+    "user",
+})  # fmt: skip
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """Fields that several APIs have, and those that are ours alone."""
+
+    model_config = ConfigDict(extra="allow")
+
+    top_k: Annotated[int | None, Field(description="Swarm's own: draw among so many of the likeliest.")] = None
+    min_p: Annotated[Number | None, Field(description="Swarm's own: at least this share of the likeliest.")] = None
+    repetition_penalty: Annotated[Number | None, Field(description="Swarm's own: 1 is off.")] = None
+    min_tokens: Annotated[int | None, Field(description="Swarm's own: the answer doesn't end before.")] = None
+    ignore_eos: Annotated[bool | None, Field(description="Swarm's own: the answer ends by its length only.")] = None
+    stop_token_ids: Annotated[list[int] | None, Field(description="Swarm's own: tokens that end the answer.")] = None
+    priority: Annotated[int | str | None, Field(description="Swarm's own: high, normal, low, or -100 to 100.")] = None
+    deadline_s: Annotated[Number | None, Field(description="Swarm's own: seconds after which it is not wanted.")] = None
+    hops: Annotated[bool | None, Field(description="Swarm's own: where each token's time went.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="Swarm's own: variables for the chat template.")
+    ] = None
+
+
+def check_extra(body: BaseModel, bookkeeping: Iterable[str] = BOOKKEEPING) -> None:
+    """Refuse what isn't known: it may be meant to change the answer."""
+    for name, value in (body.model_extra or {}).items():
+        if name not in bookkeeping and value is not None:
+            raise unsupported(name)
+
+
+def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of what all bodies share and of ``fields``; None is a field that wasn't given. Raises Problem."""
+    shared = {
+        name: getattr(body, name)
+        for name in ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
+    }
+    given = {name: value for name, value in {**shared, **fields}.items() if value is not None}
+    try:
+        params = msgspec.convert(given, SamplingParams)
+        check = params if params.max_tokens else msgspec.structs.replace(params, max_tokens=1_000_000)
+        check.check()
+    except InvalidRequest as error:
+        raise wrong(error.code, str(error)) from None
+    except msgspec.ValidationError as error:
+        complaint, _, place = str(error).partition(" - at ")
+        raise wrong(place.strip("`").removeprefix("$.") or "body", complaint) from None
+    return params
+
+
+def priority_of(body: Body) -> int:
+    given = body.priority
+    if given is None:
+        return 0
+    if isinstance(given, str) and given in PRIORITIES:
+        return PRIORITIES[given]
+    if isinstance(given, int) and -100 <= given <= 100:
+        return given
+    raise wrong("priority", f"must be one of {', '.join(PRIORITIES)}, or a number between -100 and 100, not {given!r}")
+
+
+def deadline_of(body: Body) -> float | None:
+    if body.deadline_s is not None and not 0 < body.deadline_s <= 1e9:
+        raise wrong("deadline_s", f"must be a positive number of seconds, not {body.deadline_s}")
+    return body.deadline_s
+
+
+def biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    try:
+        return {int(token): float(bias) for token, bias in given.items()}
+    except (ValueError, TypeError):
+        raise wrong("logit_bias", "maps token ids to numbers") from None
+
+
+def stops(given: str | list[str] | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def json_grammar(schema: object) -> Grammar:
+    """The grammar of a JSON schema."""
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def response_grammar(given: Mapping[str, Any] | None, field: str = "response_format") -> Grammar | None:
+    """The grammar of OpenAI's ``response_format``. Raises Problem."""
+    kind = None if given is None else given.get("type")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_object")
+    if kind == "json_schema":
+        inner = given.get("json_schema", given)
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if not isinstance(schema, dict | bool):
+            raise wrong(field, "a json_schema needs a schema, which is an object")
+        return json_grammar(schema)
+    if kind in ("regex", "choice", "ebnf"):  # ours
+        text = given.get(kind)
+        if kind == "choice" and isinstance(text, list):
+            text = json.dumps(text, ensure_ascii=False)
+        if not isinstance(text, str):
+            raise wrong(field, f"a {kind} is given as {kind!r}")
+        return Grammar(kind, text)
+    raise wrong(field, f"the type {kind!r} is not known; known are text, json_object, json_schema, regex, choice, ebnf")

@@ -1,0 +1,213 @@
+"""OpenAI's /v1/completions: text that goes on with a text. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from swarm.gateway.answer import Counts, End, Part, Text
+from swarm.gateway.apis.bodies import (
+    Body,
+    Number,
+    biases,
+    check_extra,
+    deadline_of,
+    priority_of,
+    response_grammar,
+    sampling,
+    stops,
+)
+from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options
+from swarm.gateway.apis.tokens import hops_of, text_logprobs, usage
+from swarm.gateway.apis.writer import Json, Sse
+from swarm.gateway.ask import Ask
+from swarm.gateway.errors import Problem, unsupported, wrong
+from swarm.gateway.memo import Memo
+from swarm.gateway.served import Served
+
+DEFAULT_LENGTH = 16  # OpenAI's
+MAX_PROMPTS = 256
+
+
+class CompletionBody(Body):
+    """What /v1/completions takes."""
+
+    model: str
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    n: int | None = None
+    best_of: Annotated[int | None, Field(description="Only as many as n.")] = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: Annotated[str | None, Field(description="Refused: models here write forwards only.")] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[dict[str, Any] | None, Field(description="As in /v1/chat/completions.")] = None
+    user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
+
+
+def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
+    """What is wanted, one for each prompt. Raises Problem."""
+    check_extra(body)
+    check_stream_options(body.stream_options, bool(body.stream))
+    served.check_name(body.model)
+    if body.suffix:
+        raise unsupported("suffix", "models here write forwards only")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "every answer that is made is given: ask for n")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs")
+    params = sampling(
+        body,
+        {
+            "max_tokens": _length(body.max_tokens),
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "top_p": body.top_p,
+            "n": body.n,
+            "stop": stops(body.stop),
+            "seed": body.seed,
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+            "logit_bias": biases(body.logit_bias),
+            "logprobs": body.logprobs,
+            "grammar": response_grammar(body.response_format),
+        },
+    )
+    return [
+        Ask(
+            params=params,
+            prompt=prompt,
+            priority=priority_of(body),
+            deadline_s=deadline_of(body),
+            hops=bool(body.hops),
+        )
+        for prompt in prompts_of(body.prompt)
+    ]
+
+
+def _length(given: int | None) -> int:
+    if given is not None and given < 1:
+        raise wrong("max_tokens", f"must be at least 1, not {given}")
+    return DEFAULT_LENGTH if given is None else given
+
+
+def prompts_of(given: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
+    """One or many, as text or as token ids. Raises Problem."""
+    if isinstance(given, str):
+        prompts: list[Any] = [given]
+    elif given and isinstance(given[0], int):
+        prompts = [tuple(given)]
+    else:
+        prompts = [each if isinstance(each, str) else tuple(each) for each in given]
+    if not prompts or not all(prompts):
+        raise wrong("prompt", "is empty")
+    if len(prompts) > MAX_PROMPTS:
+        raise wrong("prompt", f"at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    return prompts
+
+
+def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: int) -> Memo:
+    wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return Memo(
+        "completions",
+        created,
+        usage=wanted,
+        logprobs=body.logprobs is not None,
+        hops=bool(body.hops),
+        echoes=_echoes(asks, served) if body.echo else (),
+    )
+
+
+def _echoes(asks: Sequence[Ask], served: Served) -> tuple[str, ...]:
+    """The prompts as texts, one for each choice."""
+    texts = [
+        ask.prompt if isinstance(ask.prompt, str) else served.needs_text("leave out echo").decode(ask.prompt)
+        for ask in asks
+    ]
+    return tuple(text for text in texts for _ in range(asks[0].params.n))
+
+
+class CompletionWriter:
+    """Writes the answer to one or several prompts."""
+
+    def __init__(self, memo: Memo, served: Served, request_id: str) -> None:
+        self._memo, self._served, self._echoes = memo, served, memo.echoes
+        self._id = "cmpl-" + request_id
+        self._offsets: dict[int, int] = {}
+        self._begun: set[int] = set()
+
+    def _base(self) -> Json:
+        return {"id": self._id, "object": "text_completion", "created": self._memo.created, "model": self._served.name}
+
+    def _chunk(self, choice: int, text: str, reason: str | None = None, part: Text | None = None) -> Sse:
+        entry: Json = {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
+        if part is not None and self._memo.logprobs:
+            entry["logprobs"] = self._logprobs(part)
+        if part is not None and self._memo.hops:
+            entry["hops"] = hops_of(part.pieces)
+        body = {**self._base(), "choices": [entry]}
+        if self._memo.usage:
+            body["usage"] = None
+        return Sse(msgspec.json.encode(body))
+
+    def _logprobs(self, part: Text) -> Json:
+        result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, self._offsets.get(part.choice, 0))
+        return result
+
+    def head(self) -> Sequence[Sse]:
+        return ()
+
+    def write(self, part: Part) -> Sequence[Sse]:
+        events = []
+        if self._echoes and part.choice not in self._begun:
+            self._begun.add(part.choice)
+            events.append(self._chunk(part.choice, self._echoes[part.choice]))
+        if isinstance(part, Text):
+            events.append(self._chunk(part.choice, part.text, part=part))
+        elif isinstance(part, End):
+            events.append(self._chunk(part.choice, "", part.reason))
+        return events
+
+    def tail(self, counts: Counts) -> Sequence[Sse]:
+        if not self._memo.usage:
+            return (DONE,)
+        return (Sse(msgspec.json.encode({**self._base(), "choices": [], "usage": usage(counts)})), DONE)
+
+    def failed(self, problem: Problem) -> Sequence[Sse]:
+        return (Sse(json.dumps(problem.openai()).encode()), DONE)
+
+    def whole(self, parts: Sequence[Part], counts: Counts) -> Json:
+        choices: dict[int, Json] = {}
+        for part in parts:
+            empty: Json = {"index": part.choice, "text": "", "logprobs": None, "finish_reason": None}
+            choice = choices.setdefault(part.choice, empty)
+            if isinstance(part, Text):
+                self._collect(choice, part)
+            elif isinstance(part, End):
+                choice["finish_reason"] = part.reason
+        for index, echo in enumerate(self._echoes):
+            choices[index]["text"] = echo + choices[index]["text"]
+        return {**self._base(), "choices": [choices[index] for index in sorted(choices)], "usage": usage(counts)}
+
+    def _collect(self, choice: Json, part: Text) -> None:
+        choice["text"] += part.text
+        if self._memo.hops:
+            choice.setdefault("hops", []).extend(hops_of(part.pieces))
+        if self._memo.logprobs:
+            told = self._logprobs(part)
+            if choice["logprobs"] is None:
+                choice["logprobs"] = told
+            else:
+                for name, values in told.items():
+                    choice["logprobs"][name] += values

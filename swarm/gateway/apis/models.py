@@ -1,0 +1,31 @@
+"""/v1/models: what is served, and what it can do. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.gateway.served import Served
+
+
+def model_of(served: Served, created: int) -> dict[str, Any]:
+    """One model. ``swarm`` says more than OpenAI's clients look for."""
+    manifest, text = served.manifest, served.text
+    has_template = text is not None and text.template is not None
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "swarm",
+        "swarm": {
+            "architecture": manifest.architecture,
+            "context": manifest.context,
+            "context_now": min(served.max_context or manifest.context, manifest.context),
+            "vocabulary": manifest.vocab_size,
+            "dtype": manifest.dtype,
+            "text": text is not None,
+            "chat": has_template,
+            "tools": served.family.name if has_template else None,
+            "json_schema": text is not None,
+            "aliases": list(served.aliases),
+        },
+    }

@@ -1,0 +1,76 @@
+"""Tokens with their log probabilities and hops, as OpenAI's clients read them. Pure but for the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from swarm.client.results import Piece
+from swarm.gateway.answer import Counts
+from swarm.gateway.served import Served
+from swarm.wire.messages import TokenLogprob
+
+Json = dict[str, Any]
+_LOWEST = -9999.0  # what OpenAI says instead of minus infinity
+
+
+def chat_logprobs(served: Served, pieces: Iterable[Piece]) -> list[Json]:
+    """One entry for each token."""
+    return [
+        {**_entry(served, own), "top_logprobs": [_entry(served, each) for each in others]}
+        for own, *others in (piece.logprobs for piece in pieces if piece.logprobs)
+    ]
+
+
+def _entry(served: Served, entry: TokenLogprob) -> Json:
+    content = served.token_bytes(entry.token)
+    return {
+        "token": content.decode(errors="replace"),
+        "logprob": max(entry.logprob, _LOWEST),
+        "bytes": list(content),
+    }
+
+
+def text_logprobs(served: Served, pieces: Iterable[Piece], offset: int) -> tuple[Json, int]:
+    """The form of /v1/completions, and the offset behind it."""
+    result: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for piece in pieces:
+        if piece.logprobs:
+            own, *others = piece.logprobs
+            result["tokens"].append(_word(served, own.token))
+            result["token_logprobs"].append(max(own.logprob, _LOWEST))
+            result["top_logprobs"].append({_word(served, e.token): max(e.logprob, _LOWEST) for e in others})
+            result["text_offset"].append(offset)
+        offset += len(piece.text)
+    return result, offset
+
+
+def _word(served: Served, token: int) -> str:
+    content = served.token_bytes(token)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def hops_of(pieces: Iterable[Piece]) -> list[Any]:
+    """Where each token's time went, one list for each token."""
+    return [msgspec.to_builtins(piece.hops) for piece in pieces if piece.token is not None]
+
+
+def usage(counts: Counts) -> Json:
+    """Tokens as /v1/chat/completions and /v1/completions count them."""
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.answer,
+        "total_tokens": counts.prompt + counts.answer,
+        "prompt_tokens_details": {"cached_tokens": counts.cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }

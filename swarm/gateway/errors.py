@@ -1,0 +1,80 @@
+"""What goes wrong, as HTTP clients are told: a status, and an object in the form of their API. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from swarm.errors import InvalidRequest, Overloaded, SwarmError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "request_cancelled",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class Problem(Exception):
+    """An answer that is an error. ``param`` names the field that is wrong, ``code`` is a stable name for the reason."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+
+    def openai(self) -> dict[str, Any]:
+        """The body that OpenAI's clients expect."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def anthropic(self) -> dict[str, Any]:
+        """The body that Anthropic's clients expect."""
+        kind = {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}.get(self.status, self.type)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def unsupported(field: str, why: str = "") -> Problem:
+    """A field that would change the answer, and that this server can't honour."""
+    reason = f"{field} is not supported here" + (f": {why}" if why else "; leave it out")
+    return Problem(400, reason, param=field, code="unsupported_parameter")
+
+
+def wrong(field: str, why: str) -> Problem:
+    """A field whose value can't be used."""
+    return Problem(400, f"{field}: {why}", param=field, code="invalid_value")
+
+
+def problem_of(error: SwarmError) -> Problem:
+    """What the client library raised, as an answer."""
+    text = str(error)
+    if isinstance(error, InvalidRequest):
+        if error.code == "unknown":
+            return Problem(404, text, code="not_found")
+        code = "context_length_exceeded" if error.code in ("context", "too_long") else error.code
+        return Problem(400, text, param=error.code, code=code)
+    if isinstance(error, Overloaded):
+        return Problem(429, text, code="overloaded", retry_after_s=error.retry_after_s)
+    status = error.hint_status
+    return Problem(status, text, code=type(error).__name__, retry_after_s=2.0 if status == 503 else None)

@@ -1,0 +1,51 @@
+"""The model behind the broker, as the gateway needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llguidance import LLTokenizer
+
+from swarm.client.text.tokenizer import TextModel
+from swarm.gateway.errors import Problem
+from swarm.gateway.tools.family import Family
+from swarm.wire.messages import Manifest
+
+
+@dataclass(slots=True)
+class Served:
+    """What is served. ``max_context``: positions that a sequence may come to hold as things are. ``aliases``: other
+    names that clients may call the model by; ``*`` is any."""
+
+    manifest: Manifest
+    text: TextModel | None
+    max_context: int
+    family: Family
+    aliases: tuple[str, ...] = ()
+    _bytes: LLTokenizer | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    def check_name(self, name: str | None) -> None:
+        if name is None or name == self.name or name in self.aliases or "*" in self.aliases:
+            return
+        text = f"the model {name!r} does not exist: this swarm serves {self.name!r}"
+        raise Problem(404, text, param="model", code="model_not_found")
+
+    def needs_text(self, what: str) -> TextModel:
+        if self.text is None:
+            raise Problem(400, f"this model has no tokenizer: {what}", param="prompt", code="tokenizer")
+        return self.text
+
+    def room(self, num_prompt: int) -> int:
+        """How many tokens an answer may have. One is always asked for: the broker says what is wrong."""
+        return max(1, min(self.max_context or self.manifest.context, self.manifest.context) - num_prompt)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for. It may be a part of a character."""
+        if self._bytes is None:
+            self._bytes = LLTokenizer(self.needs_text("it can't tell what a token is").tokenizer.to_str())
+        content: bytes = self._bytes.decode_bytes([token])
+        return content.removeprefix(b"\xff") if content.startswith(b"\xff<") else content

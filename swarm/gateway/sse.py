@@ -1,0 +1,130 @@
+"""Answers as streams of events, each sent once, with a comment each second while there is nothing to tell.
+
+Every event has an id: the request's, and how many events of each choice have been sent with it (the last number: those
+behind all choices). Which choice is how far depends on time; what each one's events are does not. So a reader who
+names the last id it has seen gets what it lacks, from any gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from swarm.gateway.answer import Part
+from swarm.gateway.apis.writer import Sse, Writer
+from swarm.gateway.errors import Problem
+from swarm.gateway.reading import Lot, Reading
+
+QUIET_S = 1.0  # without a byte, until a comment says that all is well
+COMMENT = b": still here\n\n"
+_ID = re.compile(r"^([0-9A-Za-z_-]{1,128}):(\d{1,9}(?:\.\d{1,9}){1,64})$")
+
+
+class Numbering:
+    """Numbers the events of a stream, and leaves out those that the reader has."""
+
+    def __init__(self, request_id: str, num_choices: int, seen: Sequence[int] = ()) -> None:
+        self._request_id = request_id
+        self._counts = [0] * (num_choices + 1)
+        self._seen = list(seen) if len(seen) == len(self._counts) else list(self._counts)
+
+    def encode(self, events: Sequence[Sse], choice: int) -> bytes:
+        """The bytes of these events of a choice; -1: of those behind all."""
+        written = bytearray()
+        for event in events:
+            self._counts[choice] += 1
+            if self._counts[choice] <= self._seen[choice]:
+                continue
+            at = ".".join(map(str, map(max, self._counts, self._seen)))
+            written += f"id: {self._request_id}:{at}\n".encode()
+            written += event.encode()
+        return bytes(written)
+
+
+def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
+    """The request and the counts of an event's id. Raises Problem."""
+    match = _ID.match(text)
+    if match is None:
+        raise Problem(400, f"{text[:80]!r} is not the id of an event of this server", param="Last-Event-ID")
+    return match[1], tuple(int(number) for number in match[2].split("."))
+
+
+async def events_of(reading: Reading | Lot, writer: Writer, numbering: Numbering) -> AsyncIterator[bytes]:
+    """The stream's bytes, as they come. What goes wrong under way is told in the stream: its status has been sent."""
+    try:
+        head = numbering.encode(writer.head(), 0)
+        while parts := await reading.next():
+            if chunk := head + b"".join(_written(part, writer, numbering) for part in parts):
+                yield chunk
+            head = b""
+        yield head + numbering.encode(writer.tail(reading.counts()), -1)
+    except Problem as problem:
+        yield b"".join(event.encode() for event in writer.failed(problem))
+
+
+def _written(part: Part, writer: Writer, numbering: Numbering) -> bytes:
+    return numbering.encode(writer.write(part), part.choice)
+
+
+class EventStream(Response):
+    """Sends what ``chunks`` gives. ``close`` is called at the end, however it comes: when all is sent, when the reader
+    hangs up, or takes nothing for ``patience_s``."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str], patience_s: float
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._chunks, self._close, self._patience_s = chunks, close, patience_s
+        self._sent_at = 0.0
+        self._sending = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.ensure_future(self._send_all(send))
+        watcher = asyncio.ensure_future(hang_up(receive))
+        keeper = asyncio.ensure_future(self._keep_up(send, sender))
+        tasks = (sender, watcher, keeper)
+        try:
+            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            self._close()
+        if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
+            raise results[0]
+
+    async def _send_all(self, send: Send) -> None:
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self._chunks:
+            await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: dict[str, object]) -> None:
+        self._sending = True
+        await send(message)
+        self._sending, self._sent_at = False, asyncio.get_running_loop().time()
+
+    async def _keep_up(self, send: Send, sender: asyncio.Future[None]) -> None:
+        """Comment when nothing is told, and end what nobody takes."""
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            quiet_s = loop.time() - self._sent_at
+            if self._sending and quiet_s > self._patience_s:
+                sender.cancel()
+            elif not self._sending and quiet_s >= QUIET_S:
+                await self._send(send, {"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await asyncio.sleep(QUIET_S if self._sending else max(0.01, self._sent_at + QUIET_S - loop.time()))
+
+
+async def hang_up(receive: Receive) -> None:
+    """Wait until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
