@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from swarm.gateway.apis import chat, completions
 from swarm.gateway.apis.models import model_of
-from swarm.gateway.counter import Counter, Job, MakeWriter
-from swarm.gateway.desk import Desk, Owner
+from swarm.gateway.desk.desk import Desk, Owner
 from swarm.gateway.errors import Problem
-from swarm.gateway.json import JsonResponse
+from swarm.gateway.http.counter import Counter, Job, MakeWriter
+from swarm.gateway.http.json import JsonResponse
 from swarm.version import __version__
 
 WRITERS: dict[str, MakeWriter] = {"chat": chat.ChatWriter, "completions": completions.CompletionWriter}

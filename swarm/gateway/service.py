@@ -9,7 +9,7 @@ import uvloop
 
 from swarm.client.client import AsyncClient
 from swarm.gateway.app import make_app
-from swarm.gateway.desk import Desk
+from swarm.gateway.desk.desk import Desk
 from swarm.log import get_logger
 
 if TYPE_CHECKING:

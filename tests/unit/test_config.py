@@ -155,9 +155,9 @@ def test_errors_name_their_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("port = 5", "no setting port (from the file FILE); did you mean broker.port?"),
+        ("port = 5", "no setting port (from the file FILE); did you mean broker.port or gateway.port?"),
         ("[broker]\nthreads = 2", "did you mean worker.threads?"),
-        ("[log]\nhost = '::1'", "did you mean broker.host or worker.host?"),
+        ("[log]\nhost = '::1'", "did you mean broker.host or gateway.host or worker.host?"),
         ("[helth]\nbeat_timeout_s = 1", "did you mean health?"),
         ("[zzz]\nqqq = 1", "`python -m swarm.config` lists what there is"),
     ],

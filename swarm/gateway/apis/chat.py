@@ -26,10 +26,10 @@ from swarm.gateway.apis.bodies import (
 from swarm.gateway.apis.tokens import chat_logprobs, hops_of, usage
 from swarm.gateway.apis.writer import Json, Sse
 from swarm.gateway.ask import Ask, Tool, ToolUse
-from swarm.gateway.desk import ALL_LEFT
+from swarm.gateway.desk.desk import ALL_LEFT
+from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, unsupported, wrong
 from swarm.gateway.memo import Memo, noted
-from swarm.gateway.served import Served
 from swarm.params import Grammar
 
 DONE = Sse(b"[DONE]")

@@ -25,9 +25,9 @@ from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options
 from swarm.gateway.apis.tokens import hops_of, text_logprobs, usage
 from swarm.gateway.apis.writer import Json, Sse
 from swarm.gateway.ask import Ask
+from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, unsupported, wrong
 from swarm.gateway.memo import Memo
-from swarm.gateway.served import Served
 
 DEFAULT_LENGTH = 16  # OpenAI's
 MAX_PROMPTS = 256

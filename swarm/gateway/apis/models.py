@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.gateway.served import Served
+from swarm.gateway.desk.served import Served
 
 
 def model_of(served: Served, created: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 
 from swarm.client.results import Piece
 from swarm.gateway.answer import Counts
-from swarm.gateway.served import Served
+from swarm.gateway.desk.served import Served
 from swarm.wire.messages import TokenLogprob
 
 Json = dict[str, Any]

@@ -19,7 +19,11 @@ from swarm.ctl.commands import app as swarmctl_app
 from swarm.ctl.main import run as swarmctl
 
 PROGRAMS = {"swarm": (swarm_app, swarm), "swarmctl": (swarmctl_app, swarmctl)}
-SERVICES = {("swarm", "broker"), ("swarm", "worker")}  # they print nothing: what they say goes to the log
+SERVICES = {
+    ("swarm", "broker"),
+    ("swarm", "worker"),
+    ("swarm", "gateway"),
+}  # they print nothing: what they say goes to the log
 NOBODY = "tcp://127.0.0.1:9"  # nothing of ours listens there
 
 # For each command that talks to a broker, arguments that are right.

@@ -9,8 +9,8 @@ from dataclasses import replace
 from swarm.client.stream import PromptStream
 from swarm.errors import ClientError
 from swarm.gateway.answer import Counts, Part
+from swarm.gateway.desk.parts import Parts
 from swarm.gateway.errors import Problem, problem_of
-from swarm.gateway.parts import Parts
 
 
 class Reading:

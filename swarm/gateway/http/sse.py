@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from swarm.gateway.answer import Part
 from swarm.gateway.apis.writer import Sse, Writer
+from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.errors import Problem
-from swarm.gateway.reading import Lot, Reading
 
 QUIET_S = 1.0  # without a byte, until a comment says that all is well
 COMMENT = b": still here\n\n"

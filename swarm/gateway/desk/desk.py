@@ -11,12 +11,12 @@ import msgspec
 from swarm.client.client import AsyncClient
 from swarm.errors import ClientError
 from swarm.gateway.ask import Ask, Tool, ToolUse
+from swarm.gateway.desk.parts import Parts
+from swarm.gateway.desk.prompts import encode
+from swarm.gateway.desk.reading import Reading
+from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of
 from swarm.gateway.memo import Memo
-from swarm.gateway.parts import Parts
-from swarm.gateway.prompts import encode
-from swarm.gateway.reading import Reading
-from swarm.gateway.served import Served
 from swarm.gateway.tools.families import family_of
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from swarm.gateway.answer import Part
 from swarm.gateway.apis.writer import Writer
 from swarm.gateway.ask import Ask
-from swarm.gateway.desk import Desk, Owner
+from swarm.gateway.desk.desk import Desk, Owner
+from swarm.gateway.desk.reading import Lot, Reading
+from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem
-from swarm.gateway.json import JsonResponse
+from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
-from swarm.gateway.reading import Lot, Reading
-from swarm.gateway.served import Served
-from swarm.gateway.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 
 PATIENCE_S = 0.008  # for an error that still fits into the status; then a stream's headers go out
 SLOW_READER_S = 60.0  # without taking a byte, until a stream is ended

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swarm.gateway.ask import Ask, Json
+from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import wrong
-from swarm.gateway.served import Served
 
 
 def encode(ask: Ask, served: Served) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""What is HTTP's own: ``counter`` brings answers to whoever asked, ``sse`` streams them, ``json`` encodes."""
