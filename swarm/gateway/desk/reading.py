@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from swarm.client.stream import PromptStream
 from swarm.errors import ClientError
 from swarm.gateway.answer import Counts, Part
 from swarm.gateway.desk.parts import Parts
-from swarm.gateway.errors import Problem, problem_of
+from swarm.gateway.errors import problem_of
 
 
 class Reading:
@@ -55,46 +56,44 @@ class Lot:
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._readings = readings
-        self._queue: asyncio.Queue[list[Part] | Problem | None] = asyncio.Queue(maxsize=len(readings))
-        self._tasks: list[asyncio.Task[None]] = []
-        self._open = len(readings)
+        self._waiting: dict[asyncio.Future[list[Part]], int] | None = None  # by what is waited for: whose it is
         self._ahead: list[Part] = []
-        self.num_choices = sum(reading.num_choices for reading in readings)
+        self._firsts = list(accumulate((reading.num_choices for reading in readings), initial=0))
+        self.num_choices = self._firsts.pop()
 
     async def look(self) -> None:
-        first = 0
-        for reading in self._readings:
-            self._tasks.append(asyncio.ensure_future(self._pump(reading, first)))
-            first += reading.num_choices
+        """Wait for the first parts of any, and keep them for ``next``. Raises Problem."""
         self._ahead = await self.next()
 
-    async def _pump(self, reading: Reading, first: int) -> None:
-        try:
-            while parts := await reading.next():
-                await self._queue.put([replace(part, choice=part.choice + first) for part in parts])
-            await self._queue.put(None)
-        except Problem as problem:
-            await self._queue.put(problem)
-
     async def next(self) -> list[Part]:
+        """The parts that are there, at least one; empty at the end of all. Raises Problem."""
         if self._ahead:
             parts, self._ahead = self._ahead, []
             return parts
-        while self._open:
-            news = await self._queue.get()
-            if isinstance(news, Problem):
-                raise news
-            if news is not None:
-                return news
-            self._open -= 1
+        if self._waiting is None:
+            self._waiting = {self._ask(index): index for index in range(len(self._readings))}
+        while self._waiting:
+            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            if parts := [part for future in done for part in self._take(future, self._waiting)]:
+                return parts
         return []
 
+    def _ask(self, index: int) -> asyncio.Future[list[Part]]:
+        return asyncio.ensure_future(self._readings[index].next())
+
+    def _take(self, future: asyncio.Future[list[Part]], waiting: dict[asyncio.Future[list[Part]], int]) -> list[Part]:
+        index, parts = waiting.pop(future), future.result()
+        if parts:
+            waiting[self._ask(index)] = index
+        return [replace(part, choice=part.choice + self._firsts[index]) for part in parts]
+
     def counts(self) -> Counts:
+        """Count the tokens of all. Only at the end."""
         each = [reading.counts() for reading in self._readings]
         return Counts(sum(c.prompt for c in each), sum(c.answer for c in each), sum(c.cached for c in each))
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        for future in self._waiting or ():
+            future.cancel()
         for reading in self._readings:
             reading.close()

@@ -172,6 +172,8 @@ class Promises:
             if worker.joined_at > self._scene.broker.started_at + REJOIN_S:
                 return 0  # what it said first was lost: it is not waited for any longer
             hello = worker.hello
+            if hello.lineage.journal != state.lineage.journal:
+                return 0  # numbers of another journal mean other sequences, even where their tokens are the same
             if hello.held_layers != stage.layers or stage.name in self._doubled:
                 return 0  # of two processes under one name, the wrong one may have been the first to come back
             held = next((each for each in hello.held if each.sequence == sequence.id), None)
