@@ -11,9 +11,10 @@ import msgspec
 from swarm.client.client import AsyncClient
 from swarm.errors import ClientError
 from swarm.gateway.ask import Ask, Tool, ToolUse
+from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
 from swarm.gateway.desk.prompts import encode
-from swarm.gateway.desk.reading import Reading
+from swarm.gateway.desk.reading import Keep, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of
 from swarm.gateway.memo import Memo
@@ -49,6 +50,7 @@ class Desk:
 
     def __init__(self, client: AsyncClient, aliases: Sequence[str] = ()) -> None:
         self.client = client
+        self.keeping = Keeping(client)
         self._aliases = tuple(aliases)
         self._served: Served | None = None
         self._described: Description | None = None
@@ -100,8 +102,12 @@ class Desk:
     def begin(
         self, order: Order, owner: Owner, request_id: str | None, memo: Memo | None, *, detached: bool = False
     ) -> Reading:
-        """Hand it in. Nothing is sent before the first part is asked for."""
+        """Hand it in. Nothing is sent before the first part is asked for. ``detached``: it goes on without its reader,
+        to its end; with ``keep_s`` for as long as that says."""
         ask = order.ask
+        keep = None
+        if ask.keep_s and request_id is not None and not detached:
+            keep = Keep(self.keeping, request_id, ask.keep_s)
         try:
             stream = self.client.stream(
                 order.ids,
@@ -112,12 +118,12 @@ class Desk:
                 deadline_s=ask.deadline_s,
                 timeout=ask.timeout_s,
                 hops=ask.hops,
-                detached=detached,
+                detached=detached or keep is not None,
                 memo="" if memo is None else memo.text(),
             )
         except ClientError as error:
             raise problem_of(error) from None
-        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n))
+        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n), keep)
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
         """Read an answer that was asked for before, from its beginning."""
@@ -131,8 +137,10 @@ class Desk:
         served = await self.served()
         tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
         use = ToolUse(tools, parallel=memo.parallel)
+        self.keeping.forget(request_id)
         stream = self.client.attach(request_id)
-        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n))
+        keep = Keep(self.keeping, request_id, memo.keep_s)
+        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n), keep)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:
