@@ -89,11 +89,14 @@ class Desk:
     async def order(self, ask: Ask, served: Served) -> Order:
         """Make the prompt. Long ones are tokenized in a thread."""
         ask = with_grammar(ask, served)
-        long = len(ask.prompt) if ask.messages is None else sum(len(str(message)) for message in ask.messages)
         try:
-            ids = await asyncio.to_thread(encode, ask, served) if long > SHORT else encode(ask, served)
+            ids = await asyncio.to_thread(encode, ask, served) if size_of(ask) > SHORT else encode(ask, served)
         except ClientError as error:
             raise problem_of(error) from None
+        if len(ids) >= served.manifest.context:
+            text = f"the prompt has {len(ids)} tokens; {served.name} holds {served.manifest.context}, "
+            text += "and at least one must remain for the answer"
+            raise Problem(400, text, param="prompt", code="context_length_exceeded")
         params = ask.params
         if params.max_tokens == ALL_LEFT:
             params = msgspec.structs.replace(params, max_tokens=served.room(len(ids)))
@@ -141,6 +144,11 @@ class Desk:
         stream = self.client.attach(request_id)
         keep = Keep(self.keeping, request_id, memo.keep_s)
         return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n), keep)
+
+
+def size_of(ask: Ask) -> int:
+    """How long a prompt is, about: in characters, or in tokens where those were given."""
+    return len(ask.prompt) if ask.messages is None else sum(len(str(message)) for message in ask.messages)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:
