@@ -250,7 +250,10 @@ def test_messages_are_taken_as_clients_send_them(client: OpenAI) -> None:
     plain = chat(client, messages=lines, temperature=0)
     for same in (
         [{"role": "developer", "content": "Be kind."}, *QUESTION],
-        [{"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]}, *QUESTION],
+        [
+            {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+            *QUESTION,
+        ],
     ):
         other = chat(client, messages=same, temperature=0)
         assert other.usage.prompt_tokens == plain.usage.prompt_tokens
