@@ -32,7 +32,9 @@ class TextModel:
     silent: frozenset[int]
     template: jinja2.Template | None
     special: Mapping[str, str]  # bos_token, eos_token, …: what chat templates may mention
-    special_ids: Mapping[str, int] = field(default_factory=dict)  # every special token by its text
+    added: Mapping[str, int] = field(
+        default_factory=dict
+    )  # tokens beside the vocabulary, special ones too, by their texts
     tool_template: jinja2.Template | None = None  # of models that have one of its own for conversations with tools
     template_source: str = ""  # as it was written: of the one for tools, if there is one
 
@@ -44,12 +46,13 @@ class TextModel:
         tokenizer = _tokenizer(files[TOKENIZER_FILE])
         config = _json_object(files.get(CONFIG_FILE, b"{}"), CONFIG_FILE)
         added = tokenizer.get_added_tokens_decoder()
-        special_ids = {entry.content: token for token, entry in added.items() if entry.special}
+        silent = frozenset(token for token, entry in added.items() if entry.special)
+        by_text = {entry.content: token for token, entry in added.items()}
         special = {name: _token_text(config[name]) for name in config if name.endswith("_token") and config[name]}
         sources = _template_sources(files, config)
         plain, tools = _template(sources.get("default")), _template(sources.get("tool_use"))
         source = sources.get("tool_use") or sources.get("default") or ""
-        return cls(tokenizer, frozenset(special_ids.values()), plain or tools, special, special_ids, tools, source)
+        return cls(tokenizer, silent, plain or tools, special, by_text, tools, source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids of a text, with the special tokens around it that the model expects."""
@@ -70,7 +73,8 @@ class TextModel:
 
     def special_id(self, text: str) -> int | None:
         """The id of the special token with this text; None if there is none."""
-        return self.special_ids.get(text)
+        token = self.added.get(text)
+        return token if token in self.silent else None
 
     def detokenizer(self, visible: Sequence[int] = ()) -> Detokenizer:
         """A fresh incremental one, in whose text these special tokens are seen."""

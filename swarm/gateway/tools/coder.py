@@ -10,7 +10,7 @@ from typing import Any
 from swarm.errors import InvalidRequest
 from swarm.gateway.ask import Tool, ToolUse
 from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Specials, arguments_schema, grammar, json_of, literal, mark, one_of
+from swarm.gateway.tools.grammars import Added, arguments_schema, grammar, json_of, literal, mark, one_of
 from swarm.gateway.tools.objects import Put
 from swarm.gateway.tools.reading import Broken, Characters, Reader, Steps, expect, skip_space, word_until
 from swarm.params import Grammar
@@ -131,12 +131,12 @@ def is_text(schema: Mapping[str, Any]) -> bool:
     return kinds in ("string", ["string"]) or not schema
 
 
-def coder(specials: Specials) -> Family:
+def coder(added: Added) -> Family:
     def fits(template: str) -> bool:
         return _FUNCTION in template and _PARAMETER in template
 
-    opening = f"{mark(OPEN, specials)} {literal(chr(10))}"
-    closing = f"{literal(chr(10))} {mark(CLOSE, specials)}"
+    opening = f"{mark(OPEN, added)} {literal(chr(10))}"
+    closing = f"{literal(chr(10))} {mark(CLOSE, added)}"
 
     def forced(use: ToolUse) -> Grammar:
         rules = one_of(use, _call)
@@ -170,7 +170,8 @@ def _value_rules(tool: Tool, root: Mapping[str, Any], name: str, rule: str) -> t
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return f"{rule} {close}", [f"{rule}: " + " | ".join(literal(value) for value in values)]
-    return rule, [f"{rule}[suffix={literal(_PARAMETER_END)}]: {_free_text(schema)}"]
+    text = rule.upper()
+    return rule, [f"{rule}[suffix={literal(_PARAMETER_END)}]: {text}", f"{text}: {_free_text(schema)}"]
 
 
 def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,12 +179,15 @@ def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _free_text(schema: Mapping[str, Any]) -> str:
-    """Bare text up to the closing mark, as an expression."""
+    """Bare text up to the closing mark, as an expression. The mark itself can't stand in it."""
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-    body = "(?s:.*)" if not low and high == "" else f"(?s:.{{{low},{high}}})"
     if "pattern" in schema:
         body = _found(str(schema["pattern"]))
-    return f"/{body}\\n/"
+    elif low or high != "":
+        body = f"(?s:.{{{low},{high}}})"
+    else:
+        return "/(?s:.*)/"
+    return f"/{body}\\n/ & ~/(?s:.*){_slashed(_PARAMETER_END)}(?s:.*)/"
 
 
 def _found(pattern: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from swarm.gateway.ask import Tool, ToolUse
 from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Specials, arguments_rule, grammar, literal, mark, one_of
+from swarm.gateway.tools.grammars import Added, arguments_rule, grammar, literal, mark, one_of
 from swarm.gateway.tools.objects import end, sink, value
 from swarm.gateway.tools.reading import Broken, Reader, Steps, expect, skip_space, word_until
 from swarm.params import Grammar
@@ -48,8 +48,8 @@ class DeepSeekReader(Reader):
 _MARKS = (ALL_BEGIN, ALL_END, BEGIN, SEP, END)
 
 
-def deepseek(specials: Specials) -> Family:
-    begin, sep, end = (mark(text, specials) for text in (BEGIN, SEP, END))
+def deepseek(added: Added) -> Family:
+    begin, sep, end = (mark(text, added) for text in (BEGIN, SEP, END))
 
     def call(tool: Tool, rule: str) -> Sequence[str]:
         head = f"{begin} {literal('function')} {sep} {literal(f'{tool.name}{NEWLINE}{_FENCE}')}"
@@ -61,12 +61,12 @@ def deepseek(specials: Specials) -> Family:
     def fits(template: str) -> bool:
         return BEGIN in template and "```json" in template
 
-    return Way("deepseek", _MARKS, fits, DeepSeekReader, _forcer(specials, call, literal(NEWLINE)))
+    return Way("deepseek", _MARKS, fits, DeepSeekReader, _forcer(added, call, literal(NEWLINE)))
 
 
-def deepseek_unfenced(specials: Specials) -> Family:
+def deepseek_unfenced(added: Added) -> Family:
     """V3.1 and later."""
-    begin, sep, end = (mark(text, specials) for text in (BEGIN, SEP, END))
+    begin, sep, end = (mark(text, added) for text in (BEGIN, SEP, END))
 
     def call(tool: Tool, rule: str) -> Sequence[str]:
         return [
@@ -77,13 +77,11 @@ def deepseek_unfenced(specials: Specials) -> Family:
     def fits(template: str) -> bool:
         return BEGIN in template
 
-    return Way("deepseek-v3.1", _MARKS, fits, DeepSeekReader, _forcer(specials, call, ""))
+    return Way("deepseek-v3.1", _MARKS, fits, DeepSeekReader, _forcer(added, call, ""))
 
 
-def _forcer(
-    specials: Specials, call: Callable[[Tool, str], Sequence[str]], between: str
-) -> Callable[[ToolUse], Grammar]:
-    start = f"{mark(ALL_BEGIN, specials)} {{calls}} {mark(ALL_END, specials)}"
+def _forcer(added: Added, call: Callable[[Tool, str], Sequence[str]], between: str) -> Callable[[ToolUse], Grammar]:
+    start = f"{mark(ALL_BEGIN, added)} {{calls}} {mark(ALL_END, added)}"
 
     def forced(use: ToolUse) -> Grammar:
         return grammar(start, one_of(use, call), use, between)

@@ -1,7 +1,7 @@
 """The families by name, and which of them a model belongs to.
 
 Packages can bring families of their own: an entry point of the group ``swarm.tool_families`` names a function that
-takes the model's special tokens (their ids by their texts) and returns a Family. Those are asked first.
+takes the model's special and added tokens (their ids by their texts) and returns a Family. Those are asked first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarm.errors import ModelError
 from swarm.gateway.tools.coder import coder
 from swarm.gateway.tools.deepseek import deepseek, deepseek_unfenced
 from swarm.gateway.tools.family import Family
-from swarm.gateway.tools.grammars import Specials
+from swarm.gateway.tools.grammars import Added
 from swarm.gateway.tools.granite import granite, phi
 from swarm.gateway.tools.hermes import hermes, plain
 from swarm.gateway.tools.llama import llama3
@@ -22,7 +22,7 @@ from swarm.gateway.tools.mistral import mistral, mistral_args
 
 GROUP = "swarm.tool_families"
 
-Make = Callable[[Specials], Family]
+Make = Callable[[Added], Family]
 
 # In the order in which they are asked: those whose marks say more stand before those whose marks others use as well.
 OWN: Mapping[str, Make] = {
@@ -39,23 +39,23 @@ OWN: Mapping[str, Make] = {
 }
 
 
-def family_of(template: str | None, specials: Specials | None = None) -> Family:
+def family_of(template: str | None, added: Added | None = None) -> Family:
     """The family that a chat template belongs to. ``plain`` if none does: then a system text tells of the tools."""
-    made = (make(specials or {}) for make in all_families().values())
+    made = (make(added or {}) for make in all_families().values())
     return next(family for family in made if family.fits(template or ""))
 
 
-def family_named(name: str, specials: Specials | None = None) -> Family:
+def family_named(name: str, added: Added | None = None) -> Family:
     """The family of this name. Raises ModelError if there is none."""
     families = all_families()
     if name not in families:
         raise ModelError(f"there is no family of tool calls named {name!r}; known are {', '.join(sorted(families))}")
-    return families[name](specials or {})
+    return families[name](added or {})
 
 
-def visible(family: Family, specials: Specials) -> tuple[int, ...]:
-    """The special tokens that must be seen as text, for the family's calls to be found."""
-    return tuple(specials[mark] for mark in family.marks if mark in specials)
+def visible(family: Family, added: Added) -> tuple[int, ...]:
+    """The tokens that must be seen as text, for the family's calls to be found."""
+    return tuple(added[mark] for mark in family.marks if mark in added)
 
 
 @cache

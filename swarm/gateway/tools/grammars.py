@@ -1,6 +1,7 @@
 """The grammars by which a model is made to call: Lark rules in llguidance's dialect.
 
-A mark that is a special token of the model is written as that token; any other as text. Arguments follow the tool's
+A mark that is a token of the model beside its vocabulary (a special one, or one that was added) is written as that
+token; any other as text. Arguments follow the tool's
 JSON schema, with at most one space where JSON takes any whitespace, so that nothing grows without bound but what the
 schema leaves open.
 """
@@ -21,7 +22,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 
 _OPEN = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas")
 
-Specials = Mapping[str, int]
+Added = Mapping[str, int]  # the model's special and added tokens by their texts
 
 
 def literal(text: str) -> str:
@@ -29,9 +30,9 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def mark(text: str, specials: Specials) -> str:
-    """A mark in a rule: the special token if it is one."""
-    return f"<[{specials[text]}]>" if text in specials else literal(text)
+def mark(text: str, added: Added) -> str:
+    """A mark in a rule: the token if it is one."""
+    return f"<[{added[text]}]>" if text in added else literal(text)
 
 
 def json_of(schema: Mapping[str, Any], *, lenient: bool) -> str:

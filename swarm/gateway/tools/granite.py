@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from swarm.gateway.ask import ToolUse
 from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Specials, grammar, json_call, literal, mark, one_of
+from swarm.gateway.tools.grammars import Added, grammar, json_call, literal, mark, one_of
 from swarm.gateway.tools.objects import call_or_list
 from swarm.gateway.tools.reading import Reader, Steps
 from swarm.params import Grammar
@@ -23,18 +23,18 @@ class ListReader(Reader):
         yield from call_or_list(self)
 
 
-def granite(specials: Specials) -> Family:
+def granite(added: Added) -> Family:
     marks = (OPEN, _TEXT_OPEN, _TEXT_CLOSE)
-    return Way("granite", marks, lambda template: OPEN in template, ListReader, _forcer(specials, ""))
+    return Way("granite", marks, lambda template: OPEN in template, ListReader, _forcer(added, ""))
 
 
-def phi(specials: Specials) -> Family:
-    forced = _forcer(specials, mark(CLOSE, specials))
+def phi(added: Added) -> Family:
+    forced = _forcer(added, mark(CLOSE, added))
     return Way("phi", (OPEN, CLOSE), lambda template: CLOSE in template, ListReader, forced)
 
 
-def _forcer(specials: Specials, close: str) -> Callable[[ToolUse], Grammar]:
-    start = f"{mark(OPEN, specials)} {literal('[')} {{calls}} {literal(']')} {close}"
+def _forcer(added: Added, close: str) -> Callable[[ToolUse], Grammar]:
+    start = f"{mark(OPEN, added)} {literal('[')} {{calls}} {literal(']')} {close}"
 
     def forced(use: ToolUse) -> Grammar:
         return grammar(start, one_of(use, json_call("name", "arguments")), use, literal(", "))

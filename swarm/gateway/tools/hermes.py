@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from swarm.gateway.ask import Tool, ToolUse
 from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Specials, grammar, json_call, literal, mark, one_of
+from swarm.gateway.tools.grammars import Added, grammar, json_call, literal, mark, one_of
 from swarm.gateway.tools.objects import call_or_list
 from swarm.gateway.tools.reading import Reader, Steps
 from swarm.params import Grammar
@@ -25,13 +25,13 @@ class HermesReader(Reader):
         yield from call_or_list(self)
 
 
-def hermes(specials: Specials) -> Family:
-    return Way("hermes", (OPEN, CLOSE), lambda template: OPEN in template, HermesReader, _forcer(specials))
+def hermes(added: Added) -> Family:
+    return Way("hermes", (OPEN, CLOSE), lambda template: OPEN in template, HermesReader, _forcer(added))
 
 
-def plain(specials: Specials) -> Family:
+def plain(added: Added) -> Family:
     """For templates that know no tools."""
-    return Way("plain", (OPEN, CLOSE), lambda _: True, HermesReader, _forcer(specials), _instructions)
+    return Way("plain", (OPEN, CLOSE), lambda _: True, HermesReader, _forcer(added), _instructions)
 
 
 def _instructions(use: ToolUse) -> str:
@@ -40,9 +40,9 @@ def _instructions(use: ToolUse) -> str:
     return "\n".join([_HEAD, *map(_told, use.tools), _TAIL, *_urged(use)])
 
 
-def _forcer(specials: Specials) -> Callable[[ToolUse], Grammar]:
-    opening = f"{mark(OPEN, specials)} {literal(NEWLINE)}"
-    closing = f"{literal(NEWLINE)} {mark(CLOSE, specials)}"
+def _forcer(added: Added) -> Callable[[ToolUse], Grammar]:
+    opening = f"{mark(OPEN, added)} {literal(NEWLINE)}"
+    closing = f"{literal(NEWLINE)} {mark(CLOSE, added)}"
 
     def forced(use: ToolUse) -> Grammar:
         rules = one_of(use, json_call("name", "arguments"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from swarm.gateway.ask import ToolUse
 from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Specials, grammar, json_call, literal, one_of
+from swarm.gateway.tools.grammars import Added, grammar, json_call, literal, one_of
 from swarm.gateway.tools.objects import call_object, end, sink, value
 from swarm.gateway.tools.pythonic import python_calls
 from swarm.gateway.tools.reading import Broken, Reader, Steps, skip_space, word_until
@@ -61,7 +61,7 @@ class LlamaReader(Reader):
         end(self, name)
 
 
-def llama3(specials: Specials) -> Family:
+def llama3(added: Added) -> Family:
     def fits(template: str) -> bool:
         return TAG in template or BEGIN in template or ("<|start_header_id|>" in template and "tools" in template)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from swarm.gateway.ask import Tool, ToolUse
 from swarm.gateway.tools.family import Family, Way
-from swarm.gateway.tools.grammars import Specials, arguments_rule, grammar, json_call, literal, mark, one_of
+from swarm.gateway.tools.grammars import Added, arguments_rule, grammar, json_call, literal, mark, one_of
 from swarm.gateway.tools.objects import call_or_list, end, sink, value
 from swarm.gateway.tools.reading import Broken, Reader, Steps, expect, skip_space, word_until
 from swarm.params import Grammar
@@ -43,8 +43,8 @@ class MistralReader(Reader):
         end(self, name)
 
 
-def mistral(specials: Specials) -> Family:
-    start = f"{mark(CALLS, specials)} {literal('[')} {{calls}} {literal(']')}"
+def mistral(added: Added) -> Family:
+    start = f"{mark(CALLS, added)} {literal('[')} {{calls}} {literal(']')}"
 
     def forced(use: ToolUse) -> Grammar:
         return grammar(start, one_of(use, json_call("name", "arguments")), use, literal(", "))
@@ -52,11 +52,11 @@ def mistral(specials: Specials) -> Family:
     return Way("mistral", (CALLS, ARGS, CALL_ID), lambda template: CALLS in template, MistralReader, forced)
 
 
-def mistral_args(specials: Specials) -> Family:
+def mistral_args(added: Added) -> Family:
     """The newer form."""
 
     def call(tool: Tool, rule: str) -> Sequence[str]:
-        head = f"{mark(CALLS, specials)} {literal(tool.name)} {mark(ARGS, specials)}"
+        head = f"{mark(CALLS, added)} {literal(tool.name)} {mark(ARGS, added)}"
         return [f"{rule}: {head} {rule}_arguments", f"{rule}_arguments: {arguments_rule(tool)}"]
 
     def forced(use: ToolUse) -> Grammar:

@@ -177,6 +177,7 @@ def test_special_tokens_that_are_asked_for_are_seen() -> None:
     assert tag is not None
     assert sep is not None
     assert model.special_id("a") is None
+    assert model.added["<|tag|>"] == tag
     tokens = [tag, *say("é"), sep, 0, *say("x"), tag]
     assert "".join(pieces_of(model.detokenizer(), tokens)) == "éx"
     assert "".join(pieces_of(model.detokenizer((tag,)), tokens)) == "<|tag|>éx<|tag|>"

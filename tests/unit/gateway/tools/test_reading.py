@@ -29,9 +29,9 @@ PATCH = Tool("apply_patch", "Change files.", custom=True)
 USE = ToolUse((WEATHER, TIME, PATCH))
 
 CITY = '{"city": "Zürich ☂ \\"a}\\\\", "days": 3}'
-CALL = [Begun("get_weather"), Argued(CITY), Over()]
-TIMED = [Begun("get_time"), Argued("{}"), Over()]
-PATCHED = [Begun("apply_patch"), Argued('*** "é"\n\t\\😀'), Over()]
+CALL: list[Found] = [Begun("get_weather"), Argued(CITY), Over()]
+TIMED: list[Found] = [Begun("get_time"), Argued("{}"), Over()]
+PATCHED: list[Found] = [Begun("apply_patch"), Argued('*** "é"\n\t\\😀'), Over()]
 INPUT = '{"input": "*** \\"\\u00e9\\"\\n\\t\\\\\\ud83d\\ude00"}'
 OBJECT = '{"name": "get_weather", "arguments": ' + CITY + "}"
 TIME_OBJECT = '{"name": "get_time", "arguments": {}}'
