@@ -93,10 +93,12 @@ class Client:
         """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return self._run(self._client.submit_chat(messages, params, **options))
 
-    def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> BlockingStream:
+    def attach(
+        self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
+    ) -> BlockingStream:
         """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
         each continuation on. Leaving the iterator early cancels nothing."""
-        return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout))
+        return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout, visible=visible))
 
     def recall(self, request_id: str) -> Submit:
         """Look up what was asked for in a request that was made before."""

@@ -128,17 +128,19 @@ class AsyncClient:
         """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
 
-    def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> PromptStream:
+    def attach(
+        self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
+    ) -> PromptStream:
         """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
         each continuation on. The latest reader gets what comes; the one before it ends with ReadElsewhere. The text of
         a token depends on those before it, which is why they are fetched, too; ``completion`` has them all. Leaving the
-        iterator early cancels nothing.
+        iterator early cancels nothing. ``visible`` is as in :class:`RequestOptions`: who made the request can't say it.
 
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
-        check_attach(request_id, next_index, timeout)
+        shown = check_attach(request_id, next_index, timeout, visible)
 
         async def begin(mailbox: Mailbox) -> Opened:
-            call = await self._recall(request_id, timeout)
+            call = await self._recall(request_id, timeout, shown)
             call.first = next_index
             call.start(mailbox, timeout, attached=True)
             return {request_id: (0, call)}
@@ -290,14 +292,14 @@ class AsyncClient:
             call.leave()
         return call.submit.request_id
 
-    async def _recall(self, request_id: str, timeout_s: float | None) -> Call:
+    async def _recall(self, request_id: str, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Call:
         """The request as the broker knows it, to be read."""
         limit_s = min(ASK_TIMEOUT_S, timeout_s or ASK_TIMEOUT_S)
         answer = await self._ask(Recall(request_id=request_id), limit_s)
         if isinstance(answer, Report):
             raise InvalidRequest(str(answer.body.get("error")), code="unknown")
         assert isinstance(answer, Recalled)
-        return Call(answer.submit, Wish.behind(answer.submit, timeout_s), self._connect(), self._model.get)
+        return Call(answer.submit, Wish.behind(answer.submit, timeout_s, visible), self._connect(), self._model.get)
 
     async def _complete(self, source: Source, wish: Wish) -> Completion:
         stream = self._stream([source], wish)

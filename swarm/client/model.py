@@ -32,7 +32,7 @@ class Model:
 
     def assembler(self, wish: Wish, choice: int) -> Assembler:
         ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
-        detokenizer = None if self.text is None else self.text.detokenizer()
+        detokenizer = None if self.text is None else self.text.detokenizer(wish.visible)
         return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
 
 

@@ -38,7 +38,9 @@ class RequestOptions(TypedDict, total=False):
     which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
     are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
     ``hops``: report where each token's time went; ``detached``: the request runs on when its client leaves it or
-    vanishes, and anybody who knows its id may read on (``attach``); ``memo``: a text that ``recall`` gives back.
+    vanishes, and anybody who knows its id may read on (``attach``); ``memo``: a text that ``recall`` gives back;
+    ``visible``: special tokens that have a text in the answer, as marks of tool calls must (all others stay silent;
+    this is never sent).
     """
 
     timeout: float | None
@@ -49,6 +51,7 @@ class RequestOptions(TypedDict, total=False):
     hops: bool
     detached: bool
     memo: str
+    visible: Sequence[int]
 
     max_tokens: int
     min_tokens: int
@@ -79,6 +82,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
     hops: bool = False
     detached: bool = False
     memo: str = ""
+    visible: tuple[int, ...] = ()
 
 
 _SAMPLING = SamplingParams.__struct_fields__
@@ -98,11 +102,19 @@ class Wish:
     hops: bool = False
     detached: bool = False
     memo: str = ""
+    visible: tuple[int, ...] = ()
 
     @classmethod
-    def behind(cls, submit: Submit, timeout_s: float | None) -> Wish:
-        """Reconstruct the wish of whoever made this request."""
-        return cls(submit.params, timeout_s, request_id=submit.request_id, hops=submit.hops, detached=submit.detached)
+    def behind(cls, submit: Submit, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Wish:
+        """Reconstruct the wish of whoever made this request. What is visible, each reader says for itself."""
+        return cls(
+            submit.params,
+            timeout_s,
+            request_id=submit.request_id,
+            hops=submit.hops,
+            detached=submit.detached,
+            visible=visible,
+        )
 
     def submit(self, prompt: tuple[int, ...]) -> Submit:
         """The message for this prompt. A seed and an id are drawn if the caller gave none."""
@@ -147,6 +159,7 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
         hops=own.hops,
         detached=own.detached,
         memo=own.memo,
+        visible=own.visible,
     )
 
 
@@ -184,11 +197,15 @@ def _check_own(own: _Own) -> None:
         raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
 
 
-def check_attach(request_id: str, next_index: int, timeout_s: float | None) -> None:
-    """Raises InvalidRequest that names the first value that is wrong."""
-    _check_own(_Own(request_id=request_id, timeout=timeout_s))
+def check_attach(
+    request_id: str, next_index: int, timeout_s: float | None, visible: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The special tokens to show. Raises InvalidRequest that names the first value that is wrong."""
+    own = _convert({"request_id": request_id, "timeout": timeout_s, "visible": visible}, _Own)
+    _check_own(own)
     if not 0 <= next_index <= MAX_TOKENS:
         raise InvalidRequest(f"next_index must be between 0 and {MAX_TOKENS}, not {next_index}", code="next_index")
+    return own.visible
 
 
 def as_source(prompt: Prompt) -> Source:

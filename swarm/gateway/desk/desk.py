@@ -78,8 +78,8 @@ class Desk:
             raise Problem(503, f"the swarm waits for {description.waits_for}", code="unavailable", retry_after_s=2.0)
         served = self._served
         if served is None or served.manifest != manifest or served.text is not text:
-            template = ""
-            served = Served(manifest, text, description.max_context, family_of(template), self._aliases)
+            family = family_of(None) if text is None else family_of(text.template_source, text.added)
+            served = Served(manifest, text, description.max_context, family, self._aliases)
             self._served = served
         served.max_context = description.max_context
         return served
@@ -114,6 +114,7 @@ class Desk:
                 hops=ask.hops,
                 detached=detached,
                 memo="" if memo is None else memo.text(),
+                visible=order.served.marks if ask.tools.offered else (),
             )
         except ClientError as error:
             raise problem_of(error) from None
@@ -131,7 +132,7 @@ class Desk:
         served = await self.served()
         tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
         use = ToolUse(tools, parallel=memo.parallel)
-        stream = self.client.attach(request_id)
+        stream = self.client.attach(request_id, visible=served.marks if tools else ())
         return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n))
 
 

@@ -8,6 +8,7 @@ from llguidance import LLTokenizer
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.gateway.errors import Problem
+from swarm.gateway.tools.families import visible
 from swarm.gateway.tools.family import Family
 from swarm.wire.messages import Manifest
 
@@ -27,6 +28,11 @@ class Served:
     @property
     def name(self) -> str:
         return self.manifest.name
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """The special tokens with which the family marks calls."""
+        return () if self.text is None else visible(self.family, self.text.added)
 
     def check_name(self, name: str | None) -> None:
         if name is None or name == self.name or name in self.aliases or "*" in self.aliases:

@@ -12,7 +12,7 @@ import xxhash
 
 import swarm
 from swarm.client.assets import cache_directory, read_cached, write_cached
-from swarm.client.request import as_source, check_wish
+from swarm.client.request import Wish, as_source, check_attach, check_wish
 from swarm.errors import InvalidRequest
 from swarm.params import SamplingParams
 from swarm.wire.messages import Asset
@@ -23,6 +23,17 @@ def test_keywords_override_params() -> None:
     wish = check_wish(SamplingParams(max_tokens=5, top_k=3), {"max_tokens": 7, "stop": "x", "timeout": 2})
     assert (wish.params.max_tokens, wish.params.top_k, wish.params.stop, wish.timeout_s) == (7, 3, ("x",), 2.0)
     assert check_wish(None, {}).params == SamplingParams()
+
+
+def test_what_is_visible_is_never_sent() -> None:
+    """It only changes the text that this client makes of the tokens."""
+    wish = check_wish(None, {"visible": [7, 9], "seed": 1, "request_id": "r"})
+    assert wish.visible == (7, 9)
+    assert wish.submit((1,)) == check_wish(None, {"seed": 1, "request_id": "r"}).submit((1,))
+    assert Wish.behind(wish.submit((1,)), None, (5,)).visible == (5,)  # who attaches says it anew
+    assert check_attach("r", 0, None, [5]) == (5,)
+    with pytest.raises(InvalidRequest, match="visible"):
+        check_attach("r", 0, None, "x")  # type: ignore[arg-type]
 
 
 def test_params_made_by_hand_are_checked_too() -> None:
@@ -57,6 +68,7 @@ def test_params_made_by_hand_are_checked_too() -> None:
         ({"request_id": ""}, "request_id"),
         ({"request_id": "x" * 129}, "request_id"),
         ({"hops": "yes"}, "hops"),
+        ({"visible": [1, "x"]}, "visible[1]"),
         ({"maxtokens": 3}, "maxtokens"),
     ],
 )
