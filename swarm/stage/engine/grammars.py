@@ -83,7 +83,7 @@ class Grammars:
             raise refusal(reader.grammar, f"it can't be followed beyond {_said(reader)}: {trouble(matcher)}")
         mask = _of_width(found, words)
         ends = [end for end in (*self._ends, *job.params.stop_token_ids) if end < words]
-        _put(mask, ends, allowed=False)
+        _put(mask, [end for end in (*ends, *self._vocabulary().eos_tokens) if end < words], allowed=False)
         goes_on, may_end = bool(mask.any()), bool(ends) and matcher.is_accepting()
         if may_end and not (goes_on and len(reader.tokens) < job.params.min_tokens):
             _put(mask, ends, allowed=True)
@@ -102,7 +102,7 @@ class Grammars:
         self._readers.move_to_end(sequence)
         unread = answer[len(reader.tokens) :]
         if unread and not reader.matcher.consume_tokens(unread):
-            raise refusal(grammar, f"the answer can't be read beyond {_said(reader)}: {trouble(reader.matcher)}")
+            raise refusal(grammar, f"it can't be followed beyond {_said(reader)}: {trouble(reader.matcher)}")
         reader.tokens += unread
         return reader
 
