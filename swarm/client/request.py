@@ -11,10 +11,11 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, SamplingParams
+from swarm.params import PRIORITIES, Grammar, SamplingParams
 from swarm.wire.messages import MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None  # of a batch: one set for all prompts, or one for each
 
 _T = TypeVar("_T")
 
@@ -69,6 +70,7 @@ class RequestOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    grammar: Grammar | None
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +163,28 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
         memo=own.memo,
         visible=own.visible,
     )
+
+
+def wishes_of(params: Params, options: Mapping[str, object], num_prompts: int) -> list[Wish | InvalidRequest]:
+    """What is wished for each prompt of a batch; or what is wrong with the parameters that it has for itself. Raises
+    InvalidRequest for a mistake that is no single prompt's."""
+    if params is None or isinstance(params, SamplingParams):
+        return [check_wish(params, options)] * num_prompts
+    if isinstance(params, str | bytes) or not isinstance(params, Sequence):
+        wanted = "SamplingParams, or a sequence of them with one for each prompt"
+        raise InvalidRequest(f"params must be {wanted}, not {type(params).__name__}", code="params")
+    if len(params) != num_prompts:
+        reason = f"{len(params)} sets of params for {num_prompts} prompts: give one for each prompt, or one for all"
+        raise InvalidRequest(reason, code="params")
+    check_wish(None, options)
+    return [_wish_or_mistake(own, options) for own in params]
+
+
+def _wish_or_mistake(params: SamplingParams, options: Mapping[str, object]) -> Wish | InvalidRequest:
+    try:
+        return check_wish(params, options)
+    except InvalidRequest as error:
+        return error
 
 
 def _class_of(priority: int | str) -> int:

@@ -28,7 +28,7 @@ BROKER = (
 )
 STAGE = ("native", "products", "attention", "modules", "model", "engine", "shell")
 VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
-BASE = ("errors", "params", "clock", "series", "version")
+BASE = ("errors", "params", "grammar", "clock", "series", "version")
 PROCESS = ("log", "config", "failpoints", "sink", "demo")  # for what runs as a process
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -50,6 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "log": ("config", "sink", *BASE),
     "failpoints": BASE,
     "params": ("errors",),
+    "grammar": ("params", "errors"),
     "errors": (),
     "version": (),
     "clock": (),

@@ -26,6 +26,7 @@ from swarm.stage.engine.counters import Counters
 from swarm.stage.engine.device import clock_of, device_of, memory_of
 from swarm.stage.engine.draws import draw_all
 from swarm.stage.engine.forward import run, to_wire
+from swarm.stage.engine.grammars import Grammars
 from swarm.stage.engine.kernels import bits, describe
 from swarm.stage.engine.measure import layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
@@ -107,6 +108,7 @@ class TorchExecutor:
         self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
         self._counters = Counters()
         self._tally = Tally()
+        self._grammars = Grammars(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     def _prove_kernels(self) -> bool:
         """Choose our own kernels, or torch's if ours don't know the model. True if cut and whole have the same bits."""
@@ -258,9 +260,11 @@ class TorchExecutor:
 
     def release(self, sequence: int) -> None:
         self._arena.release(sequence)
+        self._grammars.forget(sequence)
 
     def reset(self) -> None:
         self._arena.reset()
+        self._grammars.clear()
 
     def kv_capacity(self) -> int:
         return 0 if self._active is None else self._capacity(self._active.stage.layers, self._active.standby)
@@ -368,7 +372,7 @@ class TorchExecutor:
     ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
         if not stage.heads or result is None:
             return (), ()
-        return draw_all(batch, result, self._manifest, threads)
+        return draw_all(batch, result, self._manifest, threads, self._grammars)
 
     def warm_up(self) -> float:
         return self._warm(self._stage())
