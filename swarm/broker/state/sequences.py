@@ -87,6 +87,7 @@ class Sequence:
     unfit_s: float = 0.0  # for how long it has waited while plans served that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float | None = None
     ended_at: float | None = None
     finish_sent: bool = False
     end_written: bool = False  # its end is in the journal, and all its tokens
@@ -281,6 +282,7 @@ class Sequence:
             self.hops.append(hops)
         if self.first_token_at is None:
             self.first_token_at = now
+        self.last_token_at = now
 
     def commit(self, position: int) -> None:
         """The journal has it so far: a client may see it."""
