@@ -91,7 +91,7 @@ class Inquiries:
     def _report(self, query: Query, now: float) -> Json:
         match query.what:
             case "trace":
-                return self._tracer.report(query.request_id, self._state.requests)
+                return self._tracer.report(query.request_id, self._state.requests, now)
             case "recoveries":
                 return self._state.recoveries.report()
             case "stats":
