@@ -229,7 +229,11 @@ def as_data(completion: Completion) -> dict[str, object]:
     data: dict[str, object] = {
         "request_id": completion.request_id,
         **_choice_data(completion.choices[0]),
-        "usage": {"num_prompt": completion.usage.num_prompt, "num_tokens": completion.usage.num_tokens},
+        "usage": {
+            "num_prompt": completion.usage.num_prompt,
+            "num_tokens": completion.usage.num_tokens,
+            "num_cached": completion.usage.num_cached,
+        },
         "timing": _timing_data(completion.timing),
         "seed": completion.seed,
     }
