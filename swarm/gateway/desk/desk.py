@@ -86,9 +86,9 @@ class Desk:
 
     async def order(self, ask: Ask, served: Served) -> Order:
         """Make the prompt. Long ones are tokenized in a thread."""
-        ask = with_grammar(ask, served)
         long = len(ask.prompt) if ask.messages is None else sum(len(str(message)) for message in ask.messages)
         try:
+            ask = with_grammar(ask, served)
             ids = await asyncio.to_thread(encode, ask, served) if long > SHORT else encode(ask, served)
         except ClientError as error:
             raise problem_of(error) from None

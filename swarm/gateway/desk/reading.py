@@ -45,7 +45,8 @@ class Reading:
         """Count the tokens. Only at the end."""
         completion = self._stream.completion
         assert completion is not None  # the end was reached
-        return Counts(completion.usage.num_prompt, completion.usage.num_tokens)
+        usage = completion.usage
+        return Counts(usage.num_prompt, usage.num_tokens, usage.num_cached)
 
     def close(self) -> None:
         self._stream.close()
