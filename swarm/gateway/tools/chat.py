@@ -283,6 +283,7 @@ def _call(call: Json, habits: Habits) -> Json:
         arguments = _as_object(arguments)
     elif not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
+    arguments = "{}" if arguments == "" else arguments
     call_id = str(call.get("id", ""))
     return {
         "type": "function",

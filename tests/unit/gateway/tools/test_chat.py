@@ -168,7 +168,7 @@ def test_arguments_are_objects_where_a_template_wants_it() -> None:
     arguments = [c["function"]["arguments"] for c in prepared("hermes", USER, message).messages[1]["tool_calls"]]
     assert arguments == [{"input": "*** é"}, {"input": '{"city": "Ro'}, {}]
     arguments = [c["function"]["arguments"] for c in prepared("deepseek", USER, message).messages[1]["tool_calls"]]
-    assert arguments == ['{"input": "*** é"}', '{"city": "Ro', ""]
+    assert arguments == ['{"input": "*** é"}', '{"city": "Ro', "{}"]
 
 
 def test_results_have_their_tools_names() -> None:
