@@ -32,9 +32,7 @@ class TextModel:
     silent: frozenset[int]
     template: jinja2.Template | None
     special: Mapping[str, str]  # bos_token, eos_token, …: what chat templates may mention
-    added: Mapping[str, int] = field(
-        default_factory=dict
-    )  # tokens beside the vocabulary, special ones too, by their texts
+    added: Mapping[str, int] = field(default_factory=dict)  # tokens beside the vocabulary, special or not, by text
     tool_template: jinja2.Template | None = None  # of models that have one of its own for conversations with tools
     template_source: str = ""  # as it was written: of the one for tools, if there is one
 
