@@ -144,6 +144,8 @@ def _ebnf(grammar: Grammar) -> str:
         raise refusal(grammar, "the grammar is empty")
     if grammar.text.count("::=") > MAX_RULES:
         raise refusal(grammar, f"it has more than {MAX_RULES} rules; write it in Lark's form, or make it smaller")
+    if grammar.text.startswith("%llguidance"):
+        return str(grammar_from("lark", grammar.text))  # it says so itself, whatever strings it has
     return str(grammar_from("ebnf", grammar.text))
 
 

@@ -111,6 +111,10 @@ class Link:
             self._begin(event, event.submit)
         self._mailboxes[event.submit.request_id] = mailbox
 
+    def is_read(self, request_id: str, mailbox: Mailbox | None) -> bool:
+        """Does what comes of this request go there? Not any more after its end, or once somebody else reads it."""
+        return mailbox is not None and self._mailboxes.get(request_id) is mailbox
+
     def leave(self, request_id: str, *, cancel: bool = False) -> None:
         """The caller wants no more of it. A request that has ended is no error."""
         if self._mailboxes.pop(request_id, None) is not None:

@@ -59,6 +59,8 @@ from swarm.client.questions import Questions
 from swarm.errors import (
     ClientError,
     InvalidRequest,
+    ReadElsewhere,
+    RequestCancelled,
     RequestTimeout,
     Unavailable,
 )
@@ -147,14 +149,25 @@ class Session:
     def _start(self, event: Start, now: float) -> Actions:
         submit = event.submit
         self._contact.refuse_strangers()
-        if submit.request_id in self._requests:
-            raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
+        news = self._supersede(submit.request_id, event.attached)
         self._wake(now)
         deadline = None if event.timeout_s is None else now + event.timeout_s
         continuations = [Continuation() for _ in range(submit.params.n)]
         request = Ongoing(submit, now, deadline, continuations, event.attached, accepted=event.attached)
         self._requests[submit.request_id] = request
-        return self._tell_again(request, now) if self._contact.connected else []
+        return news + (self._tell_again(request, now) if self._contact.connected else [])
+
+    def _supersede(self, request_id: str, attached: bool) -> Actions:
+        """Take a request from its reader in this client for a later one, as the broker does between clients."""
+        former = self._requests.get(request_id)
+        if former is None:
+            return []
+        if not attached:
+            raise InvalidRequest(f"request_id {request_id!r} is in use by this client", code="request_id")
+        if former.left:
+            raise RequestCancelled("the request was cancelled")
+        del self._requests[request_id]
+        return [] if former.ended else [Failed(request_id, ReadElsewhere("somebody else reads this answer now"))]
 
     def _ask(self, event: Ask, now: float) -> Actions:
         self._contact.refuse_strangers()

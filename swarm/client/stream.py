@@ -29,6 +29,7 @@ class Call:
     _kept: list[Piece] = field(default_factory=list)
     _assemblers: dict[int, Assembler] = field(default_factory=dict)
     _finished: dict[int, Finished] = field(default_factory=dict)
+    _mailbox: Mailbox | None = None
 
     @property
     def done(self) -> bool:
@@ -46,9 +47,16 @@ class Call:
 
     def start(self, mailbox: Mailbox, timeout_s: float | None, *, attached: bool = False) -> None:
         self.link.start(Start(self.submit, timeout_s, attached), mailbox)
+        self._mailbox = mailbox
 
     def leave(self, *, cancel: bool = False) -> None:
-        self.link.leave(self.submit.request_id, cancel=cancel)
+        if self._is_reader:
+            self.link.leave(self.submit.request_id, cancel=cancel)
+
+    @property
+    def _is_reader(self) -> bool:
+        """Nothing is said of a request that somebody else reads now, perhaps in this client."""
+        return self.link.is_read(self.submit.request_id, self._mailbox)
 
     def _wanted(self, pieces: list[Piece]) -> list[Piece]:
         """Keep the pieces from the first one on; an end is told in any case."""
@@ -68,6 +76,8 @@ class Call:
             logprobs = news.logprobs[offset] if offset < len(news.logprobs) else ()
             hops = news.hops[offset] if offset < len(news.hops) else ()
             pieces += assembler.push(token, logprobs, hops)
+        if not self._is_reader:
+            return pieces
         if assembler.stop_at is not None and not was_stopped:
             self.link.do(StopFound(news.request_id, news.index, assembler.stop_at))
         self.link.do(Consumed(news.request_id, news.index, news.start + len(news.ids)))
@@ -244,8 +254,9 @@ class PromptStream:
         """Cancel the request if it is under way."""
         self.close()
 
-    def close(self) -> None:
-        self._stream.close()
+    def close(self, *, cancel: bool = False) -> None:
+        """``cancel``: also one that is detached, or was attached to."""
+        self._stream.close(cancel=cancel)
 
 
 class BatchStream:

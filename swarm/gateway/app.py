@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from swarm.gateway.apis import chat, completions
+from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.models import model_of
 from swarm.gateway.desk.desk import Desk, Owner
 from swarm.gateway.errors import Problem
@@ -24,7 +24,9 @@ from swarm.version import __version__
 WRITERS: dict[str, MakeWriter] = {"chat": chat.ChatWriter, "completions": completions.CompletionWriter}
 
 _ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, 504)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"description": "An error object."} for status in _ERRORS}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": "An error object.", "model": shapes.Error} for status in _ERRORS
+}
 
 
 def make_app(desk: Desk, lifespan: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
@@ -33,6 +35,7 @@ def make_app(desk: Desk, lifespan: Callable[[], Awaitable[None]] | None = None) 
     @asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await desk.keeping.aclose()
         await desk.client.aclose()
 
     app = FastAPI(
@@ -43,6 +46,7 @@ def make_app(desk: Desk, lifespan: Callable[[], Awaitable[None]] | None = None) 
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _broken)
     return app
 
 
@@ -65,13 +69,13 @@ def owner_of(request: Request) -> Owner:
     return owner
 
 
-@router.get("/health")
+@router.get("/health", responses=shapes.answer(shapes.StateShape))
 async def health() -> Response:
     """The gateway is alive."""
     return JsonResponse({"status": "ok"})
 
 
-@router.get("/ready")
+@router.get("/ready", responses=shapes.answer(shapes.StateShape))
 async def ready(request: Request) -> Response:
     """A plan serves."""
     description = await desk_of(request).description()
@@ -81,20 +85,20 @@ async def ready(request: Request) -> Response:
     return JsonResponse({"status": "ok", "state": description.state})
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=shapes.answer(shapes.ModelsShape))
 async def models(request: Request) -> Response:
     served = await desk_of(request).served()
     return JsonResponse({"object": "list", "data": [model_of(served, request.app.state.created)]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=shapes.answer(shapes.ModelShape))
 async def model(request: Request, name: str) -> Response:
     served = await desk_of(request).served()
     served.check_name(name)
     return JsonResponse(model_of(served, request.app.state.created))
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=shapes.answer_or_stream(shapes.ChatShape))
 async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
     """Answer a conversation."""
     if last := request.headers.get("last-event-id"):
@@ -106,7 +110,7 @@ async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
     return await counter_of(request).serve(request, served, owner_of(request), job)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=shapes.answer_or_stream(shapes.TextShape))
 async def text_completions(request: Request, body: completions.CompletionBody) -> Response:
     """Go on with a text, or with several."""
     if last := request.headers.get("last-event-id"):
@@ -118,7 +122,7 @@ async def text_completions(request: Request, body: completions.CompletionBody) -
     return await counter_of(request).serve(request, served, owner_of(request), job)
 
 
-@router.get("/v1/streams/{event_id}")
+@router.get("/v1/streams/{event_id}", responses={200: {"content": shapes.EVENTS}})
 async def go_on(request: Request, event_id: str) -> Response:
     """Go on with a stream behind the event of this id."""
     return await counter_of(request).resume(request.headers.get("last-event-id") or event_id, owner_of(request))
@@ -145,6 +149,10 @@ async def _problem(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """The first thing that is wrong with a body."""
     assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "application/json")
+    if request.method == "POST" and "json" not in kind:
+        text = f"the body is said to be {kind!r}: send JSON, with the header content-type: application/json"
+        return refuse(request, Problem(400, text, param="content-type", code="invalid_value"))
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     field = ".".join(place) or None
@@ -157,3 +165,8 @@ async def _http(request: Request, error: Exception) -> Response:
     text = f"{request.method} {request.url.path}: {error.detail}"
     problem = Problem(error.status_code, text, code="not_found" if error.status_code == 404 else None)
     return refuse(request, problem)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A fault of ours. What it was is in the log, not in the answer."""
+    return refuse(request, Problem(500, "the gateway has a fault: its log says more"))

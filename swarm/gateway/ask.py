@@ -53,3 +53,4 @@ class Ask:
     deadline_s: float | None = None
     timeout_s: float | None = None
     hops: bool = False
+    keep_s: float = 0.0  # for which the answer goes on when nobody reads it

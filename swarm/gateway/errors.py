@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from swarm.errors import InvalidRequest, Overloaded, SwarmError
@@ -66,6 +67,13 @@ def wrong(field: str, why: str) -> Problem:
     return Problem(400, f"{field}: {why}", param=field, code="invalid_value")
 
 
+def _field(code: str, text: str) -> str:
+    """The field that an error of the client library is about. The broker's own begin with its name."""
+    if code == "invalid" and (named := re.match(r"(\w+)(?:: | is |\[)", text)) is not None:
+        return named[1]
+    return {"context": "prompt", "too_long": "prompt", "too_large": "max_tokens"}.get(code, code)
+
+
 def problem_of(error: SwarmError) -> Problem:
     """What the client library raised, as an answer."""
     text = str(error)
@@ -73,7 +81,7 @@ def problem_of(error: SwarmError) -> Problem:
         if error.code == "unknown":
             return Problem(404, text, code="not_found")
         code = "context_length_exceeded" if error.code in ("context", "too_long") else error.code
-        return Problem(400, text, param=error.code, code=code)
+        return Problem(400, text, param=_field(error.code, text), code=code)
     if isinstance(error, Overloaded):
         return Problem(429, text, code="overloaded", retry_after_s=error.retry_after_s)
     status = error.hint_status

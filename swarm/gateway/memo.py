@@ -35,6 +35,7 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: bool = False
     logprobs: bool = False
     hops: bool = False
+    keep_s: float = 0.0
     echoes: tuple[str, ...] = ()  # texts that are said first, by choice
     told: dict[str, Any] = {}
 

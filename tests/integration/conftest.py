@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from tests.faults.zygote import Zygote
+from tests.integration.gateway import Served
 from tests.model.models import llama_config, random_model
 
 
@@ -37,3 +38,10 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the files that clients fetch apart, for each test."""
     monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def served(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two workers with the embedded model, and a gateway: one for all tests that ask over HTTP and harm nobody."""
+    with Served(tmp_path_factory.mktemp("served"), zygote) as served:
+        yield served

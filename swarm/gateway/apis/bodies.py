@@ -25,7 +25,13 @@ BOOKKEEPING = frozenset({
     "user",
 })  # fmt: skip
 
+MAX_KEEP_S = 600.0
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
+KeepSeconds = Annotated[
+    Number | None,
+    Field(description="Swarm's own: how long a stream's answer goes on when its reader is gone, to be read on."),
+]
 
 
 class Body(BaseModel):
@@ -88,6 +94,17 @@ def deadline_of(body: Body) -> float | None:
     if body.deadline_s is not None and not 0 < body.deadline_s <= 1e9:
         raise wrong("deadline_s", f"must be a positive number of seconds, not {body.deadline_s}")
     return body.deadline_s
+
+
+def keep_of(keep_s: float | None, stream: bool | None) -> float:
+    """The seconds for which an answer goes on without its reader. Raises Problem."""
+    if not keep_s:
+        return 0.0
+    if not 0 < keep_s <= MAX_KEEP_S:
+        raise wrong("keep_s", f"must be between 0 and {MAX_KEEP_S:g} seconds, not {keep_s:g}")
+    if not stream:
+        raise wrong("keep_s", "is only for streams: nobody could read on in another answer")
+    return keep_s
 
 
 def biases(given: Mapping[str, float] | None) -> dict[int, float] | None:

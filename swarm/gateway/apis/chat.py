@@ -14,10 +14,12 @@ from swarm.gateway.answer import CallBegins, CallText, Counts, End, Part, Text
 from swarm.gateway.apis.bodies import (
     BOOKKEEPING,
     Body,
+    KeepSeconds,
     Number,
     biases,
     check_extra,
     deadline_of,
+    keep_of,
     priority_of,
     response_grammar,
     sampling,
@@ -30,7 +32,7 @@ from swarm.gateway.desk.desk import ALL_LEFT
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, unsupported, wrong
 from swarm.gateway.memo import Memo, noted
-from swarm.params import Grammar
+from swarm.params import MAX_LOGPROBS, Grammar
 
 DONE = Sse(b"[DONE]")
 
@@ -67,6 +69,7 @@ class ChatBody(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    keep_s: KeepSeconds = None
     user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
 
 
@@ -93,6 +96,8 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
     served.check_name(body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise wrong("top_logprobs", "needs logprobs to be true")
+    if not 0 <= (body.top_logprobs or 0) <= MAX_LOGPROBS:
+        raise wrong("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}, not {body.top_logprobs}")
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     params = sampling(
         body,
@@ -120,6 +125,7 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
         priority=priority_of(body),
         deadline_s=deadline_of(body),
         hops=bool(body.hops),
+        keep_s=keep_of(body.keep_s, body.stream),
     )
 
 
@@ -223,6 +229,7 @@ def memo_of(body: ChatBody, ask: Ask, created: int) -> Memo:
         usage=wanted,
         logprobs=bool(body.logprobs),
         hops=ask.hops,
+        keep_s=ask.keep_s,
     )
 
 

@@ -12,10 +12,12 @@ from pydantic import Field
 from swarm.gateway.answer import Counts, End, Part, Text
 from swarm.gateway.apis.bodies import (
     Body,
+    KeepSeconds,
     Number,
     biases,
     check_extra,
     deadline_of,
+    keep_of,
     priority_of,
     response_grammar,
     sampling,
@@ -53,6 +55,7 @@ class CompletionBody(Body):
     suffix: Annotated[str | None, Field(description="Refused: models here write forwards only.")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    keep_s: KeepSeconds = None
     response_format: Annotated[dict[str, Any] | None, Field(description="As in /v1/chat/completions.")] = None
     user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
 
@@ -84,6 +87,9 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
             "grammar": response_grammar(body.response_format),
         },
     )
+    prompts, keep_s = prompts_of(body.prompt), keep_of(body.keep_s, body.stream)
+    if keep_s and len(prompts) > 1:
+        raise wrong("keep_s", "is only for a single prompt")
     return [
         Ask(
             params=params,
@@ -91,8 +97,9 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
             priority=priority_of(body),
             deadline_s=deadline_of(body),
             hops=bool(body.hops),
+            keep_s=keep_s,
         )
-        for prompt in prompts_of(body.prompt)
+        for prompt in prompts
     ]
 
 
@@ -125,6 +132,7 @@ def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: 
         usage=wanted,
         logprobs=body.logprobs is not None,
         hops=bool(body.hops),
+        keep_s=asks[0].keep_s,
         echoes=_echoes(asks, served) if body.echo else (),
     )
 

@@ -11,13 +11,13 @@ import msgspec
 from swarm.client.client import AsyncClient
 from swarm.errors import ClientError
 from swarm.gateway.ask import Ask, Tool, ToolUse
+from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
 from swarm.gateway.desk.prompts import encode
-from swarm.gateway.desk.reading import Reading
+from swarm.gateway.desk.reading import Keep, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of
 from swarm.gateway.memo import Memo
-from swarm.gateway.tools.families import family_of
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description
 
@@ -49,6 +49,7 @@ class Desk:
 
     def __init__(self, client: AsyncClient, aliases: Sequence[str] = ()) -> None:
         self.client = client
+        self.keeping = Keeping(client)
         self._aliases = tuple(aliases)
         self._served: Served | None = None
         self._described: Description | None = None
@@ -78,20 +79,22 @@ class Desk:
             raise Problem(503, f"the swarm waits for {description.waits_for}", code="unavailable", retry_after_s=2.0)
         served = self._served
         if served is None or served.manifest != manifest or served.text is not text:
-            family = family_of(None) if text is None else family_of(text.template_source, text.added)
-            served = Served(manifest, text, description.max_context, family, self._aliases)
+            served = Served.of(manifest, text, description.max_context, self._aliases)
             self._served = served
         served.max_context = description.max_context
         return served
 
     async def order(self, ask: Ask, served: Served) -> Order:
         """Make the prompt. Long ones are tokenized in a thread."""
-        long = len(ask.prompt) if ask.messages is None else sum(len(str(message)) for message in ask.messages)
         try:
             ask = with_grammar(ask, served)
-            ids = await asyncio.to_thread(encode, ask, served) if long > SHORT else encode(ask, served)
+            ids = await asyncio.to_thread(encode, ask, served) if size_of(ask) > SHORT else encode(ask, served)
         except ClientError as error:
             raise problem_of(error) from None
+        if len(ids) >= served.manifest.context:
+            text = f"the prompt has {len(ids)} tokens; {served.name} holds {served.manifest.context}, "
+            text += "and at least one must remain for the answer"
+            raise Problem(400, text, param="prompt", code="context_length_exceeded")
         params = ask.params
         if params.max_tokens == ALL_LEFT:
             params = msgspec.structs.replace(params, max_tokens=served.room(len(ids)))
@@ -100,8 +103,12 @@ class Desk:
     def begin(
         self, order: Order, owner: Owner, request_id: str | None, memo: Memo | None, *, detached: bool = False
     ) -> Reading:
-        """Hand it in. Nothing is sent before the first part is asked for."""
+        """Hand it in. Nothing is sent before the first part is asked for. ``detached``: it goes on without its reader,
+        to its end; with ``keep_s`` for as long as that says."""
         ask = order.ask
+        keep = None
+        if ask.keep_s and request_id is not None and not detached:
+            keep = Keep(self.keeping, request_id, ask.keep_s)
         try:
             stream = self.client.stream(
                 order.ids,
@@ -112,13 +119,13 @@ class Desk:
                 deadline_s=ask.deadline_s,
                 timeout=ask.timeout_s,
                 hops=ask.hops,
-                detached=detached,
+                detached=detached or keep is not None,
                 memo="" if memo is None else memo.text(),
                 visible=order.served.marks if ask.tools.offered else (),
             )
         except ClientError as error:
             raise problem_of(error) from None
-        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n))
+        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n), keep)
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
         """Read an answer that was asked for before, from its beginning."""
@@ -132,8 +139,15 @@ class Desk:
         served = await self.served()
         tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
         use = ToolUse(tools, parallel=memo.parallel)
+        self.keeping.forget(request_id)
         stream = self.client.attach(request_id, visible=served.marks if tools else ())
-        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n))
+        keep = Keep(self.keeping, request_id, memo.keep_s)
+        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n), keep)
+
+
+def size_of(ask: Ask) -> int:
+    """How long a prompt is, about: in characters, or in tokens where those were given."""
+    return len(ask.prompt) if ask.messages is None else sum(len(str(message)) for message in ask.messages)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:

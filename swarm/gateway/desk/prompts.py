@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from swarm.gateway.ask import Ask, Json
+from swarm.gateway.ask import Ask
 from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import wrong
+from swarm.gateway.tools.chat import prepare
 
 
 def encode(ask: Ask, served: Served) -> tuple[int, ...]:
+    """The prompt's tokens. Raises InvalidRequest, or Problem if the model has no tokenizer."""
     if ask.messages is not None:
         text = served.needs_text("pass token ids to /v1/completions")
-        return text.encode_chat([_flat(message, number) for number, message in enumerate(ask.messages)], **ask.template)
+        ready = prepare(ask.messages, ask.tools, served.family, served.habits)
+        return text.encode_chat(ready.messages, **{**ask.template, **ready.variables})
     if isinstance(ask.prompt, tuple):
         return ask.prompt
     return served.needs_text("pass token ids").encode(ask.prompt)
-
-
-def _flat(message: Json, number: int) -> Json:
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content)
-    if content is not None and not isinstance(content, str):
-        raise wrong(f"messages[{number}].content", "must be a text or a list of parts")
-    return {**message, "content": content or ""}

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swarm.client.stream import PromptStream
 from swarm.errors import ClientError
 from swarm.gateway.answer import Counts, Part
+from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
 from swarm.gateway.errors import problem_of
 
 
-class Reading:
-    """The answer to one prompt."""
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How a request is kept that nobody reads: for so long, and then it is cancelled."""
 
-    def __init__(self, stream: PromptStream, parts: Parts) -> None:
-        self._stream, self._parts = stream, parts
+    keeping: Keeping
+    request_id: str
+    keep_s: float
+
+
+class Reading:
+    """The answer to one prompt. ``keep``: what becomes of a request that goes on without its reader, when it is closed
+    before its end. Without it, closing the stream cancels the request."""
+
+    def __init__(self, stream: PromptStream, parts: Parts, keep: Keep | None = None) -> None:
+        self._stream, self._parts, self._keep = stream, parts, keep
         self._ahead: list[Part] = []
+        self._over = False  # it has failed, or somebody else reads it
         self.num_choices = parts.num_choices
 
     async def look(self) -> None:
@@ -35,6 +47,7 @@ class Reading:
             try:
                 pieces = await self._stream.take_ready()
             except ClientError as error:
+                self._over = True
                 raise problem_of(error) from None
             if not pieces:
                 return []
@@ -49,7 +62,11 @@ class Reading:
         return Counts(usage.num_prompt, usage.num_tokens, usage.num_cached)
 
     def close(self) -> None:
+        """Nobody reads it here any more."""
         self._stream.close()
+        if self._keep is not None and not self._over and self._stream.completion is None:
+            self._keep.keeping.keep(self._keep.request_id, self._keep.keep_s)
+        self._over = True
 
 
 class Lot:

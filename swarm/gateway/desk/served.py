@@ -8,7 +8,8 @@ from llguidance import LLTokenizer
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.gateway.errors import Problem
-from swarm.gateway.tools.families import visible
+from swarm.gateway.tools.chat import Habits, learn
+from swarm.gateway.tools.families import family_of, visible
 from swarm.gateway.tools.family import Family
 from swarm.wire.messages import Manifest
 
@@ -22,8 +23,17 @@ class Served:
     text: TextModel | None
     max_context: int
     family: Family
+    habits: Habits
     aliases: tuple[str, ...] = ()
     _bytes: LLTokenizer | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, manifest: Manifest, text: TextModel | None, max_context: int, aliases: tuple[str, ...]) -> Served:
+        """Find out how the model writes tool calls, and what its chat template can do."""
+        if text is None:
+            return cls(manifest, None, max_context, family_of(None), Habits(), aliases)
+        family = family_of(text.template_source, text.added)
+        return cls(manifest, text, max_context, family, learn(text) if text.template else Habits(), aliases)
 
     @property
     def name(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from swarm.gateway.answer import Part
 from swarm.gateway.apis.writer import Writer
 from swarm.gateway.ask import Ask
-from swarm.gateway.desk.desk import Desk, Owner
+from swarm.gateway.desk.desk import Desk, Order, Owner, size_of
 from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem
@@ -21,6 +22,7 @@ from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, r
 from swarm.gateway.memo import Memo
 
 PATIENCE_S = 0.008  # for an error that still fits into the status; then a stream's headers go out
+LONG_PATIENCE_S = 0.25  # the same, for the tokens of a prompt that may be too long
 SLOW_READER_S = 60.0  # without taking a byte, until a stream is ended
 HUNG_UP = 499  # a status that nobody reads
 
@@ -51,9 +53,10 @@ class Counter:
 
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
         """Answer a request. Raises Problem for what goes wrong before a status is sent."""
-        begun = asyncio.ensure_future(self._begin(served, owner, job))
+        ordered = asyncio.ensure_future(self._orders(served, job))
+        begun = asyncio.ensure_future(self._begin(ordered, owner, job))
         if job.stream:
-            return await self._streamed(begun, job)
+            return await self._streamed(begun, _tokenized(ordered, served, job), job)
         return await _whole(request, begun, job)
 
     async def resume(self, last_event_id: str, owner: Owner) -> Response:
@@ -64,9 +67,12 @@ class Counter:
         numbering = Numbering(request_id, reading.num_choices, seen)
         return EventStream(events_of(reading, writer, numbering), reading.close, _headers(request_id), SLOW_READER_S)
 
-    async def _begin(self, served: Served, owner: Owner, job: Job) -> Reading | Lot:
+    async def _orders(self, served: Served, job: Job) -> list[Order]:
+        return [await self._desk.order(ask, served) for ask in job.asks]
+
+    async def _begin(self, ordered: asyncio.Future[list[Order]], owner: Owner, job: Job) -> Reading | Lot:
         """Hand the asks in and wait for the first part, or for what is wrong with them."""
-        orders = [await self._desk.order(ask, served) for ask in job.asks]
+        orders = await ordered
         reading: Reading | Lot
         if len(orders) == 1:
             reading = self._desk.begin(orders[0], owner, job.request_id, job.memo)
@@ -79,8 +85,11 @@ class Counter:
             raise
         return reading
 
-    async def _streamed(self, begun: asyncio.Future[Reading | Lot], job: Job) -> Response:
+    async def _streamed(
+        self, begun: asyncio.Future[Reading | Lot], tokenized: Coroutine[Any, Any, None], job: Job
+    ) -> Response:
         try:
+            await tokenized
             await asyncio.wait({begun}, timeout=PATIENCE_S)
         except asyncio.CancelledError:
             begun.cancel()
@@ -88,6 +97,13 @@ class Counter:
         if begun.done():
             begun.result()  # raises what is wrong
         return EventStream(_chunks(begun, job), lambda: _let_go(begun), _headers(job.request_id), SLOW_READER_S)
+
+
+async def _tokenized(ordered: asyncio.Future[list[Order]], served: Served, job: Job) -> None:
+    """Wait for the prompt's tokens, if there may be more of them than the model holds: clients look for that in the
+    status."""
+    if max(map(size_of, job.asks)) >= served.manifest.context:
+        await asyncio.wait({ordered}, timeout=LONG_PATIENCE_S)
 
 
 async def _chunks(begun: asyncio.Future[Reading | Lot], job: Job) -> AsyncIterator[bytes]:

@@ -1,0 +1,148 @@
+"""The shapes of answers, for the OpenAPI document. What is sent is made by the writers; tests compare the two."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class ErrorObject(BaseModel):
+    """What is wrong. ``param`` names the field, ``code`` is a stable name for the reason."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """Every answer that is an error; /v1/messages has Anthropic's form instead."""
+
+    error: ErrorObject
+
+
+class UsageShape(BaseModel):
+    """Tokens counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class FunctionShape(BaseModel):
+    """A function's name, and its arguments as JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class CustomShape(BaseModel):
+    """A custom tool's name, and its text."""
+
+    name: str
+    input: str
+
+
+class CallShape(BaseModel):
+    """A call of a tool: of a function, or of a custom one."""
+
+    id: str
+    type: Literal["function", "custom"]
+    function: FunctionShape | None = None
+    custom: CustomShape | None = None
+
+
+class MessageShape(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: list[CallShape] | None = None
+    hops: list[Any] | None = None
+
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoiceShape(BaseModel):
+    """One continuation of a conversation."""
+
+    index: int
+    message: MessageShape
+    logprobs: dict[str, Any] | None
+    finish_reason: Reason
+
+
+class ChatShape(BaseModel):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoiceShape]
+    usage: UsageShape
+
+
+class TextChoiceShape(BaseModel):
+    """One continuation of a text."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Reason
+    hops: list[Any] | None = None
+
+
+class TextShape(BaseModel):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoiceShape]
+    usage: UsageShape
+
+
+class ModelShape(BaseModel):
+    """A model; ``swarm`` says what it can do."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    swarm: dict[str, Any]
+
+
+class ModelsShape(BaseModel):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[ModelShape]
+
+
+class StateShape(BaseModel):
+    """That all is well."""
+
+    status: Literal["ok"]
+    state: str | None = None
+
+
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {"schema": {"type": "string", "description": "Events, with stream: true."}}
+}
+
+
+def answer(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What a route documents that answers in this shape."""
+    return {200: {"model": shape}}
+
+
+def answer_or_stream(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What a route documents that answers in this shape, or with a stream of events."""
+    return {200: {"model": shape, "content": EVENTS}}
