@@ -16,6 +16,7 @@ from typing import Any
 from swarm.client.text.tokenizer import TextModel
 from swarm.errors import InvalidRequest
 from swarm.gateway.ask import Json, ToolUse
+from swarm.gateway.errors import unsupported, wrong
 from swarm.gateway.tools.family import Family
 from swarm.gateway.tools.hermes import described
 
@@ -107,7 +108,7 @@ def _shows(text: TextModel, messages: Sequence[Json], *wanted: str, **variables:
 
 
 def prepare(messages: Sequence[Json], use: ToolUse, family: Family, habits: Habits) -> Prepared:
-    """The conversation as this template can render it. Raises InvalidRequest that names a message that is wrong."""
+    """The conversation as this template can render it. Raises Problem that names what is wrong."""
     told = family.instructions(use) if use.offered else ""
     whole = [_plain(message, number) for number, message in enumerate(messages)]
     whole = _named([message for message in whole if not _is_empty(message)])
@@ -126,17 +127,15 @@ def _plain(message: Json, number: int) -> Json:
     """A message with text as content, and only what templates know."""
     role = message.get("role")
     if role not in _ROLES:
-        raise InvalidRequest(
-            f"messages[{number}].role must be one of {', '.join(sorted(_ROLES))}, not {role!r}", code="messages"
-        )
+        raise wrong(f"messages[{number}].role", f"must be one of {', '.join(sorted(_ROLES))}, not {role!r}")
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
     kept["role"] = "tool" if role == "function" else role
     kept["content"] = _text(message.get("content"), "" if role == "assistant" else "\n", number)
     calls = kept.pop("tool_calls", None) or []
     if not isinstance(calls, list | tuple):
-        raise InvalidRequest(f"messages[{number}].tool_calls must be a list", code="messages")
-    for call in calls:
-        _body(call)
+        raise wrong(f"messages[{number}].tool_calls", "must be a list")
+    for place, call in enumerate(calls):
+        _check_call(call, f"messages[{number}].tool_calls[{place}]")
     return {**kept, "tool_calls": list(calls)} if calls else kept
 
 
@@ -145,7 +144,7 @@ def _text(content: object, between: str, number: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
-        raise InvalidRequest(f"messages[{number}].content must be text or a list of parts", code="messages")
+        raise wrong(f"messages[{number}].content", "must be a text or a list of parts")
     parts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -154,9 +153,7 @@ def _text(content: object, between: str, number: int) -> str:
         elif isinstance(part, Mapping) and kind in _TEXTS and isinstance(part.get(_TEXTS[kind]), str):
             parts.append(part[_TEXTS[kind]])
         else:
-            raise InvalidRequest(
-                f"messages[{number}].content[{place}] is of type {kind!r}: this model reads text only", code="messages"
-            )
+            raise unsupported(f"messages[{number}].content[{place}].type", f"{kind!r}; this model reads text only")
     return between.join(parts)
 
 
@@ -292,10 +289,13 @@ def _call(call: Json, habits: Habits) -> Json:
     }
 
 
+def _check_call(call: object, place: str) -> None:
+    if not isinstance(call, Mapping) or not isinstance(call.get("custom") or call.get("function"), Mapping):
+        raise wrong(place, "must have a function with a name and arguments")
+
+
 def _body(call: Json) -> Mapping[str, Any]:
-    body = (call.get("custom") or call.get("function")) if isinstance(call, Mapping) else None
-    if not isinstance(body, Mapping):
-        raise InvalidRequest("a call in tool_calls must have a function with a name and arguments", code="messages")
+    body: Mapping[str, Any] = call.get("custom") or call.get("function") or {}
     return body
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from swarm.client.text.tokenizer import TextModel
-from swarm.errors import InvalidRequest
 from swarm.gateway.ask import Tool, ToolUse
+from swarm.gateway.errors import Problem
 from swarm.gateway.tools.chat import Habits, Prepared, learn, prepare
 from swarm.gateway.tools.families import family_of
 from swarm.gateway.tools.family import Argued, Begun
@@ -192,13 +192,16 @@ def test_our_own_system_text_says_how_to_call() -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"role": "wizard", "content": "x"}, r"messages\[1\].role must be one of .*not 'wizard'"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].content\[0\] is of type 'image_url'"),
-        ({"role": "user", "content": 5}, r"messages\[1\].content must be text"),
-        ({"role": "assistant", "tool_calls": 5}, r"messages\[1\].tool_calls must be a list"),
+        ({"role": "wizard", "content": "x"}, r"messages\[1\].role: must be one of .*not 'wizard'"),
+        (
+            {"role": "user", "content": [{"type": "image_url"}]},
+            r"messages\[1\].content\[0\].type is not supported",
+        ),
+        ({"role": "user", "content": 5}, r"messages\[1\].content: must be a text"),
+        ({"role": "assistant", "tool_calls": 5}, r"messages\[1\].tool_calls: must be a list"),
         ({"role": "assistant", "tool_calls": ["x"]}, "must have a function"),
     ],
 )
 def test_wrong_messages_are_named(message: dict[str, Any], why: str) -> None:
-    with pytest.raises(InvalidRequest, match=why):
+    with pytest.raises(Problem, match=why):
         prepared("hermes", USER, message)
