@@ -99,11 +99,15 @@ class Reader(Characters):
             self.over()
         elif not self.done and not self._skipping:
             rest = "".join(self._held)
-            if self.num_calls == 0 or rest.strip(SPACE):
+            if self.num_calls == 0 or not self._is_end(rest.strip(SPACE)):
                 self._put(Said, rest)
         self.done = True
         self._held.clear()
         return self._take()
+
+    def _is_end(self, text: str) -> bool:
+        """Is this nothing, or the beginning of the mark behind a call?"""
+        return not text or any(mark.startswith(text) for mark in self.ends)
 
     # --- what families use
 

@@ -45,6 +45,7 @@ CODER_CALL = (
 # family, text, what is found
 CASES: list[tuple[str, str, list[Found]]] = [
     ("hermes", f"<tool_call>\n{OBJECT}\n</tool_call>", CALL),
+    ("hermes", f"<tool_call>\n{OBJECT}\n</tool_c", CALL),  # max_tokens came first
     (
         "hermes",
         f"I look.\n<tool_call>\n{OBJECT}\n</tool_call>\n<tool_call>\n{TIME_OBJECT}\n</tool_call>\n",
