@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How many requests were due, succeeded and kept every limit: their share of all, and so many a second."""
+    """What kept every limit: the share of the requests that were due, and how many a second came within the window."""
 
     limits: str
     share: float
@@ -139,7 +139,7 @@ def figures(gathered: Gathered, seconds: float, limits: Limits | None = None) ->
         tpot_ms=spread(record.tpot for record in good if record.tpot is not None),
         e2e_ms=spread(record.e2e for record in good),
         send_delay_ms=spread(record.sent - record.due for record in inside),
-        goodput=_goodput(inside, seconds, limits) if limits else None,
+        goodput=_goodput(gathered.records, inside, seconds, limits) if limits else None,
         errors=_errors(failed),
     )
 
@@ -200,10 +200,11 @@ def _curve_of(gaps: Histogram) -> list[tuple[float, float]]:
     return [(_ms(gaps.quantile(n / CURVE)), n / CURVE) for n in range(CURVE + 1)] if gaps.num else []
 
 
-def _goodput(inside: list[Record], seconds: float, limits: Limits) -> Goodput:
+def _goodput(records: list[Record], inside: list[Record], seconds: float, limits: Limits) -> Goodput:
     judged = [record for record in inside if record.outcome != CUT]
     num = sum(1 for record in judged if keeps(record, limits))
-    return Goodput(str(limits), round(num / len(judged), 4) if judged else 0.0, round(num / seconds, 3))
+    in_time = sum(1 for record in records if 0 <= record.end <= seconds and keeps(record, limits))
+    return Goodput(str(limits), round(num / len(judged), 4) if judged else 0.0, round(in_time / seconds, 3))
 
 
 def _errors(failed: list[Record]) -> dict[str, Errors]:

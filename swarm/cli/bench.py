@@ -165,8 +165,8 @@ def bench(
     )
     asked = _asked(
         prompt=prompt, output=output, shared_prefix=shared_prefix, prefixes=prefixes, token_ids=token_ids,
-        concurrency=point.concurrency, rate=rate, sweep=sweep, duration_s=point.duration_s, count=count, warmup=warmup,
-        extra=target.extra, goodput=goodput, retries=retries, timeout_s=target.timeout_s, seed=seed,
+        concurrency=point.concurrency, rate=rate, sweep=sweep, duration=_seconds(point.duration_s), count=count, warmup=warmup,
+        extra=target.extra, goodput=goodput, retries=retries, timeout=_seconds(target.timeout_s), seed=seed,
     )  # fmt: skip
     _check_page(html)
     wanted = Wanted(
@@ -189,6 +189,10 @@ def bench(
         raise typer.Exit(EXIT_INTERRUPTED)
     if document.ended == "deadline" or not any(point.figures.succeeded for point in document.points):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:g} s"
 
 
 def _need_aiohttp() -> None:

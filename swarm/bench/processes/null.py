@@ -1,6 +1,6 @@
 """The null server: answers every request at once with canned pieces, as many as were asked for. What a client measures
-here is its own ceiling. A piece is a write of its own, one per stream and turn, as a server that generates does; a client
-that is slower than that reads several at once, as it would anywhere.
+here is its own ceiling. A piece is a write of its own, one per stream and turn, as a server that generates does; a
+client that is slower than that reads several at once, as it would anywhere.
 
 It understands just as much HTTP as that takes: a POST with a Content-Length on a connection that stays.
 """

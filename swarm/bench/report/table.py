@@ -148,8 +148,9 @@ def verdict_words(document: Document) -> str:
     sweep = document.sweep
     if sweep is None:
         return ""
+    reason = sweep.reason[:1].upper() + sweep.reason[1:]
     if sweep.concurrency is None:
         return f"No load was borne: {sweep.reason}."
     if not sweep.is_saturated:
-        return f"{number(sweep.tokens_per_s)} tokens/s with {sweep.concurrency} in flight; {sweep.reason}."
-    return f"Full at {sweep.concurrency} in flight: {number(sweep.tokens_per_s)} tokens/s. {sweep.reason}."
+        return f"{number(sweep.tokens_per_s)} tokens/s with {sweep.concurrency} in flight. {reason}."
+    return f"Full at {sweep.concurrency} in flight: {number(sweep.tokens_per_s)} tokens/s. {reason}."
