@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from swarm.bench.figures import Figures, Series
 from swarm.bench.plan import Point
 from swarm.bench.sweep import Measured, Verdict
@@ -90,6 +92,14 @@ class Document:
         if self.sweep is not None and self.sweep.concurrency is not None:
             return next(point for point in self.points if point.concurrency == self.sweep.concurrency)
         return self.points[-1] if self.points else None
+
+
+def figures_only(document: Document) -> dict[str, object]:
+    """The document for programs: all but the thousands of points that plots are drawn of."""
+    told: dict[str, object] = msgspec.to_builtins(document)
+    points = [msgspec.to_builtins(point) for point in document.points]
+    told["points"] = [{name: value for name, value in point.items() if name != "series"} for point in points]
+    return told
 
 
 def notes(document: Document) -> list[str]:

@@ -165,7 +165,8 @@ def bench(
     )
     asked = _asked(
         prompt=prompt, output=output, shared_prefix=shared_prefix, prefixes=prefixes, token_ids=token_ids,
-        concurrency=point.concurrency, rate=rate, sweep=sweep, duration=_seconds(point.duration_s), count=count, warmup=warmup,
+        concurrency=point.concurrency, rate=rate, sweep=sweep, duration=_seconds(point.duration_s), count=count,
+        warmup=warmup,
         extra=target.extra, goodput=goodput, retries=retries, timeout=_seconds(target.timeout_s), seed=seed,
     )  # fmt: skip
     _check_page(html)
@@ -340,6 +341,7 @@ class LinesView:
 
 
 def _report(document: Document, html: Path | None, as_json: bool) -> None:
+    from swarm.bench.document import figures_only
     from swarm.bench.report.table import report
 
     if html is not None:
@@ -350,8 +352,6 @@ def _report(document: Document, html: Path | None, as_json: bool) -> None:
         except OSError as error:
             print(f"swarm bench: {html} can't be written: {error.strerror}", file=sys.stderr)
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(document))
+        print_json(figures_only(document))
     else:
         console().print(report(document))
