@@ -117,15 +117,26 @@ def stats(
             show_default=False,
         ),
     ] = None,
+    prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus", help="Print it as Prometheus reads it (docs/metrics.md), for a textfile collector."
+        ),
+    ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Counters, sizes and times of the pipeline and its stages."""
     from swarm.ctl import render_stats
+    from swarm.ctl.prometheus import print_metrics
     from swarm.ctl.watch import watch_stats
 
     outer: Common = context.obj
-    if watch is None:
+    if prometheus:
+        if watch is not None or as_json or outer.as_json:
+            raise typer.BadParameter("--prometheus prints once, in a form of its own: without --watch and --json")
+        print_metrics(lambda: open_client(context, url or outer.url))
+    elif watch is None:
         _answer(context, Common(url, as_json), lambda client: client.query("stats"), render_stats.stats)
     else:
         watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)

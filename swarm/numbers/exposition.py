@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEADLINE_S = 2.0  # Prometheus gives up after ten seconds by default, and wants the rest as well
-ASKED = ("stats", "status", "nodes")
+ASKED: tuple[Literal["stats", "status", "nodes"], ...] = ("stats", "status", "nodes")
 
 Query = Callable[[Any], Awaitable["Json"]]
 

@@ -99,7 +99,7 @@ class Tracer:
             return
         finally:
             self._num_asking -= 1
-        self._make(trace, self._wall_clock(), parent, attributes)
+        await asyncio.to_thread(self._make, trace, self._wall_clock(), parent, attributes)  # 20 µs for each span
 
     async def close(self) -> None:
         """Send what waits, and end."""

@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway": ("wire", "client", "numbers", *BASE, *PROCESS),
     "bench": BASE,
     "cli": ("wire", "client", "broker", "stage", "sim", "ctl", "gateway", "bench", *BASE, *PROCESS),
-    "ctl": ("wire", "client", "cli", *BASE, *PROCESS),
+    "ctl": ("wire", "client", "cli", "numbers", *BASE, *PROCESS),
     "__main__": ("cli",),
     "": ("client", *BASE),
     "config": BASE,

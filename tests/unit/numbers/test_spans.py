@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
-from swarm.errors import ConfigError
-from swarm.numbers.spans import make_tracer, placed
+from swarm.errors import ConfigError, Unavailable
+from swarm.numbers.spans import MAX_ASKED, Tracer, make_tracer, placed
 
 
 async def nothing(request_id: str) -> dict:
@@ -53,3 +54,49 @@ def test_stages_lie_in_their_order_with_the_wire_between_them() -> None:
     # Stages that say more than the whole took: clocks of different machines run at different speeds.
     laid = [(start, stop) for _, start, stop in placed(stages, 10.0, 10.5)]
     assert laid == [(10.0, pytest.approx(10.3)), (pytest.approx(10.3), 10.5)]
+
+
+def sdk_tracer(ask) -> Tracer:
+    """One that sends nothing anywhere."""
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra swarm[tracing]")
+    from opentelemetry.sdk.trace import TracerProvider
+
+    return Tracer(TracerProvider(shutdown_on_exit=False), ask, 1.0, lambda: 1000.0)
+
+
+async def test_few_questions_are_asked_at_a_time() -> None:
+    """Many requests that end together are not allowed to occupy the broker: those beyond stay without a trace."""
+    answer = asyncio.Event()
+    asked = []
+
+    async def ask(request_id: str) -> dict:
+        asked.append(request_id)
+        await answer.wait()
+        return {"request_id": request_id, "age_s": 1.0, "ended_age_s": 0.5, "sequences": []}
+
+    tracer = sdk_tracer(ask)
+    async with asyncio.TaskGroup() as group:
+        for number in range(MAX_ASKED + 3):
+            group.create_task(tracer.request_ended(f"r{number}", None, {}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answer.set()
+    assert (len(asked), tracer.num_missing) == (MAX_ASKED, 3)
+    await tracer.request_ended("later", None, {})
+    assert asked[-1] == "later"
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), TimeoutError(), OSError("no way")], ids=repr)
+async def test_a_broker_that_cannot_tell_harms_nobody(error: Exception) -> None:
+    async def ask(request_id: str) -> dict:
+        raise error
+
+    tracer = sdk_tracer(ask)
+    await tracer.request_ended("r", None, {})
+    assert tracer.num_missing == 1
+
+
+async def test_what_is_not_sampled_is_not_even_asked_for() -> None:
+    tracer = sdk_tracer(nothing)
+    await tracer.request_ended("r", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", {})
+    assert tracer.num_missing == 0
