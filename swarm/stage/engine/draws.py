@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,12 +20,18 @@ MAX_REASON = 1000  # characters
 
 
 def draw_all(
-    batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int, grammars: Grammars
+    batch: Batch,
+    logits: torch.Tensor,
+    manifest: Manifest,
+    threads: int,
+    grammars: Grammars,
+    *,
+    progressed: Callable[[], None] = lambda: None,
 ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
     """Draw for every row that asks; name those whose logits are unfit, or whose grammar can't be followed. Up to so
     many threads share the rows."""
     rows = logits[: len(batch.samples)].cpu()
-    masks, refused = _masks(batch, grammars, rows.shape[-1])
+    masks, refused = _masks(batch, grammars, rows.shape[-1], progressed)
     if kernel.serves(rows):
         found = kernel.draw_rows(rows, batch.samples, manifest.eos_token_ids, threads, masks)
     else:
@@ -42,7 +48,9 @@ def draw_all(
     return tuple(sampled), tuple(failed)
 
 
-def _masks(batch: Batch, grammars: Grammars, words: int) -> tuple[list[Mask | None], dict[int, str]]:
+def _masks(
+    batch: Batch, grammars: Grammars, words: int, progressed: Callable[[], None]
+) -> tuple[list[Mask | None], dict[int, str]]:
     """What each row's grammar allows, None where there is no grammar; and which rows' grammars can't be followed."""
     if all(job.params.grammar is None for job in batch.samples):
         return [], {}
@@ -51,7 +59,7 @@ def _masks(batch: Batch, grammars: Grammars, words: int) -> tuple[list[Mask | No
     for place, job in enumerate(batch.samples):
         if job.params.grammar is None:
             continue
-        answer = grammars.mask(batch.rows[job.row].sequence, job, words)
+        answer = grammars.mask(batch.rows[job.row].sequence, job, words, progressed)
         if isinstance(answer, str):
             refused[place] = answer
         else:

@@ -9,6 +9,9 @@ and reads all tokens again: two microseconds each. So whoever draws, and whateve
 grammar is satisfied, also those that are text: drawn in the middle they would end the answer there. While
 ``min_tokens`` are not reached they are forbidden, unless there is no other way on: what the grammar says comes first.
 
+**Nobody waits unawares.** The tokenizer is read when the worker starts, before anybody counts its beats: reading it
+holds up all threads. Grammars are compiled in a thread of their own, and the compute thread says that it is alive.
+
 **What can't go on** ends its own sequence with a reason, and touches no other: a grammar that doesn't compile here, one
 whose parser grows past its limits, one that the model has no token for.
 """
@@ -16,7 +19,7 @@ whose parser grows past its limits, one that the model has no token for.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,18 +54,17 @@ class Grammars:
     """``folder``: the model's, where its tokenizer is. ``ends``: the tokens by which the model ends an answer."""
 
     def __init__(self, folder: Path, ends: Sequence[int]) -> None:
-        self._path = folder / "tokenizer.json"
         self._ends = tuple(ends)
-        self._words: LLTokenizer | None = None
+        self._words = _words_of(folder / "tokenizer.json", self._ends)
         self._compiled: OrderedDict[Grammar, LLMatcher | InvalidRequest] = OrderedDict()
         self._readers: OrderedDict[int, _Reader] = OrderedDict()
 
-    def mask(self, sequence: int, job: SampleJob, words: int) -> Mask | str:
-        """The tokens, of so many, that may come next; or why none can."""
+    def mask(self, sequence: int, job: SampleJob, words: int, waiting: Callable[[], None] = lambda: None) -> Mask | str:
+        """The tokens, of so many, that may come next; or why none can. ``waiting`` is called while that takes long."""
         grammar = job.params.grammar
         assert grammar is not None
         try:
-            reader = self._reader(sequence, grammar, list(job.history[job.num_prompt :]))
+            reader = self._reader(sequence, grammar, list(job.history[job.num_prompt :]), waiting)
             return self._allowed(reader, job, words)
         except (InvalidRequest, ModelError) as error:
             self.forget(sequence)
@@ -92,11 +94,11 @@ class Grammars:
             raise refusal(reader.grammar, f"it can't be followed beyond {_said(reader)}: {why}")
         return mask
 
-    def _reader(self, sequence: int, grammar: Grammar, answer: list[int]) -> _Reader:
+    def _reader(self, sequence: int, grammar: Grammar, answer: list[int], waiting: Callable[[], None]) -> _Reader:
         """The sequence's reader, with the whole answer read."""
         reader = self._readers.get(sequence)
         if reader is None or reader.grammar != grammar or answer[: len(reader.tokens)] != reader.tokens:
-            reader = self._readers[sequence] = _Reader(grammar, self._begun(grammar), [])
+            reader = self._readers[sequence] = _Reader(grammar, self._begun(grammar, waiting), [])
             if len(self._readers) > MOST_READERS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(sequence)
@@ -106,10 +108,10 @@ class Grammars:
         reader.tokens += unread
         return reader
 
-    def _begun(self, grammar: Grammar) -> LLMatcher:
+    def _begun(self, grammar: Grammar, waiting: Callable[[], None]) -> LLMatcher:
         """The grammar before the first token: a copy, since a reader changes it."""
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._compile(grammar)
+            self._compiled[grammar] = self._compile(grammar, waiting)
             if len(self._compiled) > MOST_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
@@ -118,20 +120,26 @@ class Grammars:
             raise known
         return known.deep_copy()
 
-    def _compile(self, grammar: Grammar) -> LLMatcher | InvalidRequest:
+    def _compile(self, grammar: Grammar, waiting: Callable[[], None]) -> LLMatcher | InvalidRequest:
         try:
-            return compiled(grammar, self._vocabulary(), PATIENCE_S)
+            return compiled(grammar, self._vocabulary(), PATIENCE_S, waiting)
         except InvalidRequest as error:
             return error
 
     def _vocabulary(self) -> LLTokenizer:
-        if self._words is None:
-            try:
-                content = self._path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ModelError(f"the model's tokenizer.json, which grammars need, can't be read: {error}") from None
-            self._words = vocabulary(content, self._ends)
+        if isinstance(self._words, ModelError):
+            raise self._words
         return self._words
+
+
+def _words_of(path: Path, ends: Sequence[int]) -> LLTokenizer | ModelError:
+    """The tokenizer; or why there is none, which only who has a grammar wants to know."""
+    try:
+        return vocabulary(path.read_text("utf-8"), ends)
+    except (OSError, UnicodeDecodeError) as error:
+        return ModelError(f"the model's tokenizer.json, which grammars need, can't be read: {error}")
+    except ModelError as error:
+        return error
 
 
 def _of_width(mask: Mask, words: int) -> Mask:

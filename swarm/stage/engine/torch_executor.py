@@ -305,7 +305,7 @@ class TorchExecutor:
         through = clock.mark()
         hidden = None if stage.heads or result is None else to_wire(result)
         computed = clock.mark()
-        sampled, failed = self._drawn(stage, batch, result, threads)
+        sampled, failed = self._drawn(stage, batch, result, threads, progressed)
         done = clock.mark()
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
@@ -329,7 +329,7 @@ class TorchExecutor:
         aside.arena.take(row)
         result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
         hidden = None if aside.stage.heads or result is None else to_wire(result)
-        sampled, failed = self._drawn(aside.stage, batch, result, self.threads)
+        sampled, failed = self._drawn(aside.stage, batch, result, self.threads, progressed)
         if row.start + row.count >= limit:
             self._aside = None
         return Forwarded(hidden, sampled, failed, self._clock.between(began, self._clock.mark()), 0.0)
@@ -368,11 +368,16 @@ class TorchExecutor:
         return self._active.parts[layers]
 
     def _drawn(
-        self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int
+        self,
+        stage: Stage,
+        batch: Batch,
+        result: torch.Tensor | None,
+        threads: int,
+        progressed: Callable[[], None],
     ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
         if not stage.heads or result is None:
             return (), ()
-        return draw_all(batch, result, self._manifest, threads, self._grammars)
+        return draw_all(batch, result, self._manifest, threads, self._grammars, progressed=progressed)
 
     def warm_up(self) -> float:
         return self._warm(self._stage())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from llguidance import LLTokenizer
 
 import swarm.demo
+from swarm import grammar as grammar_module
 from swarm.params import Grammar, SamplingParams
 from swarm.stage.engine import grammars as module
 from swarm.stage.engine.grammars import Grammars
@@ -177,6 +179,22 @@ def test_caches_are_bounded_and_only_caches(monkeypatch: pytest.MonkeyPatch) -> 
         found = [allowed(tight, g, walk[:n], s) for s, (g, walk) in enumerate(zip(GRAMMARS, walks, strict=True))]
         assert found == expected[n]
     assert len(tight._compiled) == len(tight._readers) == 2
+
+
+def test_who_waits_for_a_grammar_is_seen_to_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose compute thread says nothing for two seconds counts as hung."""
+    slow, really = threading.Event(), grammar_module._compiled
+    monkeypatch.setattr(grammar_module, "_compiled", lambda *given: really(*given) if slow.wait(30) else None)
+    monkeypatch.setattr(grammar_module, "_LOOK_S", 0.001)
+    said = []
+
+    def waiting() -> None:
+        said.append(1)
+        if len(said) == 3:
+            slow.set()
+
+    Grammars(FOLDER, (EOS,)).mask(1, job(Grammar("json_object"), []), SIZE, waiting)
+    assert len(said) >= 3
 
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch, grammars: Grammars) -> None:
