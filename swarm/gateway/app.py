@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from swarm.gateway.desk.desk import Desk, Owner
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.ledger import Ledger
 from swarm.version import __version__
 
 WRITERS: dict[str, MakeWriter] = {"chat": chat.ChatWriter, "completions": completions.CompletionWriter}
@@ -27,8 +28,8 @@ _ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, 504)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"description": "An error object."} for status in _ERRORS}
 
 
-def make_app(desk: Desk, lifespan: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
-    """The application on this desk."""
+def make_app(desk: Desk, ledger: Ledger | None = None) -> FastAPI:
+    """The application on this desk; ``ledger`` hears of its answers."""
 
     @asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
@@ -38,7 +39,8 @@ def make_app(desk: Desk, lifespan: Callable[[], Awaitable[None]] | None = None) 
     app = FastAPI(
         title="Swarm", version=__version__, lifespan=live, docs_url=None, redoc_url=None, strict_content_type=False
     )
-    app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS), int(time.time())
+    app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS, ledger), int(time.time())
+    app.state.more_models = []  # other servers', by name
     app.include_router(router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -84,7 +86,12 @@ async def ready(request: Request) -> Response:
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     served = await desk_of(request).served()
-    return JsonResponse({"object": "list", "data": [model_of(served, request.app.state.created)]})
+    created = request.app.state.created
+    others = [
+        {"id": name, "object": "model", "created": created, "owned_by": "upstream"}
+        for name in request.app.state.more_models
+    ]
+    return JsonResponse({"object": "list", "data": [model_of(served, created), *others]})
 
 
 @router.get("/v1/models/{name:path}")

@@ -117,7 +117,7 @@ class Desk:
             )
         except ClientError as error:
             raise problem_of(error) from None
-        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n))
+        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n), len(order.ids))
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
         """Read an answer that was asked for before, from its beginning."""

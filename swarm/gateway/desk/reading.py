@@ -16,8 +16,9 @@ from swarm.gateway.errors import Problem, problem_of
 class Reading:
     """The answer to one prompt."""
 
-    def __init__(self, stream: PromptStream, parts: Parts) -> None:
-        self._stream, self._parts = stream, parts
+    def __init__(self, stream: PromptStream, parts: Parts, num_prompt: int = 0) -> None:
+        self._stream, self._parts, self._num_prompt = stream, parts, num_prompt
+        self._num_tokens = 0
         self._ahead: list[Part] = []
         self.num_choices = parts.num_choices
 
@@ -37,6 +38,7 @@ class Reading:
                 raise problem_of(error) from None
             if not pieces:
                 return []
+            self._num_tokens += sum(piece.token is not None for piece in pieces)
             if parts := [part for piece in pieces for part in self._parts.take(piece)]:
                 return parts
 
@@ -45,6 +47,10 @@ class Reading:
         completion = self._stream.completion
         assert completion is not None  # the end was reached
         return Counts(completion.usage.num_prompt, completion.usage.num_tokens)
+
+    def so_far(self) -> Counts:
+        """Count what has come, at any time."""
+        return Counts(self._num_prompt, self._num_tokens)
 
     def close(self) -> None:
         self._stream.close()
@@ -90,11 +96,17 @@ class Lot:
         return []
 
     def counts(self) -> Counts:
-        each = [reading.counts() for reading in self._readings]
-        return Counts(sum(c.prompt for c in each), sum(c.answer for c in each), sum(c.cached for c in each))
+        return _sum([reading.counts() for reading in self._readings])
+
+    def so_far(self) -> Counts:
+        return _sum([reading.so_far() for reading in self._readings])
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         for reading in self._readings:
             reading.close()
+
+
+def _sum(each: Sequence[Counts]) -> Counts:
+    return Counts(sum(c.prompt for c in each), sum(c.answer for c in each), sum(c.cached for c in each))

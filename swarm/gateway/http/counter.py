@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swarm.gateway.answer import Part
+from swarm.gateway.answer import Counts, Part
 from swarm.gateway.apis.writer import Writer
 from swarm.gateway.ask import Ask
 from swarm.gateway.desk.desk import Desk, Owner
@@ -17,6 +17,7 @@ from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.ledger import Ledger, NoLedger
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
 
@@ -45,16 +46,22 @@ class Job:
 class Counter:
     """One for a gateway. ``writers``: how answers are written again that are read on, by API."""
 
-    def __init__(self, desk: Desk, writers: dict[str, MakeWriter]) -> None:
+    def __init__(self, desk: Desk, writers: dict[str, MakeWriter], ledger: Ledger | None = None) -> None:
         self._desk = desk
         self._writers = writers
+        self._ledger = ledger or NoLedger()
 
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
         """Answer a request. Raises Problem for what goes wrong before a status is sent."""
         begun = asyncio.ensure_future(self._begin(served, owner, job))
+        self._ledger.began(owner)
+
+        def close() -> None:
+            self._ledger.ended(owner, _let_go(begun))
+
         if job.stream:
-            return await self._streamed(begun, job)
-        return await _whole(request, begun, job)
+            return await self._streamed(begun, job, close, request.scope.get("patience_s", PATIENCE_S))
+        return await _whole(request, begun, job, close)
 
     async def resume(self, last_event_id: str, owner: Owner) -> Response:
         """Go on with a stream behind the event of this id."""
@@ -79,15 +86,17 @@ class Counter:
             raise
         return reading
 
-    async def _streamed(self, begun: asyncio.Future[Reading | Lot], job: Job) -> Response:
+    async def _streamed(
+        self, begun: asyncio.Future[Reading | Lot], job: Job, close: Callable[[], None], patience_s: float
+    ) -> Response:
         try:
-            await asyncio.wait({begun}, timeout=PATIENCE_S)
-        except asyncio.CancelledError:
-            begun.cancel()
+            await asyncio.wait({begun}, timeout=patience_s)
+            if begun.done():
+                begun.result()  # raises what is wrong
+        except (asyncio.CancelledError, Problem):
+            close()
             raise
-        if begun.done():
-            begun.result()  # raises what is wrong
-        return EventStream(_chunks(begun, job), lambda: _let_go(begun), _headers(job.request_id), SLOW_READER_S)
+        return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
 
 
 async def _chunks(begun: asyncio.Future[Reading | Lot], job: Job) -> AsyncIterator[bytes]:
@@ -100,7 +109,9 @@ async def _chunks(begun: asyncio.Future[Reading | Lot], job: Job) -> AsyncIterat
         yield chunk
 
 
-async def _whole(request: Request, begun: asyncio.Future[Reading | Lot], job: Job) -> Response:
+async def _whole(
+    request: Request, begun: asyncio.Future[Reading | Lot], job: Job, close: Callable[[], None]
+) -> Response:
     answer = asyncio.ensure_future(_collect(begun, job))
     watcher = asyncio.ensure_future(hang_up(request.receive))
     try:
@@ -112,7 +123,7 @@ async def _whole(request: Request, begun: asyncio.Future[Reading | Lot], job: Jo
         for task in (answer, watcher):
             task.cancel()
         await asyncio.gather(answer, watcher, return_exceptions=True)
-        _let_go(begun)
+        close()
 
 
 async def _collect(begun: asyncio.Future[Reading | Lot], job: Job) -> dict[str, object]:
@@ -123,12 +134,14 @@ async def _collect(begun: asyncio.Future[Reading | Lot], job: Job) -> dict[str, 
     return job.writer.whole(parts, reading.counts())
 
 
-def _let_go(begun: asyncio.Future[Reading | Lot]) -> None:
-    """Cancel what is under way; nothing, if it has ended."""
+def _let_go(begun: asyncio.Future[Reading | Lot]) -> Counts:
+    """Cancel what is under way; nothing, if it has ended. What was computed."""
     if not begun.done():
         begun.cancel()
     elif not begun.cancelled() and begun.exception() is None:
         begun.result().close()
+        return begun.result().so_far()
+    return Counts(0, 0)
 
 
 def _headers(request_id: str) -> dict[str, str]:
