@@ -91,6 +91,14 @@ class AsyncClient:
         if link is not None:
             await link.aclose()
 
+    async def abandon(self) -> None:
+        """Release everything, and cancel nothing: the broker goes on with what is under way for
+        ``broker.client_grace_s``, so that another client can ``attach``. Whoever reads here waits for ever."""
+        self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            await link.abandon()
+
     # --- requests
 
     async def generate(

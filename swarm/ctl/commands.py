@@ -10,6 +10,7 @@ import typer
 
 from swarm.cli.options import JsonOption, UrlOption, open_client
 from swarm.cli.output import EXIT_CODES
+from swarm.ctl.keys import keys_app
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -263,3 +264,6 @@ def _in_bytes(text: str) -> int:
     if size <= 0:
         raise typer.BadParameter(f"--memory-limit takes a size like 8GiB or 500MB, not {text!r}")
     return size
+
+
+app.add_typer(keys_app, name="keys")

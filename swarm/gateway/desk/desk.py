@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -101,10 +101,17 @@ class Desk:
         return Order(ask, ids, params, served)
 
     def begin(
-        self, order: Order, owner: Owner, request_id: str | None, memo: Memo | None, *, detached: bool = False
+        self,
+        order: Order,
+        owner: Owner,
+        request_id: str | None,
+        memo: Memo | None,
+        *,
+        detached: bool = False,
+        told: Callable[[int], None] | None = None,
     ) -> Reading:
         """Hand it in. Nothing is sent before the first part is asked for. ``detached``: it goes on without its reader,
-        to its end; with ``keep_s`` for as long as that says."""
+        to its end; with ``keep_s`` for as long as that says. ``told`` hears how many tokens came."""
         ask = order.ask
         keep = None
         if ask.keep_s and request_id is not None and not detached:
@@ -125,7 +132,8 @@ class Desk:
             )
         except ClientError as error:
             raise problem_of(error) from None
-        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n), keep)
+        parts = Parts(request_id or "", ask.tools, order.served.family, order.params.n)
+        return Reading(stream, parts, keep, num_prompt=len(order.ids), told=told)
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
         """Read an answer that was asked for before, from its beginning."""
