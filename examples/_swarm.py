@@ -21,7 +21,7 @@ def a_swarm(num_workers: int = 2, *, always_own: bool = False) -> Iterator[str]:
         yield url
         return
     port = _free_port()
-    command = [sys.executable, "-m", "swarm", "up", "--workers", str(num_workers), "--port", str(port)]
+    command = [sys.executable, "-m", "swarm", "up", "--no-http", "--workers", str(num_workers), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         try:
             _wait_for(up, "serving" if num_workers else "no worker is here")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SwarmError,
         Unavailable,
     )
-    from swarm.params import SamplingParams
+    from swarm.params import Grammar, SamplingParams
 
 
 _HOMES = {
@@ -39,6 +39,7 @@ _HOMES = {
     "Client": "swarm.client.blocking",
     "ClientError": "swarm.errors",
     "Completion": "swarm.client.results",
+    "Grammar": "swarm.params",
     "InvalidRequest": "swarm.errors",
     "Overloaded": "swarm.errors",
     "Piece": "swarm.client.results",
@@ -63,6 +64,7 @@ __all__ = [
     "Client",
     "ClientError",
     "Completion",
+    "Grammar",
     "InvalidRequest",
     "Overloaded",
     "Piece",

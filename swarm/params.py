@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_GRAMMAR = 256 << 10  # characters
+MAX_CHOICES = 10_000
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -90,6 +91,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequest(
                     f"logit_bias[{token}] must be between -1000 and 1000, not {bias}", code="logit_bias"
                 )
+        if self.grammar is not None:
+            self._check_grammar(self.grammar)
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        """What can be known without the model; what its text means, whoever has the tokenizer finds out."""
+        if len(grammar.text) > MAX_GRAMMAR:
+            raise InvalidRequest(f"grammar has {len(grammar.text)} characters, at most {MAX_GRAMMAR}", code="grammar")
+        if self.ignore_eos:
+            raise InvalidRequest("ignore_eos can't be had with a grammar, which says where to end", code="ignore_eos")
 
 
 # The upper bounds are far above any use; they keep arithmetic finite and one request from owning the machine.

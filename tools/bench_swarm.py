@@ -149,7 +149,8 @@ class Swarm(Processes):
     ) -> None:
         super().__init__(settings)
         self.num_stages = num_stages
-        self._arguments = ["up", "--model", str(model), "--port", str(self.port), "--workers", str(num_stages)]
+        self._arguments = ["up", "--no-http", "--model", str(model), "--port", str(self.port)]
+        self._arguments += ["--workers", str(num_stages)]
         self._arguments += ["--threads", str(threads)] if threads else []
 
     async def begin(self) -> None:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Keep many HTTP streams open for minutes, hang up on many of them at random, and see that nothing grows.
 
-A swarm of the embedded model, a gateway, and ``--streams`` readers in this process. Each asks, reads, and in more than
-half of the cases hangs up somewhere: at once, before the first byte, or under way. The gateway's memory, descriptors and
-threads are read all the while; at the end, when everybody has left, the stages must hold nothing and the gateway what
-it held in the first quarter, within ``--more-mib``. A task that is left behind holds a connection, or memory.
+A swarm of the embedded model, a gateway, and ``--streams`` readers in this process. Each asks and reads, and more often
+than not hangs up somewhere: at once, before the first byte, or under way. The gateway's memory, descriptors and threads
+are read all the while; at the end, when everybody has left, the stages must hold nothing and the gateway what it held in
+the first quarter, within ``--more-mib``. A task that is left behind holds a connection, or memory.
 """
 
 from __future__ import annotations

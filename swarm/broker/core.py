@@ -52,6 +52,7 @@ from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.members.roster import Members, MemberSettings
 from swarm.broker.questions.inquiries import Inquiries
 from swarm.broker.recovery.procedure import PlanSettings, Procedure
+from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
@@ -126,7 +127,8 @@ class BrokerCore:
         self._out: list[Action] = []
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
-        self._requests = Requests(self.state, settings.requests, self._out, self._tracer)
+        latencies = Latencies()
+        self._requests = Requests(self.state, settings.requests, self._out, tracer=self._tracer, latencies=latencies)
         self._procedure = Procedure(self.state, settings.plan, settings.data_endpoint, self._out)
         self._members = Members(
             self.state, settings.member_settings, self._procedure, self._requests, out=self._out, now=now
@@ -142,6 +144,7 @@ class BrokerCore:
             members=self._members,
             tracer=self._tracer,
             statistics=self._statistics,
+            latencies=latencies,
             judgements=self.judgements,
         )
         self._lost_steps = LostSteps(self.state, self._members, self._procedure, self._out)

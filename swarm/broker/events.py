@@ -176,9 +176,9 @@ class JournalRewritten:
 
 @dataclass(frozen=True, slots=True)
 class JournalFigures:
-    """What writing took so far, for reports."""
+    """What writing took so far, for reports; ``write_s`` is how its transactions' seconds are spread."""
 
-    values: dict[str, float]
+    values: Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,17 @@ def descriptor_limit() -> int:
 def process_figures(process: psutil.Process) -> dict[str, float]:
     return {
         "resident_bytes": process.memory_info().rss,
+        "cpu_s": _processor_s(process),
         "descriptors": num_descriptors(),
+        "descriptor_limit": descriptor_limit(),
         "threads": process.num_threads(),
         "tasks": len(asyncio.all_tasks()),
     }
+
+
+def _processor_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def num_descriptors() -> int:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from swarm.cli.attach import attach
+from swarm.cli.bench import bench
 from swarm.cli.chat import chat
 from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
@@ -58,6 +59,7 @@ _GENERATE = 'swarm generate "Once upon a time" --max-tokens 60 --temperature 0.8
 _ATTACH = "swarm attach 8c5f1c2e6a94d7b03f5e9a1d2c7b4e60 --from 20"
 _CHAT = 'echo "What colour is the cat?" | swarm chat --system "Be brief."'
 _PROFILE = "swarm profile --model /models/llama --workers 2 --json"
+_BENCH = "swarm bench http://127.0.0.1:8000 --sweep --output 64 --html report.html"
 
 app.command(short_help="Run a broker and workers on this machine.", epilog=f"Example: {_UP}")(up)
 app.command(short_help="Run the broker: queue, plan and health.", epilog=f"Example: {_BROKER}")(broker)
@@ -67,5 +69,6 @@ app.command(epilog=f"Example: {_GENERATE}")(generate)
 app.command(short_help="Read the answer to a request made before.", epilog=f"Example: {_ATTACH}")(attach)
 app.command(epilog=f"Example: {_CHAT}")(chat)
 app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
+app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
 app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
 app.add_typer(config_app, name="config")

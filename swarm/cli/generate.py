@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.grammars import ChoiceOption, GrammarOption, RegexOption, SchemaOption, grammar_of
 from swarm.cli.options import UrlOption, open_client
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the text before this string. May be repeated.")
     ] = None,
+    json_schema: SchemaOption = None,
+    regex: RegexOption = None,
+    choice: ChoiceOption = None,
+    grammar: GrammarOption = None,
     n: Annotated[int, typer.Option("--n", help="So many answers, each drawn anew.")] = 1,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Token ids instead of a text, like 1,15043.", show_default=False)
@@ -93,6 +98,8 @@ def generate(
     """
     if detach and hops:
         raise typer.BadParameter("--hops shows where time went at the end of an answer, --detach does not wait for it")
+    if prompt == "-" and "-" in (str(json_schema), str(grammar)):
+        raise typer.BadParameter("stdin is the prompt, and can't be the grammar, too")
     source = _source(prompt, tokens, chat)
     options: RequestOptions = {
         "max_tokens": max_tokens,
@@ -102,6 +109,7 @@ def generate(
         "min_p": min_p,
         "seed": seed,
         "stop": stop or (),
+        "grammar": grammar_of(json_schema, regex, choice, grammar),
         "n": n,
         "hops": hops,
         "priority": _class(priority),
@@ -229,7 +237,11 @@ def as_data(completion: Completion) -> dict[str, object]:
     data: dict[str, object] = {
         "request_id": completion.request_id,
         **_choice_data(completion.choices[0]),
-        "usage": {"num_prompt": completion.usage.num_prompt, "num_tokens": completion.usage.num_tokens},
+        "usage": {
+            "num_prompt": completion.usage.num_prompt,
+            "num_tokens": completion.usage.num_tokens,
+            "num_cached": completion.usage.num_cached,
+        },
         "timing": _timing_data(completion.timing),
         "seed": completion.seed,
     }

@@ -24,6 +24,7 @@ from swarm.cli.options import (
     load_settings,
 )
 from swarm.cli.output import EXIT_FAILED, complain, print_json
+from swarm.cli.up.http import missing_packages
 from swarm.cli.up.processes import die_with_parent
 from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ConfigError, JournalError, ModelError
@@ -125,17 +126,38 @@ def gateway(
     context: typer.Context,
     *,
     url: UrlOption = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen on; others than this machine's own need API keys. [default: 127.0.0.1]",
+        ),
+    ] = None,
     port: Annotated[int | None, typer.Option("--http", metavar="PORT", help="Port to serve. [default: 8000]")] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", metavar="DIR", help="Where keys.json is, if gateway.keys_file doesn't say."),
+    ] = None,
     config: ConfigOption = None,
 ) -> None:
     """Serve HTTP: any OpenAI or Anthropic client talks to the swarm.
 
     Nothing lasts in a gateway: there may be several, and one that is killed and started again serves at once. SIGTERM
-    and Ctrl-C stop it in good order. Exit code 78 means that it can't work with these settings.
+    and Ctrl-C stop it in good order: answers get 3 seconds to finish, and streams that take longer can be read on from
+    another gateway. Exit code 78 means that it can't work with these settings.
     """
     die_with_parent()
+    overrides = {
+        "client.url": url,
+        "gateway.host": host,
+        "gateway.port": port,
+        "state_dir": str(state_dir) if state_dir else None,
+    }
     with _hopeless_is_78():
-        settings = load_settings(context, config, {"client.url": url, "gateway.port": port})
+        settings = load_settings(context, config, overrides)
+        if missing := missing_packages():
+            raise ConfigError(missing)
         from swarm import log
         from swarm.gateway.service import run
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from swarm.client.client import AsyncClient, What
-from swarm.client.request import Prompt, RequestOptions
+from swarm.client.request import Params, Prompt, RequestOptions
 from swarm.client.results import BatchPiece, Completion, Piece
 from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text.tokenizer import Chat, TextModel
@@ -93,10 +93,12 @@ class Client:
         """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return self._run(self._client.submit_chat(messages, params, **options))
 
-    def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> BlockingStream:
+    def attach(
+        self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
+    ) -> BlockingStream:
         """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
         each continuation on. Leaving the iterator early cancels nothing."""
-        return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout))
+        return BlockingStream(self, self._client.attach(request_id, next_index, timeout=timeout, visible=visible))
 
     def recall(self, request_id: str) -> Submit:
         """Look up what was asked for in a request that was made before."""
@@ -110,7 +112,7 @@ class Client:
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         return_errors: Literal[False] = False,
         **options: Unpack[RequestOptions],
@@ -120,7 +122,7 @@ class Client:
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         return_errors: Literal[True],
         **options: Unpack[RequestOptions],
@@ -129,12 +131,13 @@ class Client:
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         return_errors: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Sequence[Completion | ClientError]:
-        """The answers to many prompts, all under way together, in the order of the prompts.
+        """The answers to many prompts, all under way together, in the order of the prompts. ``params``: one set for
+        all, or a sequence with one for each prompt.
 
         The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
         """
@@ -143,10 +146,11 @@ class Client:
         return self._run(self._client.generate_batch(prompts, params, **options))
 
     def stream_batch(
-        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, prompts: Sequence[Prompt], params: Params = None, **options: Unpack[RequestOptions]
     ) -> BlockingBatchStream:
         """The answers to many prompts, all under way together, token by token as they come: yields
-        ``(index of the prompt, token, text, finished)``. Leaving the iterator early cancels all of them."""
+        ``(index of the prompt, token, text, finished)``. ``params``: one set for all, or a sequence with one for each
+        prompt. Leaving the iterator early cancels all of them."""
         return BlockingBatchStream(self, self._client.stream_batch(prompts, params, **options))
 
     # --- questions
@@ -175,6 +179,10 @@ class Client:
     def stop_worker(self, worker: str, *, force: bool = False) -> Json:
         """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
         return self._run(self._client.stop_worker(worker, force=force))
+
+    def check_grammar(self, params: SamplingParams) -> None:
+        """Find out whether the model can follow these parameters' grammar. Raises InvalidRequest that says why not."""
+        self._run(self._client.check_grammar(params))
 
     def text_model(self) -> TextModel | None:
         """The model's tokenizer and chat template; None if it has none."""

@@ -13,6 +13,7 @@ from swarm.client.link import Link, Mailbox
 from swarm.client.model import ASK_TIMEOUT_S, ModelSource
 from swarm.client.request import (
     Conversation,
+    Params,
     Prompt,
     RequestOptions,
     Source,
@@ -20,6 +21,7 @@ from swarm.client.request import (
     as_source,
     check_attach,
     check_wish,
+    wishes_of,
 )
 from swarm.client.results import Completion, Piece
 from swarm.client.session import Session
@@ -46,6 +48,7 @@ _GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a w
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
 
 What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
+Wanted = tuple[Source, Wish]
 OnError = Callable[[int, ClientError], None]
 
 
@@ -88,6 +91,14 @@ class AsyncClient:
         if link is not None:
             await link.aclose()
 
+    async def abandon(self) -> None:
+        """Release everything, and cancel nothing: the broker goes on with what is under way for
+        ``broker.client_grace_s``, so that another client can ``attach``. Whoever reads here waits for ever."""
+        self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            await link.abandon()
+
     # --- requests
 
     async def generate(
@@ -100,7 +111,7 @@ class AsyncClient:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> PromptStream:
         """The answer token by token. Leaving the iterator early cancels the request."""
-        return PromptStream(self._stream([as_source(prompt)], check_wish(params, options)))
+        return PromptStream(self._stream([(as_source(prompt), check_wish(params, options))]))
 
     async def chat(
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -112,7 +123,7 @@ class AsyncClient:
         self, messages: Chat, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> PromptStream:
         """The answer to a conversation, token by token."""
-        return PromptStream(self._stream([Conversation(messages)], check_wish(params, options)))
+        return PromptStream(self._stream([(Conversation(messages), check_wish(params, options))]))
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -128,17 +139,19 @@ class AsyncClient:
         """Have a conversation answered without waiting for it; see :meth:`submit`."""
         return await self._submit(Conversation(messages), check_wish(params, {**options, "detached": True}))
 
-    def attach(self, request_id: str, next_index: int = 0, *, timeout: float | None = None) -> PromptStream:
+    def attach(
+        self, request_id: str, next_index: int = 0, *, timeout: float | None = None, visible: Sequence[int] = ()
+    ) -> PromptStream:
         """Read the answer to a request that was made before, perhaps by another process: from token ``next_index`` of
         each continuation on. The latest reader gets what comes; the one before it ends with ReadElsewhere. The text of
         a token depends on those before it, which is why they are fetched, too; ``completion`` has them all. Leaving the
-        iterator early cancels nothing.
+        iterator early cancels nothing. ``visible`` is as in :class:`RequestOptions`: who made the request can't say it.
 
         InvalidRequest (code "unknown") if nobody knows such a request (any more)."""
-        check_attach(request_id, next_index, timeout)
+        shown = check_attach(request_id, next_index, timeout, visible)
 
         async def begin(mailbox: Mailbox) -> Opened:
-            call = await self._recall(request_id, timeout)
+            call = await self._recall(request_id, timeout, shown)
             call.first = next_index
             call.start(mailbox, timeout, attached=True)
             return {request_id: (0, call)}
@@ -165,7 +178,7 @@ class AsyncClient:
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         return_errors: Literal[False] = False,
         **options: Unpack[RequestOptions],
@@ -175,7 +188,7 @@ class AsyncClient:
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         return_errors: Literal[True],
         **options: Unpack[RequestOptions],
@@ -184,31 +197,31 @@ class AsyncClient:
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         return_errors: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Sequence[Completion | ClientError]:
-        """The answers to many prompts, all under way together, in the order of the prompts.
+        """The answers to many prompts, all under way together, in the order of the prompts. ``params``: one set for
+        all, or a sequence with one for each prompt.
 
         The first error cancels the others and is raised; with ``return_errors`` it takes its prompt's place instead.
         """
-        wish = check_wish(params, options)
         results: dict[int, Completion | ClientError] = {}
-        sources: dict[int, Source] = {}
-        for place, prompt in enumerate(prompts):
+        wanted: dict[int, Wanted] = {}
+        for place, (prompt, wish) in enumerate(zip(prompts, wishes_of(params, options, len(prompts)), strict=True)):
             try:
-                sources[place] = as_source(prompt)
+                wanted[place] = _wanted(prompt, wish)
             except InvalidRequest as error:
                 if not return_errors:
                     raise
                 results[place] = error
-        places = list(sources)
+        places = list(wanted)
 
         def note(index: int, error: ClientError) -> None:
             results[places[index]] = error
 
-        stream = self._stream(list(sources.values()), wish, note if return_errors else None)
+        stream = self._stream(list(wanted.values()), note if return_errors else None)
         pieces = await _collect(stream, len(places))
         for index, place in enumerate(places):
             if place not in results:
@@ -216,12 +229,14 @@ class AsyncClient:
         return [results[place] for place in range(len(prompts))]
 
     def stream_batch(
-        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, prompts: Sequence[Prompt], params: Params = None, **options: Unpack[RequestOptions]
     ) -> BatchStream:
         """The answers to many prompts, all under way together, token by token as they come: yields
-        ``(index of the prompt, token, text, finished)``. Leaving the iterator early cancels all of them."""
-        sources = [as_source(prompt) for prompt in prompts]
-        return BatchStream(self._stream(sources, check_wish(params, options)), len(sources))
+        ``(index of the prompt, token, text, finished)``. ``params``: one set for all, or a sequence with one for each
+        prompt. Leaving the iterator early cancels all of them."""
+        wishes = wishes_of(params, options, len(prompts))
+        wanted = [_wanted(prompt, wish) for prompt, wish in zip(prompts, wishes, strict=True)]
+        return BatchStream(self._stream(wanted), len(wanted))
 
     # --- questions
 
@@ -259,6 +274,12 @@ class AsyncClient:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
         return await self._govern(StopWorker(worker=worker, force=force), _GOVERN_TIMEOUT_S)
 
+    async def check_grammar(self, params: SamplingParams) -> None:
+        """Find out whether the model can follow these parameters' grammar, as every request does before it is made.
+        Raises InvalidRequest (code "grammar") that says why not."""
+        if params.grammar is not None:
+            await self._check_grammar(params)
+
     async def text_model(self) -> TextModel | None:
         """The model's tokenizer and chat template; None if it has none."""
         return (await self._model.get()).text
@@ -290,28 +311,28 @@ class AsyncClient:
             call.leave()
         return call.submit.request_id
 
-    async def _recall(self, request_id: str, timeout_s: float | None) -> Call:
+    async def _recall(self, request_id: str, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Call:
         """The request as the broker knows it, to be read."""
         limit_s = min(ASK_TIMEOUT_S, timeout_s or ASK_TIMEOUT_S)
         answer = await self._ask(Recall(request_id=request_id), limit_s)
         if isinstance(answer, Report):
             raise InvalidRequest(str(answer.body.get("error")), code="unknown")
         assert isinstance(answer, Recalled)
-        return Call(answer.submit, Wish.behind(answer.submit, timeout_s), self._connect(), self._model.get)
+        return Call(answer.submit, Wish.behind(answer.submit, timeout_s, visible), self._connect(), self._model.get)
 
     async def _complete(self, source: Source, wish: Wish) -> Completion:
-        stream = self._stream([source], wish)
+        stream = self._stream([(source, wish)])
         [pieces] = await _collect(stream, 1)
         return stream.finished[0].completion(pieces)
 
-    def _stream(self, sources: Sequence[Source], wish: Wish, on_error: OnError | None = None) -> PieceStream:
-        if wish.request_id is not None and len(sources) != 1:
+    def _stream(self, wanted: Sequence[Wanted], on_error: OnError | None = None) -> PieceStream:
+        if len(wanted) != 1 and any(wish.request_id is not None for _, wish in wanted):
             raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
 
         async def begin(mailbox: Mailbox) -> Opened:
             calls: Opened = {}
             try:
-                await self._open(sources, wish, mailbox, calls, on_error)
+                await self._open(wanted, mailbox, calls, on_error)
             except BaseException:
                 for _, call in calls.values():
                     call.leave()
@@ -320,11 +341,9 @@ class AsyncClient:
 
         return PieceStream(begin, on_error)
 
-    async def _open(
-        self, sources: Sequence[Source], wish: Wish, mailbox: Mailbox, calls: Opened, on_error: OnError | None
-    ) -> None:
+    async def _open(self, wanted: Sequence[Wanted], mailbox: Mailbox, calls: Opened, on_error: OnError | None) -> None:
         began = asyncio.get_running_loop().time()
-        for place, source in enumerate(sources):
+        for place, (source, wish) in enumerate(wanted):
             try:
                 call = await self._start(source, wish, mailbox, began)
             except ClientError as error:
@@ -348,7 +367,13 @@ class AsyncClient:
         call.start(mailbox, None if limit is None else max(limit - loop.time(), 0.0))
         return call
 
+    async def _check_grammar(self, params: SamplingParams) -> None:
+        checker = (await self._model.get()).grammars
+        await asyncio.to_thread(checker.check, params)
+
     async def _encode(self, source: Source, wish: Wish) -> tuple[int, ...]:
+        if wish.params.grammar is not None:
+            await self._check_grammar(wish.params)
         if isinstance(source, tuple):
             if wish.params.stop:
                 (await self._model.get()).check_stops(wish)
@@ -364,6 +389,12 @@ class AsyncClient:
         if self._link is None:
             self._link = Link(self._session)
         return self._link
+
+
+def _wanted(prompt: Prompt, wish: Wish | InvalidRequest) -> Wanted:
+    if isinstance(wish, InvalidRequest):
+        raise wish
+    return as_source(prompt), wish
 
 
 async def _collect(stream: PieceStream, num_prompts: int) -> list[list[Piece]]:

@@ -166,6 +166,17 @@ class Link:
                 self.leave(request_id)
                 mailbox.put(Failed(request_id, Unavailable("the client was closed")))
             self._flush()
+        await self._release()
+
+    async def abandon(self) -> None:
+        """Release everything and say nothing, as if this process had died."""
+        if self._context.closed:
+            return
+        self._mailboxes.clear()  # whoever leaves from now on has nothing to take back
+        self._outbox.clear()
+        await self._release()
+
+    async def _release(self) -> None:
         self._runner.cancel()
         try:
             await asyncio.gather(self._runner, return_exceptions=True)

@@ -12,6 +12,7 @@ from swarm.client.events import Ask
 from swarm.client.link import Link
 from swarm.client.request import Wish
 from swarm.client.text.assemble import Assembler
+from swarm.client.text.grammar import GrammarChecker
 from swarm.client.text.tokenizer import ASSET_FILES, TextModel
 from swarm.errors import InvalidRequest, ModelError, Unavailable
 from swarm.wire.messages import MAX_ASSET_BYTES, Asset, Description, GetAsset, Manifest, Report
@@ -25,6 +26,11 @@ class Model:
 
     manifest: Manifest
     text: TextModel | None
+    grammars: GrammarChecker
+
+    @classmethod
+    def of(cls, manifest: Manifest, text: TextModel | None) -> Model:
+        return cls(manifest, text, GrammarChecker(None if text is None else text.tokenizer, manifest.eos_token_ids))
 
     def check_stops(self, wish: Wish) -> None:
         if wish.params.stop and self.text is None:
@@ -32,7 +38,7 @@ class Model:
 
     def assembler(self, wish: Wish, choice: int) -> Assembler:
         ends = () if wish.params.ignore_eos else self.manifest.eos_token_ids
-        detokenizer = None if self.text is None else self.text.detokenizer()
+        detokenizer = None if self.text is None else self.text.detokenizer(wish.visible)
         return Assembler(wish.params, choice, frozenset((*ends, *wish.params.stop_token_ids)), detokenizer)
 
 
@@ -58,7 +64,7 @@ class ModelSource:
                 if description.manifest is None:
                     raise Unavailable(f"the swarm has no model yet, it waits for {description.waits_for or 'a worker'}")
                 if self._model is None or self._model.manifest != description.manifest:
-                    self._model = Model(description.manifest, await self._load_text(description.manifest))
+                    self._model = Model.of(description.manifest, await self._load_text(description.manifest))
                 self._described_at = max(num_connects, 1)
             return self._model
 

@@ -11,10 +11,11 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, SamplingParams
+from swarm.params import PRIORITIES, Grammar, SamplingParams
 from swarm.wire.messages import MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None  # of a batch: one set for all prompts, or one for each
 
 _T = TypeVar("_T")
 
@@ -38,7 +39,9 @@ class RequestOptions(TypedDict, total=False):
     which higher goes first; ``tenant``: on whose account it is computed (tenants get equal shares; those without a name
     are told apart by their connections); ``request_id``: a name that makes a repeated request the same request;
     ``hops``: report where each token's time went; ``detached``: the request runs on when its client leaves it or
-    vanishes, and anybody who knows its id may read on (``attach``); ``memo``: a text that ``recall`` gives back.
+    vanishes, and anybody who knows its id may read on (``attach``); ``memo``: a text that ``recall`` gives back;
+    ``visible``: special tokens that have a text in the answer, as marks of tool calls must (all others stay silent;
+    this is never sent).
     """
 
     timeout: float | None
@@ -49,6 +52,7 @@ class RequestOptions(TypedDict, total=False):
     hops: bool
     detached: bool
     memo: str
+    visible: Sequence[int]
 
     max_tokens: int
     min_tokens: int
@@ -66,6 +70,7 @@ class RequestOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    grammar: Grammar | None
 
 
 class _Own(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
     hops: bool = False
     detached: bool = False
     memo: str = ""
+    visible: tuple[int, ...] = ()
 
 
 _SAMPLING = SamplingParams.__struct_fields__
@@ -98,11 +104,19 @@ class Wish:
     hops: bool = False
     detached: bool = False
     memo: str = ""
+    visible: tuple[int, ...] = ()
 
     @classmethod
-    def behind(cls, submit: Submit, timeout_s: float | None) -> Wish:
-        """Reconstruct the wish of whoever made this request."""
-        return cls(submit.params, timeout_s, request_id=submit.request_id, hops=submit.hops, detached=submit.detached)
+    def behind(cls, submit: Submit, timeout_s: float | None, visible: tuple[int, ...] = ()) -> Wish:
+        """Reconstruct the wish of whoever made this request. What is visible, each reader says for itself."""
+        return cls(
+            submit.params,
+            timeout_s,
+            request_id=submit.request_id,
+            hops=submit.hops,
+            detached=submit.detached,
+            visible=visible,
+        )
 
     def submit(self, prompt: tuple[int, ...]) -> Submit:
         """The message for this prompt. A seed and an id are drawn if the caller gave none."""
@@ -147,7 +161,30 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
         hops=own.hops,
         detached=own.detached,
         memo=own.memo,
+        visible=own.visible,
     )
+
+
+def wishes_of(params: Params, options: Mapping[str, object], num_prompts: int) -> list[Wish | InvalidRequest]:
+    """What is wished for each prompt of a batch; or what is wrong with the parameters that it has for itself. Raises
+    InvalidRequest for a mistake that is no single prompt's."""
+    if params is None or isinstance(params, SamplingParams):
+        return [check_wish(params, options)] * num_prompts
+    if isinstance(params, str | bytes) or not isinstance(params, Sequence):
+        wanted = "SamplingParams, or a sequence of them with one for each prompt"
+        raise InvalidRequest(f"params must be {wanted}, not {type(params).__name__}", code="params")
+    if len(params) != num_prompts:
+        reason = f"{len(params)} sets of params for {num_prompts} prompts: give one for each prompt, or one for all"
+        raise InvalidRequest(reason, code="params")
+    check_wish(None, options)
+    return [_wish_or_mistake(own, options) for own in params]
+
+
+def _wish_or_mistake(params: SamplingParams, options: Mapping[str, object]) -> Wish | InvalidRequest:
+    try:
+        return check_wish(params, options)
+    except InvalidRequest as error:
+        return error
 
 
 def _class_of(priority: int | str) -> int:
@@ -184,11 +221,15 @@ def _check_own(own: _Own) -> None:
         raise InvalidRequest("request_id must have 1 to 128 characters", code="request_id")
 
 
-def check_attach(request_id: str, next_index: int, timeout_s: float | None) -> None:
-    """Raises InvalidRequest that names the first value that is wrong."""
-    _check_own(_Own(request_id=request_id, timeout=timeout_s))
+def check_attach(
+    request_id: str, next_index: int, timeout_s: float | None, visible: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The special tokens to show. Raises InvalidRequest that names the first value that is wrong."""
+    own = _convert({"request_id": request_id, "timeout": timeout_s, "visible": visible}, _Own)
+    _check_own(own)
     if not 0 <= next_index <= MAX_TOKENS:
         raise InvalidRequest(f"next_index must be between 0 and {MAX_TOKENS}, not {next_index}", code="next_index")
+    return own.visible
 
 
 def as_source(prompt: Prompt) -> Source:

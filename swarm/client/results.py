@@ -55,10 +55,12 @@ class BatchPiece(_BatchPiece):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens counted: the prompt once, and all continuations together."""
+    """Tokens counted: the prompt once, and all continuations together. ``num_cached`` of the prompt's were not computed
+    again, because the swarm still had them from an earlier request; 0 too where that is not known any more."""
 
     num_prompt: int
     num_tokens: int
+    num_cached: int = 0
 
     @property
     def num_total(self) -> int:

@@ -97,7 +97,8 @@ class Call:
             self._choice(index, [piece for piece in pieces if piece.choice == index])
             for index in range(self.submit.params.n)
         )
-        usage = Usage(self._finished[0].num_prompt, sum(len(choice.tokens) for choice in choices))
+        first = self._finished[0]
+        usage = Usage(first.num_prompt, sum(len(choice.tokens) for choice in choices), first.num_cached)
         return Completion(self.submit.request_id, choices, usage, self.submit.seed)
 
     def _choice(self, index: int, pieces: list[Piece]) -> Choice:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from swarm.config.sections import Settings, defaults, get, sections, setting_names
+from swarm.config.sections import Settings, defaults, get, is_loopback, sections, setting_names
 from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")
@@ -125,6 +125,15 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
                 "worker.bits": f"worker.device is {worker.device}, and only CPUs have portable bits; choose fast",
                 "worker.device": "only CPUs have portable bits, and worker.bits is portable; choose cpu",
             }
+    own = settings.gateway
+    if not is_loopback(own.host) and own.keys_file is None:
+        yield {
+            "gateway.host": "other machines can reach it, and without keys only this one is served; set "
+            "gateway.keys_file, and make a key with swarmctl keys add",
+        }
+    for upstream in settings.upstream:
+        if upstream.key_env and upstream.key_file:
+            yield {"upstream": f"{upstream.url} has both key_env and key_file; keep one"}
     timeout, interval = settings.health.beat_timeout_s, settings.worker.beat_interval_s
     if timeout < 2 * interval:
         yield {
@@ -141,7 +150,8 @@ def _explain(error: ErrorDetails, layers: list[_Layer]) -> str:
     if error["type"] == "extra_forbidden":
         return _unknown(key, _source(key, layers))
     if error["type"] == "model_type":
-        return _complaint(key, error["input"], f"it is a section; write its keys under [{key}]", layers)
+        place = f"[[{key.partition('.')[0]}]]" if "." in key else f"[{key}]"
+        return _complaint(key, error["input"], f"it is a section; write its keys under {place}", layers)
     problem = error["msg"][:1].lower() + error["msg"][1:]
     if error["type"] == "value_error":
         problem = str(error["ctx"]["error"])

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -25,6 +26,25 @@ def _loopback(host: str) -> str:
             f"{host} can be reached from other machines and no keys are set; without keys, only 127.0.0.1 is allowed"
         )
     return host
+
+
+def _address(host: str) -> str:
+    try:
+        return host if host == "localhost" else str(ipaddress.ip_address(host))
+    except ValueError:
+        raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with keys") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?"""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("write it as http://HOST:PORT/v1, or https")
+    return url.rstrip("/")
 
 
 def _port_range(text: str) -> str:
@@ -365,15 +385,78 @@ class ClientSettings(Section):
 class GatewaySettings(Section):
     """The HTTP gateway."""
 
-    host: Host = Field(
+    host: Annotated[str, AfterValidator(_address)] = Field(
         default="127.0.0.1",
-        description="Address to listen on. Only loopback: there are no keys yet that would make anything else safe.",
+        description="Address to listen on. What other machines can reach needs API keys (keys_file): without keys "
+        "anybody could use it up.",
     )
     port: int = Field(default=8000, ge=1, le=65535, description="Port of the HTTP server.")
+    keys_file: Annotated[Path, AfterValidator(Path.expanduser)] | None = Field(
+        default=None,
+        examples=["~/.config/swarm/keys.json"],
+        description="File of the API keys, which swarmctl keys writes. Unset: keys.json in the state directory, if "
+        "there is one. While there is no such file, whoever is on this machine needs no key.",
+    )
+    cors_origins: list[str] = Field(
+        default=[],
+        description="Web pages that may read answers: origins such as https://example.org. *: any. None is usual, "
+        "since pages have no business with a key.",
+    )
+    max_body: ByteSize = Field(
+        default=ByteSize(16 << 20),
+        description="Bytes of a request's body. Far above any prompt; below what would hurt when many come at once.",
+    )
+    head_timeout_s: Seconds = Field(
+        default=10.0, description="Seconds that a client may take to send the head of a request."
+    )
+    body_timeout_s: Seconds = Field(
+        default=60.0, description="Seconds that a client may take to send the body of a request."
+    )
+    write_timeout_s: Seconds = Field(
+        default=75.0,
+        description="Seconds that a client may take nothing of what waits for it, until its connection is ended.",
+    )
+    max_connections: Count = Field(
+        default=1024, description="Connections at a time; beyond, they are refused with 503. Each costs a descriptor."
+    )
     aliases: list[str] = Field(
         default=[],
         description="Other names that clients may call the model by, since many programs have one built in. *: any.",
     )
+    traces: str | None = Field(
+        default=None,
+        examples=["http://127.0.0.1:4318"],
+        description="Where traces go, as OpenTelemetry's OTLP over HTTP. Unset: nowhere, and they cost nothing.",
+    )
+
+
+class UpstreamSettings(Section):
+    """Another OpenAI-compatible server that takes whole requests."""
+
+    url: Annotated[str, AfterValidator(_http_url)] = Field(
+        description="Its base URL, as clients write it: http://HOST/v1."
+    )
+    key_env: str = Field(default="", description="Environment variable with its API key.")
+    key_file: Annotated[Path, AfterValidator(Path.expanduser)] | None = Field(
+        default=None,
+        description="File with its API key; a name without a slash is one of the service manager's credentials.",
+    )
+    models: dict[str, str] = Field(
+        default={},
+        description="Names that clients call models by, and what this server calls them. Such requests go there in any "
+        "case.",
+    )
+    overflow_model: str = Field(
+        default="", description="Its name for the model that answers what was meant for ours. Empty: the same name."
+    )
+    when: Literal["never", "busy", "down"] = Field(
+        default="never",
+        description="When it gets requests meant for our model: busy, when the swarm is full or down; down, when "
+        "nothing serves; never, only what names one of its models.",
+    )
+    connect_timeout_s: Seconds = Field(default=5.0, description="Seconds to wait for a connection.")
+    timeout_s: Seconds = Field(default=600.0, description="Seconds for a whole answer.")
+    quiet_timeout_s: Seconds = Field(default=120.0, description="Seconds without a byte of an answer.")
 
 
 class LogSettings(Section):
@@ -418,6 +501,12 @@ class Settings(BaseSettings):
     client: ClientSettings = ClientSettings()
     gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()
+    upstream: list[UpstreamSettings] = Field(
+        default=[],
+        description="Other OpenAI-compatible servers to which the gateway passes requests on, the first that is fit "
+        "first. Each is a table [[upstream]] with url, when (never, busy, down), models, overflow_model, key_env or "
+        "key_file, connect_timeout_s, timeout_s, quiet_timeout_s; docs/gateway.md says more.",
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -10,6 +10,7 @@ import typer
 
 from swarm.cli.options import JsonOption, UrlOption, open_client
 from swarm.cli.output import EXIT_CODES
+from swarm.ctl.keys import keys_app
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,15 +118,26 @@ def stats(
             show_default=False,
         ),
     ] = None,
+    prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus", help="Print it as Prometheus reads it (docs/metrics.md), for a textfile collector."
+        ),
+    ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Counters, sizes and times of the pipeline and its stages."""
     from swarm.ctl import render_stats
+    from swarm.ctl.prometheus import print_metrics
     from swarm.ctl.watch import watch_stats
 
     outer: Common = context.obj
-    if watch is None:
+    if prometheus:
+        if watch is not None or as_json or outer.as_json:
+            raise typer.BadParameter("--prometheus prints once, in a form of its own: without --watch and --json")
+        print_metrics(lambda: open_client(context, url or outer.url))
+    elif watch is None:
         _answer(context, Common(url, as_json), lambda client: client.query("stats"), render_stats.stats)
     else:
         watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
@@ -252,3 +264,6 @@ def _in_bytes(text: str) -> int:
     if size <= 0:
         raise typer.BadParameter(f"--memory-limit takes a size like 8GiB or 500MB, not {text!r}")
     return size
+
+
+app.add_typer(keys_app, name="keys")

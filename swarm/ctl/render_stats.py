@@ -32,11 +32,42 @@ def stats(body: Body) -> RenderableType:
             of_kind = {name: values[kind] for name, values in named.items() if kind in values}
             if of_kind:
                 parts.append(_figures(f"stages, {kind}", of_kind))
-    rest = {key: value for key, value in body.items() if key not in ("pipeline", "stages")}
+    histograms = body.get("histograms")
+    if isinstance(histograms, Mapping):
+        parts.append(_spread(histograms))
+    rest = {key: value for key, value in body.items() if key not in ("pipeline", "stages", "histograms")}
     for key, value in rest.items():
         if isinstance(value, Mapping):
             parts += [Text(key.replace("_", " ")), Padding(fields(value), (0, 0, 1, 2))]
     return Group(*parts, fields({key: value for key, value in rest.items() if not isinstance(value, Mapping)}))
+
+
+def _spread(histograms: Mapping[str, object]) -> RenderableType:
+    """Draw a line per histogram that has anything: how many, the mean, and bounds below which a half and nearly all of
+    them lie."""
+    table = Table("spread", "number", "average", "half below", "95 % below", "99 % below", box=box.SIMPLE)
+    for name, histogram in histograms.items():
+        if not isinstance(histogram, Mapping):
+            continue
+        counts, bounds, total = (histogram.get(key) for key in ("counts", "bounds", "total"))
+        if not (
+            isinstance(counts, list) and isinstance(bounds, list) and isinstance(total, int | float) and any(counts)
+        ):
+            continue
+        num = sum(counts)
+        below = [_bound(counts, bounds, part) for part in (0.5, 0.95, 0.99)]
+        table.add_row(*map(Text, (name.replace("_", " "), str(num), f"{total / num:.4g}", *below)))
+    return table
+
+
+def _bound(counts: list[int], bounds: list[float], part: float) -> str:
+    """Name the upper end of the bucket in which so large a part of the values is reached."""
+    seen = 0
+    for count, bound in zip(counts, bounds, strict=False):
+        seen += count
+        if seen >= part * sum(counts):
+            return f"{bound:g}"
+    return f"(above {bounds[-1]:g})"
 
 
 def rates(before: Body, now: Body, seconds: float) -> str:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.models import model_of
 from swarm.gateway.desk.desk import Desk, Owner
 from swarm.gateway.errors import Problem
+from swarm.gateway.http.accounts import Accounts
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
+from swarm.numbers.exposition import render
+from swarm.numbers.http import HttpNumbers
 from swarm.version import __version__
 
 WRITERS: dict[str, MakeWriter] = {"chat": chat.ChatWriter, "completions": completions.CompletionWriter}
@@ -29,19 +32,23 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(desk: Desk, lifespan: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
-    """The application on this desk."""
+def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
+    """The application on this desk; what its answers took is written to ``accounts``."""
+    accounts = accounts or Accounts(HttpNumbers())
 
     @asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await accounts.aclose()
         await desk.keeping.aclose()
         await desk.client.aclose()
 
     app = FastAPI(
         title="Swarm", version=__version__, lifespan=live, docs_url=None, redoc_url=None, strict_content_type=False
     )
-    app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS), int(time.time())
+    app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS, accounts), int(time.time())
+    app.state.numbers = accounts.numbers
+    app.state.more_models = []  # other servers', by name
     app.include_router(router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -85,10 +92,22 @@ async def ready(request: Request) -> Response:
     return JsonResponse({"status": "ok", "state": description.state})
 
 
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Numbers for Prometheus: the swarm's, and this gateway's."""
+    text, kind = await render(desk_of(request).client.query, request.app.state.numbers)
+    return Response(text, media_type=kind)
+
+
 @router.get("/v1/models", responses=shapes.answer(shapes.ModelsShape))
 async def models(request: Request) -> Response:
     served = await desk_of(request).served()
-    return JsonResponse({"object": "list", "data": [model_of(served, request.app.state.created)]})
+    created = request.app.state.created
+    others = [
+        {"id": name, "object": "model", "created": created, "owned_by": "upstream"}
+        for name in request.app.state.more_models
+    ]
+    return JsonResponse({"object": "list", "data": [model_of(served, created), *others]})
 
 
 @router.get("/v1/models/{name:path}", responses=shapes.answer(shapes.ModelShape))
@@ -137,6 +156,8 @@ def is_anthropic(request: Request) -> bool:
 
 def refuse(request: Request, problem: Problem) -> Response:
     """The answer in the words of the API that was asked."""
+    numbers: HttpNumbers = request.app.state.numbers
+    numbers.refused(request.url.path.rpartition("/")[2] if problem.status != 404 else "none", problem.status)
     body = problem.anthropic() if is_anthropic(request) else problem.openai()
     return JsonResponse(body, status_code=problem.status, headers=problem.headers)
 

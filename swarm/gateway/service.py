@@ -2,48 +2,123 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
 from swarm.client.client import AsyncClient
-from swarm.gateway.app import make_app
+from swarm.errors import ConfigError
 from swarm.gateway.desk.desk import Desk
+from swarm.gateway.doors.build import Doors
+from swarm.gateway.doors.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, connections_of
 from swarm.log import get_logger
 
 if TYPE_CHECKING:
-    from swarm.config import Settings
+    from swarm.config import GatewaySettings, Settings
 
 GRACE_S = 3.0  # for answers under way, when told to stop
+_RELEASE_S = 1.0  # for connections to be gone after that
 
 log = get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code."""
-    return uvloop.run(_main(settings))
+    """Serve until SIGTERM or SIGINT; the process's exit code. Raises ConfigError if it can't serve there."""
+    with _listener(settings.gateway) as listener:
+        return uvloop.run(_main(settings, listener))
 
 
-async def _main(settings: Settings) -> int:
+def _listener(own: GatewaySettings) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in own.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((own.host, own.port))
+        listener.listen(BACKLOG)  # whoever comes now waits a moment; and no second gateway can have the port
+    except OSError as error:
+        listener.close()
+        text = f"can't serve at port {own.port} of {own.host} ({error.strerror}); choose another one with --http"
+        raise ConfigError(text) from None
+    return listener
+
+
+async def _main(settings: Settings, listener: socket.socket) -> int:
     own = settings.gateway
     client = AsyncClient(
         settings.client.url,
         connect_timeout_s=settings.client.connect_timeout_s,
         reconnect_timeout_s=settings.client.reconnect_timeout_s,
     )
-    app = make_app(Desk(client, own.aliases))
+    doors = Doors(settings, Desk(client, own.aliases))
     config = uvicorn.Config(
-        app,
-        host=own.host,
-        port=own.port,
+        doors.app,
+        http=connections_of(own),
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",
         server_header=False,
-        timeout_graceful_shutdown=int(GRACE_S),
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    server = uvicorn.Server(config)
     log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=settings.client.url)
-    await server.serve()
-    return 0 if server.started else 1
+    if not doors.needs_keys:
+        log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
+    try:
+        await Server(config, client).serve(sockets=[listener])
+    finally:
+        await doors.aclose()
+    log.info("gateway_ended")
+    return 0
+
+
+class Server(uvicorn.Server):
+    """Ends in an order of its own: whoever reads a stream may read on from another gateway, so none is cancelled."""
+
+    def __init__(self, config: uvicorn.Config, client: AsyncClient) -> None:
+        super().__init__(config)
+        self._client = client
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End in good order, with 0; a second signal ends at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told)
+        yield
+
+    def _told(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for sock in sockets or []:
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # at once, where nothing is under way
+        await self._emptied(GRACE_S)
+        num_left = len(self.server_state.tasks)
+        await self._client.abandon()  # before their tasks end: those would cancel
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        await self._emptied(_RELEASE_S)
+        if num_left:
+            log.info("gateway_let_go", num_answers=num_left)
+        await self.lifespan.shutdown()
+
+    async def _emptied(self, within_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        while (self.server_state.connections or self.server_state.tasks) and loop.time() < until:
+            if self.force_exit:
+                return
+            await asyncio.sleep(0.02)

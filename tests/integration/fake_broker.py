@@ -45,6 +45,8 @@ from swarm.wire.messages import (
     Manifest,
     PayloadSpec,
     Query,
+    Recall,
+    Recalled,
     Rejected,
     Report,
     ServerMessage,
@@ -273,6 +275,8 @@ class FakeBroker:
                 for play, index in zip(known.plays, message.next_index, strict=True):
                     play.sent, play.acked, play.ended = index, index, False
                 self._pump(known)
+            case Recall(request_id=request_id) if request_id in self.known:
+                self._say(peer, Recalled(submit=self.known[request_id].submit))
             case Ack(request_id=request_id, index=index) if request_id in self.known:
                 self.known[request_id].plays[index].acked = message.next_index
                 self._pump(self.known[request_id])

@@ -103,6 +103,22 @@ async def test_token_ids_as_prompt_options_and_logprobs() -> None:
     assert done.finish_reason == "length"
 
 
+async def test_special_tokens_are_seen_by_those_who_ask() -> None:
+    """Each reader for itself, also one that attaches; the broker hears nothing of it."""
+
+    def marked(_submit: object, _index: int) -> list[int]:
+        return [0, *say("hi"), 0]
+
+    async with FakeBroker(marked) as broker, AsyncClient(broker.url) as client:
+        assert (await client.generate("a", max_tokens=9, request_id="r")).text == "hi"
+        assert (await client.generate("a", max_tokens=9, visible=[0])).text == "<s>hi<s>"
+        seen = [piece.text async for piece in client.attach("r", timeout=30, visible=[0])]
+        silent = [piece.text async for piece in client.attach("r", timeout=30)]
+    assert ("".join(seen), "".join(silent)) == ("<s>hi<s>", "hi")
+    with broker.in_thread(), Client(broker.url) as blocking:
+        assert "".join(piece.text for piece in blocking.attach("r", timeout=30, visible=[0])) == "<s>hi<s>"
+
+
 async def test_several_continuations() -> None:
     """n continuations come back as choices in order, however they were mixed on the way."""
     async with FakeBroker(echo) as broker, AsyncClient(broker.url) as client:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
 from swarm.ctl.render_stats import rates
 from swarm.ctl.watch import watch_stats
+from swarm.params import Grammar
 from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
@@ -110,6 +112,43 @@ def test_generate_shows_the_hops(broker: FakeBroker, capsys: pytest.CaptureFixtu
     tokens = [line.split() for line in shown.err.splitlines() if "█" in line and line.split()[0].isdecimal()]
     assert tokens[0] == ["0", "0–1", "3.00", "░" * 5 + "█" * 11]
     assert len(tokens) == len(say("hello#0")) + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "grammar"),
+    [
+        (("--json-schema", "FILE"), Grammar("json_schema", '{"type": "object"}')),
+        (("--regex", "[a-z]+ €"), Grammar("regex", "[a-z]+ €")),
+        (("--choice", "yes", "--choice", "nö"), Grammar("choice", '["yes", "nö"]')),
+        (("--grammar", "FILE"), Grammar("ebnf", 'start: "a"')),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Grammar) else "",
+)
+def test_generate_by_a_grammar(broker: FakeBroker, tmp_path: Path, options: tuple[str, ...], grammar: Grammar) -> None:
+    """From a file or the command line, it is part of the request."""
+    file = tmp_path / "grammar"
+    file.write_text(grammar.text, "utf-8")
+    assert swarm("generate", "hello", *(str(file) if option == "FILE" else option for option in options)) == 0
+    [submit] = broker.heard_of(Submit)
+    assert isinstance(submit, Submit)
+    assert submit.params.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--regex", "a", "--choice", "b"), "give only one of --regex, --choice"),
+        (("--json-schema", "/nowhere/schema.json"), "--json-schema /nowhere/schema.json can't be read"),
+        (("--regex", "(a"), "grammar (regex): "),
+    ],
+)
+def test_a_grammar_that_is_none(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], complaint: str
+) -> None:
+    """One line says what is wrong with it; no request is made."""
+    assert swarm("generate", "hello", *options) == 2
+    assert complaint in " ".join(capsys.readouterr().err.split())
+    assert broker.heard_of(Submit) == []
 
 
 def test_generate_through_the_chat_template(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,7 @@ class Up:
         self.logs = directory / "state" / "logs"
         port = free_ports()
         self.url = f"tcp://127.0.0.1:{port}"
-        command = ["up", "--workers", "2", "--port", str(port), "--model", NAME, "--memory-limit", "2GiB"]
+        command = ["up", "--no-http", "--workers", "2", "--port", str(port), "--model", NAME, "--memory-limit", "2GiB"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables(hub, directory / "cache")}
         with (directory / "up.log").open("wb") as log:
             self._process = subprocess.Popen(

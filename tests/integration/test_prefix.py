@@ -39,6 +39,7 @@ async def test_who_begins_alike_starts_from_a_copy_and_gets_the_same_tokens(
             follow_up = [*SHARED, 5, 6, *first.tokens, 9]
             third = await client.generate(follow_up, max_tokens=40, timeout=60)
             assert list(third.tokens) == expected(follow_up)
+            assert [each.usage.num_cached for each in (first, second, third)] == [0, 320, 352]
 
             pipeline = (await client.query("stats"))["pipeline"]
             assert pipeline["prefix_hits"] == 2  # type: ignore[index]

@@ -60,7 +60,7 @@ class Up:
         self.port = free_ports()
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "swarm", "up", "--port", str(self.port), *arguments],
+            [sys.executable, "-m", "swarm", "up", "--port", str(self.port), "--no-http", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -66,6 +66,19 @@ def some_job(chance: np.random.Generator, words: int) -> SampleJob:
     return SampleJob(0, params, int(chance.integers(2**63)), history, int(chance.integers(1, len(history) + 1)))
 
 
+def some_mask(chance: np.random.Generator, words: int) -> np.ndarray | None:
+    """What a grammar allows: everything where there is none, one token, few, about half, all."""
+    share = chance.choice([-1, -1, 0, 0.01, 0.5, 0.99, 1])
+    if share < 0:
+        return None
+    allowed = chance.random(words) < share
+    allowed[chance.integers(words)] = True
+    mask = np.zeros(-(-words // 32) * 4, np.uint8)
+    packed = np.packbits(allowed, bitorder="little")
+    mask[: len(packed)] = packed
+    return mask.view("<u4")
+
+
 def rows_of(row: torch.Tensor) -> torch.Tensor:
     assert serves(row[None])
     return row[None]
@@ -78,10 +91,10 @@ def test_every_variant_follows_the_rule(name: str, seed: int) -> None:
     chance = np.random.default_rng(seed)
     for _ in range(500):
         words = int(chance.choice(SIZES))
-        row, job = some_logits(chance, words), some_job(chance, words)
+        row, job, mask = some_logits(chance, words), some_job(chance, words), some_mask(chance, words)
         with native.using(name):
-            found = draw_rows(rows_of(row), [job], ENDS, 1)
-        assert found == draw_plainly(row[None], [job], ENDS), (words, job)
+            found = draw_rows(rows_of(row), [job], ENDS, 1, [mask])
+        assert found == draw_plainly(row[None], [job], ENDS, [mask]), (words, job, mask)
 
 
 @pytest.mark.parametrize("words", LARGE)
@@ -89,11 +102,38 @@ def test_large_vocabularies_follow_the_rule(words: int) -> None:
     """So do those that models have."""
     chance = np.random.default_rng(words)
     for _ in range(12):
-        row, job = some_logits(chance, words), some_job(chance, words)
-        expected = draw_plainly(row[None], [job], ENDS)
+        row, job, mask = some_logits(chance, words), some_job(chance, words), some_mask(chance, words)
+        expected = draw_plainly(row[None], [job], ENDS, [mask])
         for name in variants():
             with native.using(name):
-                assert draw_rows(rows_of(row), [job], ENDS, 1) == expected, (name, job)
+                assert draw_rows(rows_of(row), [job], ENDS, 1, [mask]) == expected, (name, job)
+
+
+@pytest.mark.parametrize("name", variants())
+def test_what_a_grammar_forbids_is_never_drawn(name: str) -> None:
+    """Whatever its logit and its bias; and the log probabilities are those of the model, as if all were allowed."""
+    chance = np.random.default_rng(12)
+    for _ in range(300):
+        words = int(chance.choice(SIZES))
+        row, job, mask = some_logits(chance, words), some_job(chance, words), some_mask(chance, words)
+        if mask is None:
+            continue
+        with native.using(name):
+            (free,), (bound,) = (draw_rows(rows_of(row), [job], ENDS, 1, masks) for masks in ([], [mask]))
+        assert free is not None
+        assert bound is not None
+        assert mask[bound.token >> 5] >> (bound.token & 31) & 1
+        assert bound.logprobs[1:] == free.logprobs[1:]
+
+
+def test_a_mask_is_of_its_own_row_alone() -> None:
+    """Rows with and without a grammar side by side: each as alone."""
+    rows, jobs = a_crowd(16, 3001)
+    chance = np.random.default_rng(4)
+    masks = [some_mask(chance, 3001) for _ in jobs]
+    found = draw_rows(rows, jobs, ENDS, 3, masks)
+    assert found == draw_plainly(rows, jobs, ENDS, masks)
+    assert found == [draw_rows(rows[i : i + 1], [job], ENDS, 1, [masks[i]])[0] for i, job in enumerate(jobs)]
 
 
 @pytest.mark.parametrize("name", variants())

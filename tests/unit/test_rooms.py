@@ -28,7 +28,7 @@ BROKER = (
 )
 STAGE = ("native", "products", "attention", "modules", "model", "engine", "shell")
 VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
-BASE = ("errors", "params", "clock", "series", "version")
+BASE = ("errors", "params", "grammar", "clock", "series", "version")
 PROCESS = ("log", "config", "failpoints", "sink", "demo")  # for what runs as a process
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -37,19 +37,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "broker": ("wire", *BASE, *PROCESS),
     "stage": ("wire", "hub", *BASE, *PROCESS),
     "hub": BASE,
+    "keys": BASE,
     "testing": ("wire", "stage", *BASE),
     "sim": ("wire", "client", "broker", "stage", "testing", *BASE),
     "numbers": ("wire", *BASE),
-    "gateway": ("wire", "client", "numbers", *BASE, *PROCESS),
+    "gateway": ("wire", "client", "numbers", "keys", *BASE, *PROCESS),
     "bench": BASE,
     "cli": ("wire", "client", "broker", "stage", "sim", "ctl", "gateway", "bench", *BASE, *PROCESS),
-    "ctl": ("wire", "client", "cli", *BASE, *PROCESS),
+    "ctl": ("wire", "client", "cli", "numbers", "keys", *BASE, *PROCESS),
     "__main__": ("cli",),
     "": ("client", *BASE),
     "config": BASE,
     "log": ("config", "sink", *BASE),
     "failpoints": BASE,
     "params": ("errors",),
+    "grammar": ("params", "errors"),
     "errors": (),
     "version": (),
     "clock": (),

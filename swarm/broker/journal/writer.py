@@ -25,7 +25,8 @@ from swarm.broker.journal.store import Moment, Store
 from swarm.clock import Clock
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.series import Series
+from swarm.series import SHORT_S, Histogram, Series
+from swarm.wire.messages import Json
 
 RETRY_S = 1.0
 LOOK_S = 0.5  # how often the files are looked at when there is nothing to write
@@ -47,13 +48,14 @@ class Figures:
 
     transactions: Series = field(default_factory=Series)
     durable: Series = field(default_factory=Series)
+    spread: Histogram = field(default_factory=lambda: Histogram(SHORT_S))
     writes: int = 0
     failures: int = 0
     renewals: int = 0
     num_bytes: int = 0
     computed_s: float = 0.0
 
-    def values(self) -> dict[str, float]:
+    def values(self) -> Json:
         num = self.transactions.num + self.durable.num
         return {
             "transactions": num,
@@ -65,6 +67,7 @@ class Figures:
             "failures": self.failures,
             "renewals": self.renewals,
             "bytes": self.num_bytes,
+            "write_s": self.spread.body(),
         }
 
 
@@ -250,6 +253,7 @@ class JournalWriter:
         took = self.clock.now() - began
         is_durable = any(isinstance(write, Lasting) for write in self._batch)
         (self.figures.durable if is_durable else self.figures.transactions).add(took)
+        self.figures.spread.add(took)
         self.figures.writes += len(self._batch)
         self._is_refused = False
         if any(isinstance(write, WriteAnew) for write in self._batch):

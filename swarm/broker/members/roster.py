@@ -349,6 +349,7 @@ class Members:
             self._state.count("strangers")
             self._call_stranger(beat.incarnation, now)
             return
+        self._state.count("beats")
         self.vigil.heard(beat, now)
         was_called = worker.called_at is not None and now - worker.called_at <= CALL_AGAIN_S
         if worker.is_gone and not was_called and self.lies.may_be_called(worker):

@@ -16,6 +16,7 @@ from swarm.broker.questions import status
 from swarm.broker.questions.what_if import Departure, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.reports import ended
+from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.endings import RequestSettings
@@ -38,6 +39,7 @@ class Inquiries:
         members: Members,
         tracer: Tracer,
         statistics: PipelineStatistics,
+        latencies: Latencies,
         judgements: Callable[[float], Mapping[str, Judgement]],
     ) -> None:
         self._state = state
@@ -48,6 +50,7 @@ class Inquiries:
         self._members = members
         self._tracer = tracer
         self._statistics = statistics
+        self._latencies = latencies
         self._judgements = judgements
         self._suppositions = Suppositions(state, procedure.wanted.rules, out)
 
@@ -88,11 +91,11 @@ class Inquiries:
     def _report(self, query: Query, now: float) -> Json:
         match query.what:
             case "trace":
-                return self._tracer.report(query.request_id, self._state.requests)
+                return self._tracer.report(query.request_id, self._state.requests, now)
             case "recoveries":
                 return self._state.recoveries.report()
             case "stats":
-                return status.stats(self._state, self._statistics)
+                return status.stats(self._state, self._statistics, self._latencies, now)
             case "nodes":
                 return status.nodes(self._state, self._judgements(now), self._members.vigil.vital_signs, now)
             case _:

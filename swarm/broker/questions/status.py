@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from swarm.broker.members.health import Judgement
 from swarm.broker.members.vigil import VitalSigns
 from swarm.broker.reports import scheduling
+from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.state.blocks import BLOCK
@@ -111,17 +112,25 @@ def nodes(
     return {"workers": found}
 
 
-def stats(state: State, statistics: PipelineStatistics) -> Json:
-    """Report figures. ``pipeline``: counters, sizes and times of all its steps. ``stages``: what each worker says."""
+def stats(state: State, statistics: PipelineStatistics, latencies: Latencies, now: float) -> Json:
+    """Report figures. ``pipeline``: counters, sizes and times of all its steps. ``requests``: outcomes and tokens of
+    all that there were. ``histograms``: how times and sizes are spread. ``stages``: what each worker says."""
     stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
     pipeline: Json = dict(sorted(state.counters.items()))
     pipeline |= {"running": len(state.running), "queued": len(state.waiting), "in_flight": len(state.flights)}
+    journal = dict(state.journal_figures)
+    spread: Json = {f"recovery_{part}": histogram.body() for part, histogram in state.recoveries.parts.items()}
+    if "write_s" in journal:
+        spread["journal_write_s"] = journal.pop("write_s")
     return {
         "pipeline": pipeline | statistics.body(),
         "scheduler": scheduling.scheduler(state),
         "queue": scheduling.queue(state),
-        "journal": dict(state.journal_figures),
+        "journal": journal,
         "broker": dict(state.process_figures),
+        "requests": latencies.counts(),
+        "recoveries": state.recoveries.figures(now),
+        "histograms": latencies.histograms() | statistics.histograms() | spread,
         "stages": stages,
     }
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from swarm.series import Profiled, Series
+from swarm.series import POWERS, SHORT_S, Histogram, Profiled, Series
 from swarm.wire.messages import Json, Step, StepDone
+
+
+def _histograms() -> dict[str, Histogram]:
+    return {"step_rows": Histogram(POWERS), "step_positions": Histogram(POWERS), "step_s": Histogram(SHORT_S)}
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class PipelineStatistics(Profiled):
     wait: Series = field(default_factory=Series)
     compute: Series = field(default_factory=Series)
     sample: Series = field(default_factory=Series)
+    spread: dict[str, Histogram] = field(default_factory=_histograms)
     stages: dict[str, Series] = field(default_factory=dict)  # computing, of the workers of the plan in force
     _epoch: int = 0
     _in_flight_rows: int = 0
@@ -56,6 +61,8 @@ class PipelineStatistics(Profiled):
         self._in_flight_rows = num_rows if num_in_flight == 1 else self._in_flight_rows + num_rows
         self.rows.add(num_rows)
         self.positions.add(len(step.tokens))
+        self.spread["step_rows"].add(num_rows)
+        self.spread["step_positions"].add(len(step.tokens))
         self.batch_rows.add(self._in_flight_rows)
         self.micro_batches.add(num_in_flight)
         self.queue_depth.add(num_waiting)
@@ -78,6 +85,7 @@ class PipelineStatistics(Profiled):
                 stage = self.stages[hop.worker] = Series()
             stage.add(hop.compute_s)
         self.total.add(seconds)
+        self.spread["step_s"].add(seconds)
         self.bridge.add(max(0.0, seconds - away))
         self.wait.add(wait)
         self.compute.add(compute)
@@ -88,6 +96,10 @@ class PipelineStatistics(Profiled):
     def is_due(self, every: int) -> bool:
         """Whether a profile line is due, after every so many steps; 0 is never."""
         return every > 0 and self.total.num % every == 0
+
+    def histograms(self) -> Json:
+        """Tell how rows, positions and seconds of steps are spread."""
+        return {name: histogram.body() for name, histogram in self.spread.items()}
 
     def body(self) -> Json:
         """Tell all figures, for ``swarmctl stats``."""

@@ -9,7 +9,7 @@ forgotten, for ``retain_s``. With the default of 4,096 steps and three stages th
 each, and never more than 14 MB (measured).
 
 A token's time begins when its making could begin (for the first: when the request arrived, else: when the token before
-it was known) and ends when it was sent to the client. It is the sum of
+it was known) and ends when it was sent to the client; ``began_s`` counts from the request's arrival. It is the sum of
 
 * ``queue_s``: no step with rows of its sequence was under way (waiting for room, for a micro-batch, for a new plan);
 * ``wire_s``: a step was under way, and in no stage: encoding, sockets, networks, decoding;
@@ -141,7 +141,7 @@ class Tracer:
                 return
             self.ended.popitem(last=False)
 
-    def report(self, asked: str, requests: Mapping[str, Request]) -> Json:
+    def report(self, asked: str, requests: Mapping[str, Request], now: float) -> Json:
         """Tell the trace of the request whose id is ``asked``, or begins so; "" is the newest. ``error`` if there is
         none."""
         known = self._known(requests)
@@ -162,7 +162,7 @@ class Tracer:
             return {"error": f"{len(found)} requests begin with {asked!r}: give more of the id"}
         request = known[found[0]]
         times = request if isinstance(request, RequestTimes) else RequestTimes.of(request)
-        return _trace(times, self.steps)
+        return _trace(times, self.steps, now)
 
     def knows(self, asked: str, requests: Mapping[str, Request]) -> bool:
         """Whether it is, or begins, the id of one or several requests that have a report here."""
@@ -172,7 +172,7 @@ class Tracer:
         return {**self.ended, **requests}
 
 
-def _trace(request: RequestTimes, steps: Iterable[StepTimes]) -> Json:
+def _trace(request: RequestTimes, steps: Iterable[StepTimes], now: float) -> Json:
     """Tell what these steps know of the request; ``times`` says what they can't know."""
     found = _steps_of({sequence.id for sequence in request.sequences}, steps)
     most = max(2, MAX_LISTED // len(request.sequences))
@@ -180,6 +180,8 @@ def _trace(request: RequestTimes, steps: Iterable[StepTimes]) -> Json:
     return {
         "request_id": request.request_id,
         "state": _state(request),
+        "age_s": round(now - request.sequences[0].arrived_at, 6),
+        "ended_age_s": None if request.ended_at is None else round(now - request.ended_at, 6),
         **({"times": RESTORED} if request.restored else {}),
         "sequences": sequences,
     }
@@ -240,7 +242,8 @@ def _tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> 
         if index != next_index:
             began = None  # steps between have been let go of: when this token began is not known
         if began is not None:
-            yield _token(index, began, own, _sent_at(sequence, index, step.finished_at))
+            sent_at = _sent_at(sequence, index, step.finished_at)
+            yield {"began_s": round(began - sequence.arrived_at, 6), **_token(index, began, own, sent_at)}
         began, next_index, own = step.finished_at, index + 1, []
 
 

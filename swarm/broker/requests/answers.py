@@ -20,6 +20,7 @@ def finished(sequence: Sequence) -> Finished:
         num_tokens=sequence.num_generated,
         timing=sequence.timing(sequence.ended_at or 0.0),
         detail=sequence.detail,
+        num_cached=sequence.num_cached,
     )
 
 

@@ -12,6 +12,7 @@ journal, what is said about an id that memory doesn't know waits until the journ
 from __future__ import annotations
 
 from swarm.broker.actions import Action, ReadRequest, SayClient, WriteAcceptance
+from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import Refusal, limit_of, tenant_of
 from swarm.broker.requests.answers import finished
@@ -34,7 +35,9 @@ class Requests:
     """All requests, by what clients say about them; the parts beside that are ``ends``, ``growth`` and ``durability``.
     Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, settings: RequestSettings, out: list[Action], tracer: Tracer) -> None:
+    def __init__(
+        self, state: State, settings: RequestSettings, out: list[Action], *, tracer: Tracer, latencies: Latencies
+    ) -> None:
         self._state = state
         self._settings = settings
         self._out = out
@@ -43,9 +46,16 @@ class Requests:
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
         self.ends = Ends(
-            state, settings, out, tracer=tracer, delivery=self._delivery, archive=self._archive, gone=self._gone
+            state,
+            settings,
+            out,
+            tracer=tracer,
+            latencies=latencies,
+            delivery=self._delivery,
+            archive=self._archive,
+            gone=self._gone,
         )
-        self.growth = Growth(state, out, self._delivery, self.ends)
+        self.growth = Growth(state, out, delivery=self._delivery, ends=self.ends, latencies=latencies)
         self.durability = Durability(
             state,
             settings,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import Action, WriteEnd
+from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import too_large
 from swarm.broker.requests.answers import summary
@@ -40,6 +41,7 @@ class Ends:
         out: list[Action],
         *,
         tracer: Tracer,
+        latencies: Latencies,
         delivery: Delivery,
         archive: Archive,
         gone: Gone,
@@ -48,6 +50,7 @@ class Ends:
         self._settings = settings
         self._out = out
         self._tracer = tracer
+        self._latencies = latencies
         self._delivery = delivery
         self._archive = archive
         self._gone = gone
@@ -72,6 +75,7 @@ class Ends:
             self._state.pace.sequence_done(sequence.num_generated, sequence.request.submit.params.max_tokens)
         self._delivery.deliver(sequence)
         if sequence.request.ended:
+            self._latencies.ended(sequence.request, now)
             self.retain(sequence.request, now)
             self._out.append(summary(sequence.request, now))
 

@@ -6,6 +6,7 @@ A client sees a token once it is in the journal; the next step needs neither.
 from __future__ import annotations
 
 from swarm.broker.actions import Action, NewTokens, WriteTokens
+from swarm.broker.reports.latencies import Latencies
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends
 from swarm.broker.state import Sequence, SequenceState, State
@@ -15,9 +16,12 @@ from swarm.wire.messages import FinishReason, Hop, Sampled
 class Growth:
     """Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, out: list[Action], delivery: Delivery, ends: Ends) -> None:
+    def __init__(
+        self, state: State, out: list[Action], *, delivery: Delivery, ends: Ends, latencies: Latencies
+    ) -> None:
         self._state = state
         self._out = out
+        self._latencies = latencies
         self._delivery = delivery
         self._ends = ends
 
@@ -62,6 +66,7 @@ class Growth:
             logprobs=(item.logprobs,) if submit.params.logprobs is not None else (),
             hops=(hops,) if submit.hops else (),
         )
+        self._latencies.token(sequence, now)
         sequence.grow(item.token, item.logprobs, hops if submit.hops else None, now)
         self._state.waiting.charge(sequence.request.tenant, 1)
         if sequence.state is SequenceState.RUNNING:  # else it had to give way meanwhile, and keeps the token

@@ -11,10 +11,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from swarm.series import LONG_S, Histogram
 from swarm.wire.messages import Json, LayerRange
 
 REMEMBERED = 64
 FEW = 8  # of the losses in one recovery: the first are its cause, the last what it waits for now
+
+PARTS = ("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s", "total_s")
 
 T = TypeVar("T")
 
@@ -120,10 +123,12 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Recoveries:
-    """The last ones, and the one under way."""
+    """The last ones, and the one under way; ``parts``: what each part took, of all that there were."""
 
     current: Recovery | None = None
     past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    num: int = 0
+    parts: dict[str, Histogram] = field(default_factory=lambda: {part: Histogram(LONG_S) for part in PARTS})
 
     def begin(self, cause: str, now: float) -> Recovery:
         """Something made the plan in force, or the way back to one, void."""
@@ -201,7 +206,19 @@ class Recoveries:
         found.resumed_all_at = now
         self.past.append(found)
         self.current = None
+        self._count(found)
         return found
+
+    def _count(self, found: Recovery) -> None:
+        self.num += 1
+        for part, seconds in found.measured().items():
+            if isinstance(seconds, float):
+                self.parts[part].add(seconds)
+
+    def figures(self, now: float) -> Json:
+        """Report all that there were, in numbers; ``under_way_s``: for how long the present one has lasted."""
+        under_way_s = 0.0 if self.current is None else max(0.0, now - self.current.detected_at)
+        return {"ended": self.num, "under_way": int(self.current is not None), "under_way_s": under_way_s}
 
     def report(self) -> Json:
         under_way = [] if self.current is None else [self.current]

@@ -79,6 +79,7 @@ class Sequence:
     stop_at: int | None = None  # where its client found a stop string, in tokens that are still to be drawn again
     num_deaths: int = 0  # worker deaths at which it was in flight
     num_restored: int = 0  # tokens that a broker before this one had drawn
+    num_cached: int = 0  # of its prompt, when it was first let in: found in the prefix cache
     not_finite: list[str] = field(default_factory=list)  # workers that sent such hidden states of it, one per time
     num_recomputed: int = 0
     num_passed: int = 0  # how many came later and were let in while it was the first to wait for room
@@ -86,6 +87,7 @@ class Sequence:
     unfit_s: float = 0.0  # for how long it has waited while plans served that could not hold it even alone
     started_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float | None = None
     ended_at: float | None = None
     finish_sent: bool = False
     end_written: bool = False  # its end is in the journal, and all its tokens
@@ -169,6 +171,8 @@ class Sequence:
         if fork is not None:
             self.fork_of, self.kv = fork
             self.scheduled = self.kv
+            if self.started_at is None and not self.num_restored:
+                self.num_cached = min(self.kv, self.num_prompt)
 
     def start(self, now: float) -> bool:
         """Stop being passed by later ones. Returns whether it runs for the first time."""
@@ -240,7 +244,8 @@ class Sequence:
         self.kv = self.scheduled = position
         self.told = False
         self.truncate = True
-        self.fork_of = None
+        if self.fork_of is not None:  # it was never opened: nothing has been copied
+            self.fork_of, self.num_cached = None, 0
         self.rebuilds.clear()
 
     def compute_from(self, position: int) -> None:
@@ -277,6 +282,7 @@ class Sequence:
             self.hops.append(hops)
         if self.first_token_at is None:
             self.first_token_at = now
+        self.last_token_at = now
 
     def commit(self, position: int) -> None:
         """The journal has it so far: a client may see it."""

@@ -14,7 +14,7 @@ from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
 from swarm.broker.state.workers import Worker
-from swarm.wire.messages import NOBODYS, Lineage, Manifest, SequencePosition
+from swarm.wire.messages import NOBODYS, Json, Lineage, Manifest, SequencePosition
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class State:
     to_retire: list[SequencePosition] = field(default_factory=list)
     journal_notes: tuple[str, ...] = ()  # what was wrong with the journal
     journal_problem: str = ""  # why nothing can be written at the moment
-    journal_figures: dict[str, float] = field(default_factory=dict)
+    journal_figures: Json = field(default_factory=dict)
     process_figures: dict[str, float] = field(default_factory=dict)
     doors: DoorBook = field(default_factory=DoorBook)
     recoveries: Recoveries = field(default_factory=Recoveries)

@@ -25,7 +25,7 @@ from swarm.broker.state import Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.pace import CHUNK
 from swarm.broker.steps.room import Room
-from swarm.wire.messages import MAX_ROWS, Open, Row, SequencePosition, Step
+from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step
 
 Mode = Literal["batch", "overlapped", "auto"]
 
@@ -38,6 +38,7 @@ MAX_PASSED_S = 5.0
 
 LOOK_AHEAD = 16  # how many that have no room are passed over in looking for one that has
 PROMPT_SHARE = 64  # prompts are not cut smaller to share them out over the micro-batches: each pays for the weights
+MOST_TELLING_BYTES = MAX_HEADER_BYTES // 2  # of a step's header; the rest of it is far shorter
 KV_SHORT = 0.05  # below this part of free room, prompts get the least there is
 
 
@@ -159,21 +160,43 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
     kept = _kept_for_prompts(state, settings)
     most = min(settings.step_tokens - kept, MAX_ROWS, _decode_share(state, settings, most_in_flight))
     chosen: list[tuple[Sequence, int]] = []
+    told = 0  # bytes by which stages are told of sequences that they don't know
     for sequence in list(state.running.due.values()):
         if len(chosen) >= most:
             break
+        if not _can_be_told(sequence, told):
+            continue
         if sequence.state is SequenceState.RUNNING and room.grow(sequence, sequence.sampled):
             chosen.append((sequence, 1))
+            told += _telling_bytes(sequence)
     left = _prompt_tokens(state, settings, len(chosen), kept, most_in_flight)
     for sequence in state.running.prefilling if left else ():
         if left <= 0 or len(chosen) >= MAX_ROWS:
             break
+        if not _can_be_told(sequence, told):
+            continue
         count = min(sequence.pending, settings.prefill_chunk, left)
         if sequence.state is SequenceState.RUNNING and room.grow(sequence, sequence.scheduled + count):
             chosen.append((sequence, count))
             left -= count
+            told += _telling_bytes(sequence)
     # Whoever was chosen first and had to give way to a later one with more claim is in the queue again.
     return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
+
+
+def _can_be_told(sequence: Sequence, told: int) -> bool:
+    """The step's header has room for it. Grammars are long, and each of a request's sequences brings its own copy. One
+    that is longer than all comes alone."""
+    more = _telling_bytes(sequence)
+    return not more or not told or told + more <= MOST_TELLING_BYTES
+
+
+def _telling_bytes(sequence: Sequence) -> int:
+    """How much longer a step's header is at most because stages are told of this sequence."""
+    if sequence.told:
+        return 0
+    grammar = sequence.request.submit.params.grammar
+    return 5 * len(sequence.tokens) + (0 if grammar is None else 4 * len(grammar.text))
 
 
 def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int) -> int:

@@ -28,7 +28,8 @@ from swarm.cli.options import (
     load_settings,
 )
 from swarm.cli.output import EXIT_INTERRUPTED, JsonProgress, Progress, complain
-from swarm.cli.up.supervisor import BROKER, MAX_WORKERS
+from swarm.cli.up.http import GatewayDoor, why_none
+from swarm.cli.up.supervisor import BROKER, GATEWAY, MAX_WORKERS
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def up(
         ),
     ] = NUM_WORKERS,
     port: PortOption = None,
+    http: Annotated[
+        int | None, typer.Option("--http", metavar="PORT", help="Port of the HTTP gateway. [default: 8000]")
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Run no HTTP gateway.")] = False,
     dtype: DtypeOption = None,
     mode: ModeOption = None,
     state_dir: StateDirOption = None,
@@ -75,12 +80,13 @@ def up(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a broker and workers on this machine, and keep them running.
+    """Run a broker, workers and an HTTP gateway on this machine, and keep them running.
 
     What dies is started again. Ctrl-C (or SIGTERM) stops all within 5 seconds and ends with exit code 0; a second
     Ctrl-C kills at once and ends with 130. Without --state-dir, state and logs live in a private temporary directory
     that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
-    url, model, epoch and stages; once per plan) or note.
+    url, model, epoch and stages; once per plan), http (with url: the gateway answers there) or note. The gateway is
+    left out if port 8000 is taken and nobody chose it, or if its packages are not installed; a line says so.
     """
     from swarm.cli.models import resolve_model
     from swarm.cli.up.statedir import state_directory
@@ -94,35 +100,53 @@ def up(
         "model": model,
         "broker.port": port,
         "broker.mode": mode.value if mode else None,
+        "gateway.port": http,
         "worker.dtype": dtype.value if dtype else None,
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
         "worker.device": device,
         "state_dir": str(state_dir) if state_dir else None,
     }
+    if http is not None and no_http:
+        raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
+    no_gateway = "" if no_http else why_none(settings.gateway)
     let_children_find_swarm()
     with state_directory(settings.state_dir) as directory:
         share = share_of_memory(settings, workers)
         commands = Commands(settings, config, path, directory, workers, share, verbose)
-        code = asyncio.run(_run(commands, directory, workers, verbose, as_json))
+        plan = _Plan(workers, http=not no_http and not no_gateway, note=no_gateway)
+        code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
     raise typer.Exit(code)
 
 
-async def _run(commands: Commands, directory: Path, num_workers: int, verbose: bool, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is run beside the broker; ``note``: what the user must be told about it."""
+
+    num_workers: int
+    http: bool
+    note: str
+
+
+async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, as_json: bool) -> int:
     from swarm.cli.up.host import BrokerLink
     from swarm.cli.up.runner import Runner
 
     progress = JsonProgress(sys.stdout) if as_json else Progress(sys.stdout)
-    count = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    count = "1 worker" if plan.num_workers == 1 else f"{plan.num_workers} workers"
     progress.report(
         [f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}"],
-        {"event": "starting", "url": commands.url, "num_workers": num_workers, "logs": str(directory / "logs")},
+        {"event": "starting", "url": commands.url, "num_workers": plan.num_workers, "logs": str(directory / "logs")},
     )
-    runner = Runner(commands, directory / "logs", progress, BrokerLink(commands.url, progress), verbose=verbose)
-    error = await runner.run(num_workers)
+    if plan.note:
+        progress.say(plan.note)
+    link = BrokerLink(commands.url, progress)
+    door = GatewayDoor(commands.settings.gateway, progress) if plan.http else None
+    runner = Runner(commands, directory / "logs", progress, link, door=door, verbose=verbose)
+    error = await runner.run(plan.num_workers)
     progress.done()
     if error is not None:
         return complain("swarm", error)
@@ -170,7 +194,10 @@ class Commands:
 
     def __call__(self, name: str, memory_limit: int | None) -> list[str]:
         """Return the command that runs child ``name``."""
-        flags = self._broker_flags() if name == BROKER else self._worker_flags(name, memory_limit)
+        if name in (BROKER, GATEWAY):
+            flags = self._broker_flags() if name == BROKER else self._gateway_flags()
+        else:
+            flags = self._worker_flags(name, memory_limit)
         if self.config is not None:
             flags += ["--config", str(self.config.expanduser().absolute())]
         return [sys.executable, "-P", "-m", "swarm", *self._log_flags(), *flags]
@@ -189,6 +216,16 @@ class Commands:
             *("--port", str(broker.port)),
             *("--mode", broker.mode),
             *("--min-workers", str(min_workers)),
+            *("--state-dir", str(self.directory)),
+        ]
+
+    def _gateway_flags(self) -> list[str]:
+        gateway = self.settings.gateway
+        return [
+            GATEWAY,
+            *("--url", self.url),
+            *("--host", gateway.host),
+            *("--http", str(gateway.port)),
             *("--state-dir", str(self.directory)),
         ]
 

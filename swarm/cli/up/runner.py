@@ -13,6 +13,7 @@ from typing import Protocol
 from swarm.cli.output import Progress
 from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
 from swarm.cli.up.supervisor import (
+    GATEWAY,
     GRACE_S,
     Action,
     Answer,
@@ -51,16 +52,34 @@ class Host(Protocol):
         """Send an answer, without waiting."""
 
 
+class Door(Protocol):
+    """Tell when the gateway serves."""
+
+    async def run(self) -> None:
+        """Watch it until cancelled."""
+
+    def started(self) -> None:
+        """Its process was started."""
+
+
 class Runner:
     """Run children until told to stop, by a signal or by a child that can't ever work."""
 
     def __init__(
-        self, command_of: CommandOf, logs: Path, progress: Progress, host: Host, *, verbose: bool = False
+        self,
+        command_of: CommandOf,
+        logs: Path,
+        progress: Progress,
+        host: Host,
+        *,
+        door: Door | None = None,
+        verbose: bool = False,
     ) -> None:
         self._command_of = command_of
         self._logs_dir = logs
         self._progress = progress
         self._host = host
+        self._door = door  # without one, no gateway is run
         self._verbose = verbose
         self._policy = Supervisor()
         self._lifeline = Lifeline()
@@ -79,13 +98,15 @@ class Runner:
         """Run until the end; return why it came, None if somebody asked for it. No child is left, whatever happens."""
         try:
             self._listen()
-            self.feed(Begun(num_workers))
+            self.feed(Begun(num_workers, gateway=self._door is not None))
             async with asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(self._keep_time()),
                     group.create_task(self._keep_logs()),
                     group.create_task(self._host.run(self.feed)),
                 ]
+                if self._door is not None:
+                    loops.append(group.create_task(self._door.run()))
                 error = await self._ended
                 for task in loops:
                     task.cancel()
@@ -126,6 +147,8 @@ class Runner:
         command = self._command_of(name, memory_limit)
         try:
             self._processes[name] = Process(command, log, self._lifeline)
+            if name == GATEWAY and self._door is not None:
+                self._door.started()
         except OSError as error:
             # Not at once: the policy is still in the middle of its answer.
             asyncio.get_running_loop().call_soon(self.feed, NotStarted(name, str(error)))

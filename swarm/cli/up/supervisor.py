@@ -9,6 +9,9 @@ Rules:
   away, the swarm can't be without it.
 * A child that ends with ``EX_CONFIG`` can't ever work (a wrong setting, a model that is refused). A worker is given up;
   a broker ends the whole. So does the last worker of a swarm that never served: nobody is left to wait for.
+* The gateway, if there is one, is started when the swarm first serves, or after ``GATEWAY_AFTER_S`` if it doesn't:
+  a moment of the cores earlier and everybody would serve later. It has no more right than the broker to stay away, but
+  the swarm can be without it: one that can't ever work is given up, and nothing else.
 * Whoever asks for more workers is answered when they have joined, or can't ever work.
 * Stopping: everybody is asked at once, whoever is still there after ``GRACE_S`` is killed, and ``REAP_S`` later the
   supervisor ends even if the kernel can't. A second request to stop kills at once. Nothing is started any more.
@@ -28,12 +31,15 @@ MAX_DELAY_S = 10.0
 HEALTHY_S = 30.0
 GRACE_S = 5.0
 REAP_S = 2.0
+GATEWAY_AFTER_S = 10.0  # then somebody may want to hear why nothing serves
 
 EX_CONFIG = 78  # sysexits.h: "something was found in an unconfigured or misconfigured state"
 SIGNAL_BASE = 128  # as shells count: a process that ended in order because of signal n ends with 128 + n
 MAX_WORKERS = 64  # on one machine; far above sense, far below what makes a machine unusable
 
 BROKER = "broker"
+GATEWAY = "gateway"
+_OURS = (BROKER, GATEWAY)  # no workers: nobody but we may let them go
 
 
 # --- events: what can happen -----------------------------------------------------------------------------------------
@@ -41,9 +47,10 @@ BROKER = "broker"
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """``swarm up`` begins, with that many workers."""
+    """``swarm up`` begins, with that many workers, and with a gateway or without."""
 
     num_workers: int
+    gateway: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,7 @@ class SayRestart:
 
 @dataclass(frozen=True, slots=True)
 class SayGivenUp:
-    """Tell the user that a worker can't work and stays away."""
+    """Tell the user that a worker, or the gateway, can't work and stays away."""
 
     name: str
     reason: str
@@ -188,6 +195,7 @@ class Supervisor:
         self._num_named = 0
         self._joins = Joins()
         self._served = False
+        self._gateway_at: float | None = None  # when it is started, if it wasn't yet
         self._stop_at: float | None = None
         self._killing = False
         self._ended = False
@@ -203,7 +211,7 @@ class Supervisor:
 
     def workers(self) -> tuple[str, ...]:
         """List the workers that live or will live again."""
-        return tuple(c.name for c in self._children.values() if c.name != BROKER and c.phase is not _Phase.AWAY)
+        return tuple(c.name for c in self._children.values() if c.name not in _OURS and c.phase is not _Phase.AWAY)
 
     def wake_at(self) -> float | None:
         """Say when the next ``Tick`` is due; None if only an event can change anything."""
@@ -212,8 +220,8 @@ class Supervisor:
         if self._stop_at is not None:
             return self._stop_at + (REAP_S if self._killing else GRACE_S)
         due = [child.retry_at for child in self._children.values() if child.phase is _Phase.WAITING]
-        join_due = self._joins.due()
-        return min(due if join_due is None else [*due, join_due], default=None)
+        due += [at for at in (self._joins.due(), self._gateway_at) if at is not None]
+        return min(due, default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         if self._ended:
@@ -222,7 +230,8 @@ class Supervisor:
 
     def _answer(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case Begun(num_workers):
+            case Begun(num_workers, gateway):
+                self._gateway_at = now + GATEWAY_AFTER_S if gateway else None
                 yield self._start_new(BROKER, None, now)
                 for _ in range(num_workers):
                     yield self._start_new(self._next_name(), None, now)
@@ -236,6 +245,7 @@ class Supervisor:
                 yield from self._answers(self._joins.joined(names))
             case Served():
                 self._served = True
+                yield from self._start_gateway(now)
             case StopAsked():
                 yield from self._kill_all(now) if self.stopping else self._stop(None, now)
             case Tick():
@@ -251,6 +261,11 @@ class Supervisor:
     def _start_new(self, name: str, memory_limit: int | None, now: float) -> Start:
         self._children[name] = _Child(name, memory_limit, _Phase.RUNNING, now)
         return Start(name, memory_limit)
+
+    def _start_gateway(self, now: float) -> Iterator[Start]:
+        if self._gateway_at is not None and not self.stopping:
+            self._gateway_at = None
+            yield self._start_new(GATEWAY, None, now)
 
     def _more(self, asked: Asked, now: float) -> Iterator[Action]:
         if self.stopping:
@@ -275,7 +290,7 @@ class Supervisor:
             yield from self._end_if_empty()
         elif code == EX_CONFIG:
             yield from self._give_up(child, last_line or "it gave no reason", now)
-        elif code == 0 and child.name != BROKER:
+        elif code == 0 and child.name not in _OURS:
             child.phase = _Phase.AWAY
             yield SayLeft(child.name)
             yield from self._answers(self._joins.gone(child.name, "left"))
@@ -289,7 +304,7 @@ class Supervisor:
             return
         yield SayGivenUp(child.name, reason)
         yield from self._answers(self._joins.gone(child.name, f"gives up: {reason}"))
-        if not self._served and not self.workers():
+        if child.name != GATEWAY and not self._served and not self.workers():
             yield from self._stop(reason, now)
 
     def _retry_or_end(self, child: _Child, reason: str, now: float) -> Iterator[Action]:
@@ -316,6 +331,8 @@ class Supervisor:
             yield from self._kill_all(now)
         else:
             yield from self._answers(self._joins.tick(now))
+            if self._gateway_at is not None and now >= self._gateway_at:
+                yield from self._start_gateway(now)
             for child in self._children.values():
                 if child.phase is _Phase.WAITING and child.retry_at <= now:
                     child.phase, child.since = _Phase.RUNNING, now
@@ -329,7 +346,7 @@ class Supervisor:
         for child in self._children.values():
             if child.phase is _Phase.WAITING:
                 child.phase = _Phase.AWAY
-        for name in reversed(self.running()):  # the workers first: they may still have a word for the broker
+        for name in reversed(self.running()):  # the last first: they may still have a word for the broker
             yield Terminate(name)
         yield from self._end_if_empty()
 

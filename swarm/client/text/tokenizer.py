@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jinja2
 from tokenizers import Tokenizer
@@ -32,6 +32,9 @@ class TextModel:
     silent: frozenset[int]
     template: jinja2.Template | None
     special: Mapping[str, str]  # bos_token, eos_token, …: what chat templates may mention
+    added: Mapping[str, int] = field(default_factory=dict)  # tokens beside the vocabulary, special or not, by text
+    tool_template: jinja2.Template | None = None  # of models that have one of its own for conversations with tools
+    template_source: str = ""  # as it was written: of the one for tools, if there is one
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> TextModel | None:
@@ -42,8 +45,12 @@ class TextModel:
         config = _json_object(files.get(CONFIG_FILE, b"{}"), CONFIG_FILE)
         added = tokenizer.get_added_tokens_decoder()
         silent = frozenset(token for token, entry in added.items() if entry.special)
+        by_text = {entry.content: token for token, entry in added.items()}
         special = {name: _token_text(config[name]) for name in config if name.endswith("_token") and config[name]}
-        return cls(tokenizer, silent, _template(files, config), special)
+        sources = _template_sources(files, config)
+        plain, tools = _template(sources.get("default")), _template(sources.get("tool_use"))
+        source = sources.get("tool_use") or sources.get("default") or ""
+        return cls(tokenizer, silent, plain or tools, special, by_text, tools, source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids of a text, with the special tokens around it that the model expects."""
@@ -62,16 +69,29 @@ class TextModel:
         """The text of the ids, special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental one."""
-        return Detokenizer(self.decode, self._is_silent)
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token with this text; None if there is none."""
+        token = self.added.get(text)
+        return token if token in self.silent else None
+
+    def detokenizer(self, visible: Sequence[int] = ()) -> Detokenizer:
+        """A fresh incremental one, in whose text these special tokens are seen."""
+        if not visible:
+            return Detokenizer(self.decode, self._is_silent)
+        shown = frozenset(visible)
+        return Detokenizer(self._decode_all, lambda token: token not in shown and self._is_silent(token))
+
+    def _decode_all(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _is_silent(self, token: int) -> bool:
         return token in self.silent or self.tokenizer.id_to_token(token) is None
 
     def render_chat(self, messages: Chat, **variables: object) -> str:
-        """The prompt text for a conversation, ready for the assistant's answer. ``variables`` reach the template."""
-        if self.template is None:
+        """The prompt text for a conversation, ready for the assistant's answer. ``variables`` reach the template;
+        with ``tools`` among them, the one for tools is taken if the model has such a one."""
+        template = self.tool_template if variables.get("tools") and self.tool_template else self.template
+        if template is None:
             raise InvalidRequest("this model has no chat template: pass a prompt instead of messages", code="chat")
         if not messages:
             raise InvalidRequest("the conversation is empty", code="messages")
@@ -80,7 +100,7 @@ class TextModel:
                 raise InvalidRequest(f"messages[{number}] must be a mapping with a role and a content", code="messages")
         values = {**self.special, "add_generation_prompt": True, **variables, "messages": [dict(m) for m in messages]}
         try:
-            return self.template.render(values)
+            return template.render(values)
         except (jinja2.TemplateError, *_TEMPLATE_TROUBLE) as error:
             raise InvalidRequest(f"the chat template refuses the conversation: {error}", code="messages") from error
 
@@ -114,14 +134,19 @@ def _token_text(token: object) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else str(token)
 
 
-def _template(files: Mapping[str, bytes], config: Mapping[str, object]) -> jinja2.Template | None:
+def _template_sources(files: Mapping[str, bytes], config: Mapping[str, object]) -> dict[str, str]:
+    """The chat templates by name: "default", and perhaps "tool_use"."""
     source: object = config.get("chat_template")
+    named = {"default": source}
+    if isinstance(source, list):
+        named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
     if TEMPLATE_FILE in files:
-        source = files[TEMPLATE_FILE].decode("utf-8", errors="replace")
-    if isinstance(source, list):  # several named templates: the one for plain conversations
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
+        named["default"] = files[TEMPLATE_FILE].decode("utf-8", errors="replace")
+    return {name: text for name, text in named.items() if isinstance(text, str)}
+
+
+def _template(source: str | None) -> jinja2.Template | None:
+    if source is None:
         return None
     try:
         return template_environment().from_string(source)

@@ -130,8 +130,10 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
 
 
 def _alone(grammar: Grammar, tools: ToolUse) -> Grammar:
-    if tools.choice in ("required", "named"):
-        raise wrong("response_format", "can't be kept where a tool must be called")
+    """The grammar, if it is the only thing that the answer must obey."""
+    if tools.offered:
+        why = "an answer either has a form or may call tools: leave out one of them, or set tool_choice to none"
+        raise wrong("response_format", why)
     return grammar
 
 

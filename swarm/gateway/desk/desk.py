@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,7 +18,6 @@ from swarm.gateway.desk.reading import Keep, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of
 from swarm.gateway.memo import Memo
-from swarm.gateway.tools.families import family_of
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description
 
@@ -80,16 +79,15 @@ class Desk:
             raise Problem(503, f"the swarm waits for {description.waits_for}", code="unavailable", retry_after_s=2.0)
         served = self._served
         if served is None or served.manifest != manifest or served.text is not text:
-            template = ""
-            served = Served(manifest, text, description.max_context, family_of(template), self._aliases)
+            served = Served.of(manifest, text, description.max_context, self._aliases)
             self._served = served
         served.max_context = description.max_context
         return served
 
     async def order(self, ask: Ask, served: Served) -> Order:
         """Make the prompt. Long ones are tokenized in a thread."""
-        ask = with_grammar(ask, served)
         try:
+            ask = with_grammar(ask, served)
             ids = await asyncio.to_thread(encode, ask, served) if size_of(ask) > SHORT else encode(ask, served)
         except ClientError as error:
             raise problem_of(error) from None
@@ -103,10 +101,17 @@ class Desk:
         return Order(ask, ids, params, served)
 
     def begin(
-        self, order: Order, owner: Owner, request_id: str | None, memo: Memo | None, *, detached: bool = False
+        self,
+        order: Order,
+        owner: Owner,
+        request_id: str | None,
+        memo: Memo | None,
+        *,
+        detached: bool = False,
+        told: Callable[[int], None] | None = None,
     ) -> Reading:
         """Hand it in. Nothing is sent before the first part is asked for. ``detached``: it goes on without its reader,
-        to its end; with ``keep_s`` for as long as that says."""
+        to its end; with ``keep_s`` for as long as that says. ``told`` hears how many tokens came."""
         ask = order.ask
         keep = None
         if ask.keep_s and request_id is not None and not detached:
@@ -123,10 +128,12 @@ class Desk:
                 hops=ask.hops,
                 detached=detached or keep is not None,
                 memo="" if memo is None else memo.text(),
+                visible=order.served.marks if ask.tools.offered else (),
             )
         except ClientError as error:
             raise problem_of(error) from None
-        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n), keep)
+        parts = Parts(request_id or "", ask.tools, order.served.family, order.params.n)
+        return Reading(stream, parts, keep, num_prompt=len(order.ids), told=told)
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
         """Read an answer that was asked for before, from its beginning."""
@@ -141,7 +148,7 @@ class Desk:
         tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
         use = ToolUse(tools, parallel=memo.parallel)
         self.keeping.forget(request_id)
-        stream = self.client.attach(request_id)
+        stream = self.client.attach(request_id, visible=served.marks if tools else ())
         keep = Keep(self.keeping, request_id, memo.keep_s)
         return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n), keep)
 

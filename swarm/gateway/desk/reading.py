@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -28,10 +28,19 @@ class Reading:
     """The answer to one prompt. ``keep``: what becomes of a request that goes on without its reader, when it is closed
     before its end. Without it, closing the stream cancels the request."""
 
-    def __init__(self, stream: PromptStream, parts: Parts, keep: Keep | None = None) -> None:
-        self._stream, self._parts, self._keep = stream, parts, keep
+    def __init__(
+        self,
+        stream: PromptStream,
+        parts: Parts,
+        keep: Keep | None = None,
+        *,
+        num_prompt: int = 0,
+        told: Callable[[int], None] | None = None,
+    ) -> None:
+        self._stream, self._parts, self._keep, self._told = stream, parts, keep, told
+        self._num_prompt, self._num_tokens = num_prompt, 0
         self._ahead: list[Part] = []
-        self._over = False  # it has failed, or somebody else reads it
+        self._over = self._failed = False  # over: nobody reads it here any more
         self.num_choices = parts.num_choices
 
     async def look(self) -> None:
@@ -47,18 +56,38 @@ class Reading:
             try:
                 pieces = await self._stream.take_ready()
             except ClientError as error:
-                self._over = True
+                self._over = self._failed = True
                 raise problem_of(error) from None
             if not pieces:
                 return []
+            self._count(sum(piece.token is not None for piece in pieces))
             if parts := [part for piece in pieces for part in self._parts.take(piece)]:
                 return parts
+
+    def _count(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+        if num_tokens and self._told is not None:
+            self._told(num_tokens)
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: "done", "failed", or "left" by its reader before its end."""
+        if self._stream.completion is not None:
+            return "done"
+        return "failed" if self._failed else "left"
 
     def counts(self) -> Counts:
         """Count the tokens. Only at the end."""
         completion = self._stream.completion
         assert completion is not None  # the end was reached
-        return Counts(completion.usage.num_prompt, completion.usage.num_tokens)
+        usage = completion.usage
+        return Counts(usage.num_prompt, usage.num_tokens, usage.num_cached)
+
+    def so_far(self) -> Counts:
+        """Count what has come, at any time."""
+        if self._stream.completion is not None:
+            return self.counts()
+        return Counts(self._num_prompt, self._num_tokens)
 
     def close(self) -> None:
         """Nobody reads it here any more."""
@@ -106,11 +135,24 @@ class Lot:
 
     def counts(self) -> Counts:
         """Count the tokens of all. Only at the end."""
-        each = [reading.counts() for reading in self._readings]
-        return Counts(sum(c.prompt for c in each), sum(c.answer for c in each), sum(c.cached for c in each))
+        return _sum([reading.counts() for reading in self._readings])
+
+    def so_far(self) -> Counts:
+        """Count what has come of all, at any time."""
+        return _sum([reading.so_far() for reading in self._readings])
+
+    @property
+    def outcome(self) -> str:
+        """The worst of them."""
+        outcomes = {reading.outcome for reading in self._readings}
+        return next(outcome for outcome in ("failed", "left", "done") if outcome in outcomes)
 
     def close(self) -> None:
         for future in self._waiting or ():
             future.cancel()
         for reading in self._readings:
             reading.close()
+
+
+def _sum(each: Sequence[Counts]) -> Counts:
+    return Counts(sum(c.prompt for c in each), sum(c.answer for c in each), sum(c.cached for c in each))

@@ -8,6 +8,8 @@ from llguidance import LLTokenizer
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.gateway.errors import Problem
+from swarm.gateway.tools.chat import Habits, learn
+from swarm.gateway.tools.families import family_of, visible
 from swarm.gateway.tools.family import Family
 from swarm.wire.messages import Manifest
 
@@ -21,12 +23,26 @@ class Served:
     text: TextModel | None
     max_context: int
     family: Family
+    habits: Habits
     aliases: tuple[str, ...] = ()
     _bytes: LLTokenizer | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, manifest: Manifest, text: TextModel | None, max_context: int, aliases: tuple[str, ...]) -> Served:
+        """Find out how the model writes tool calls, and what its chat template can do."""
+        if text is None:
+            return cls(manifest, None, max_context, family_of(None), Habits(), aliases)
+        family = family_of(text.template_source, text.added)
+        return cls(manifest, text, max_context, family, learn(text) if text.template else Habits(), aliases)
 
     @property
     def name(self) -> str:
         return self.manifest.name
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """The special tokens with which the family marks calls."""
+        return () if self.text is None else visible(self.family, self.text.added)
 
     def check_name(self, name: str | None) -> None:
         if name is None or name == self.name or name in self.aliases or "*" in self.aliases:

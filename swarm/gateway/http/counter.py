@@ -10,13 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swarm.gateway.answer import Part
+from swarm.gateway.answer import Counts, Part
 from swarm.gateway.apis.writer import Writer
 from swarm.gateway.ask import Ask
 from swarm.gateway.desk.desk import Desk, Order, Owner, size_of
 from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem
+from swarm.gateway.http.accounts import Account, Accounts
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
@@ -47,17 +48,26 @@ class Job:
 class Counter:
     """One for a gateway. ``writers``: how answers are written again that are read on, by API."""
 
-    def __init__(self, desk: Desk, writers: dict[str, MakeWriter]) -> None:
+    def __init__(self, desk: Desk, writers: dict[str, MakeWriter], accounts: Accounts) -> None:
         self._desk = desk
         self._writers = writers
+        self._accounts = accounts
 
     async def serve(self, request: Request, served: Served, owner: Owner, job: Job) -> Response:
         """Answer a request. Raises Problem for what goes wrong before a status is sent."""
+        account = self._accounts.open(
+            owner, job.memo.api, served.name, job.request_id, request.headers.get("traceparent")
+        )
         ordered = asyncio.ensure_future(self._orders(served, job))
-        begun = asyncio.ensure_future(self._begin(ordered, owner, job))
+        begun = asyncio.ensure_future(self._begin(ordered, owner, job, account))
+
+        def close() -> None:
+            account.close(*_let_go(begun))
+
         if job.stream:
-            return await self._streamed(begun, _tokenized(ordered, served, job), job)
-        return await _whole(request, begun, job)
+            ready = _tokenized(ordered, served, job)
+            return await self._streamed(begun, ready, job, close, request.scope.get("patience_s", PATIENCE_S))
+        return await _whole(request, begun, job, close)
 
     async def resume(self, last_event_id: str, owner: Owner) -> Response:
         """Go on with a stream behind the event of this id."""
@@ -70,14 +80,16 @@ class Counter:
     async def _orders(self, served: Served, job: Job) -> list[Order]:
         return [await self._desk.order(ask, served) for ask in job.asks]
 
-    async def _begin(self, ordered: asyncio.Future[list[Order]], owner: Owner, job: Job) -> Reading | Lot:
+    async def _begin(
+        self, ordered: asyncio.Future[list[Order]], owner: Owner, job: Job, account: Account
+    ) -> Reading | Lot:
         """Hand the asks in and wait for the first part, or for what is wrong with them."""
         orders = await ordered
         reading: Reading | Lot
         if len(orders) == 1:
-            reading = self._desk.begin(orders[0], owner, job.request_id, job.memo)
+            reading = self._desk.begin(orders[0], owner, job.request_id, job.memo, told=account.tokens)
         else:
-            reading = Lot([self._desk.begin(order, owner, None, None) for order in orders])
+            reading = Lot([self._desk.begin(order, owner, None, None, told=account.tokens) for order in orders])
         try:
             await reading.look()
         except BaseException:
@@ -86,23 +98,28 @@ class Counter:
         return reading
 
     async def _streamed(
-        self, begun: asyncio.Future[Reading | Lot], tokenized: Coroutine[Any, Any, None], job: Job
+        self,
+        begun: asyncio.Future[Reading | Lot],
+        tokenized: Coroutine[Any, Any, None],
+        job: Job,
+        close: Callable[[], None],
+        patience_s: float,
     ) -> Response:
         try:
             await tokenized
-            await asyncio.wait({begun}, timeout=PATIENCE_S)
-        except asyncio.CancelledError:
-            begun.cancel()
+            await asyncio.wait({begun}, timeout=patience_s)
+            if begun.done():
+                begun.result()  # raises what is wrong
+        except (asyncio.CancelledError, Problem):
+            close()
             raise
-        if begun.done():
-            begun.result()  # raises what is wrong
-        return EventStream(_chunks(begun, job), lambda: _let_go(begun), _headers(job.request_id), SLOW_READER_S)
+        return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
 
 
 async def _tokenized(ordered: asyncio.Future[list[Order]], served: Served, job: Job) -> None:
     """Wait for the prompt's tokens, if there may be more of them than the model holds: clients look for that in the
     status."""
-    if 2 * max(map(size_of, job.asks)) >= served.manifest.context:
+    if max(map(size_of, job.asks)) >= served.manifest.context:
         await asyncio.wait({ordered}, timeout=LONG_PATIENCE_S)
 
 
@@ -116,7 +133,9 @@ async def _chunks(begun: asyncio.Future[Reading | Lot], job: Job) -> AsyncIterat
         yield chunk
 
 
-async def _whole(request: Request, begun: asyncio.Future[Reading | Lot], job: Job) -> Response:
+async def _whole(
+    request: Request, begun: asyncio.Future[Reading | Lot], job: Job, close: Callable[[], None]
+) -> Response:
     answer = asyncio.ensure_future(_collect(begun, job))
     watcher = asyncio.ensure_future(hang_up(request.receive))
     try:
@@ -128,7 +147,7 @@ async def _whole(request: Request, begun: asyncio.Future[Reading | Lot], job: Jo
         for task in (answer, watcher):
             task.cancel()
         await asyncio.gather(answer, watcher, return_exceptions=True)
-        _let_go(begun)
+        close()
 
 
 async def _collect(begun: asyncio.Future[Reading | Lot], job: Job) -> dict[str, object]:
@@ -139,12 +158,17 @@ async def _collect(begun: asyncio.Future[Reading | Lot], job: Job) -> dict[str, 
     return job.writer.whole(parts, reading.counts())
 
 
-def _let_go(begun: asyncio.Future[Reading | Lot]) -> None:
-    """Cancel what is under way; nothing, if it has ended."""
+def _let_go(begun: asyncio.Future[Reading | Lot]) -> tuple[str, Counts]:
+    """Cancel what is under way; nothing, if it has ended. How it ended, and what was computed."""
     if not begun.done():
         begun.cancel()
-    elif not begun.cancelled() and begun.exception() is None:
-        begun.result().close()
+        return "left", Counts(0, 0)
+    if begun.cancelled():
+        return "left", Counts(0, 0)
+    if begun.exception() is not None:
+        return "failed", Counts(0, 0)
+    begun.result().close()
+    return begun.result().outcome, begun.result().so_far()
 
 
 def _headers(request_id: str) -> dict[str, str]:

@@ -1,36 +1,75 @@
-"""Which family a model belongs to."""
+"""The families by name, and which of them a model belongs to.
+
+Packages can bring families of their own: an entry point of the group ``swarm.tool_families`` names a function that
+takes the model's special and added tokens (their ids by their texts) and returns a Family. Those are asked first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 
-from swarm.gateway.ask import ToolUse
-from swarm.gateway.errors import unsupported
-from swarm.gateway.tools.family import CallReader, Family, Found, Said
-from swarm.params import Grammar
+from swarm.errors import ModelError
+from swarm.gateway.tools.coder import coder
+from swarm.gateway.tools.deepseek import deepseek, deepseek_unfenced
+from swarm.gateway.tools.family import Family
+from swarm.gateway.tools.grammars import Added
+from swarm.gateway.tools.granite import granite, phi
+from swarm.gateway.tools.hermes import hermes, plain
+from swarm.gateway.tools.llama import llama3
+from swarm.gateway.tools.mistral import mistral, mistral_args
+
+GROUP = "swarm.tool_families"
+
+Make = Callable[[Added], Family]
+
+# In the order in which they are asked: those whose marks say more stand before those whose marks others use as well.
+OWN: Mapping[str, Make] = {
+    "deepseek": deepseek,
+    "deepseek-v3.1": deepseek_unfenced,
+    "mistral-args": mistral_args,
+    "mistral": mistral,
+    "qwen3-coder": coder,
+    "phi": phi,
+    "granite": granite,
+    "hermes": hermes,
+    "llama3": llama3,
+    "plain": plain,
+}
 
 
-class _Reader:
-    def push(self, text: str) -> Sequence[Found]:
-        return (Said(text),)
-
-    def finish(self) -> Sequence[Found]:
-        return ()
+def family_of(template: str | None, added: Added | None = None) -> Family:
+    """The family that a chat template belongs to. ``plain`` if none does: then a system text tells of the tools."""
+    made = (make(added or {}) for make in all_families().values())
+    return next(family for family in made if family.fits(template or ""))
 
 
-class _NoTools:
-    name = "none"
-    marks: tuple[str, ...] = ()
-
-    def fits(self, template: str) -> bool:
-        return True
-
-    def reader(self, use: ToolUse) -> CallReader:
-        return _Reader()
-
-    def forced(self, use: ToolUse) -> Grammar:
-        raise unsupported("tool_choice")
+def family_named(name: str, added: Added | None = None) -> Family:
+    """The family of this name. Raises ModelError if there is none."""
+    families = all_families()
+    if name not in families:
+        raise ModelError(f"there is no family of tool calls named {name!r}; known are {', '.join(sorted(families))}")
+    return families[name](added or {})
 
 
-def family_of(template: str) -> Family:
-    return _NoTools()
+def visible(family: Family, added: Added) -> tuple[int, ...]:
+    """The tokens that must be seen as text, for the family's calls to be found."""
+    return tuple(added[mark] for mark in family.marks if mark in added)
+
+
+@cache
+def all_families() -> Mapping[str, Make]:
+    """Those of installed packages, then ours."""
+    return {**_plugged(), **OWN}
+
+
+def _plugged() -> dict[str, Make]:
+    found: dict[str, Make] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            found[point.name] = point.load()
+        except (ImportError, AttributeError) as error:
+            reason = f"the family of tool calls {point.name!r} ({point.value}) can't be loaded: {error}"
+            raise ModelError(reason) from error
+    return found

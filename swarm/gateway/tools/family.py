@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,11 @@ Found = Said | Begun | Argued | Over
 class CallReader(Protocol):
     """Reads one answer."""
 
+    @property
+    def done(self) -> bool:
+        """Will nothing more count, so that the answer may be stopped? (The only call that was allowed is over.)"""
+        ...
+
     def push(self, text: str) -> Sequence[Found]:
         """What is certain after this text. Nothing that could be part of a mark is shown yet."""
         ...
@@ -59,15 +64,36 @@ class Family(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Special tokens that must be seen as text, for calls to be found."""
+        """Texts that calls are found by. Those that are special tokens of the model must be made visible."""
         ...
 
     def fits(self, template: str) -> bool:
         """Does this chat template belong to the family?"""
         ...
 
+    def instructions(self, use: ToolUse) -> str:
+        """A system text that tells the model of the tools; empty if the chat template does that itself."""
+        ...
+
     def reader(self, use: ToolUse) -> CallReader: ...
 
     def forced(self, use: ToolUse) -> Grammar:
-        """The grammar of an answer that calls as ``use`` says: any tool, or the named one; once, or several times."""
+        """The grammar of an answer that calls as ``use`` says: any tool, or the named one; once, or several times.
+        Raises InvalidRequest if that can't be said in a grammar."""
         ...
+
+
+def _nothing(_: ToolUse) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A family put together from its parts."""
+
+    name: str
+    marks: tuple[str, ...]
+    fits: Callable[[str], bool]
+    reader: Callable[[ToolUse], CallReader]
+    forced: Callable[[ToolUse], Grammar]
+    instructions: Callable[[ToolUse], str] = _nothing

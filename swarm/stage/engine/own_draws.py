@@ -16,6 +16,7 @@ from swarm.wire.messages import TokenLogprob
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from swarm.stage.engine.sampling import Mask
     from swarm.stage.executor import SampleJob
 
 _pointer, _count, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
@@ -30,6 +31,7 @@ class Draw(ctypes.Structure):
         ("biased", _pointer),
         ("biases", _pointer),
         ("forbidden", _pointer),
+        ("allowed", _pointer),
         ("num_history", _count),
         ("num_prompt", _count),
         ("num_biased", _count),
@@ -63,16 +65,21 @@ def serves(logits: torch.Tensor) -> bool:
 
 
 def draw_rows(
-    logits: torch.Tensor, jobs: Sequence[SampleJob], eos_token_ids: Sequence[int], threads: int
+    logits: torch.Tensor,
+    jobs: Sequence[SampleJob],
+    eos_token_ids: Sequence[int],
+    threads: int,
+    masks: Sequence[Mask | None] = (),
 ) -> list[Drawn | None]:
-    """The token after each job's history, from the row of its number; None where a logit is no finite number."""
+    """The token after each job's history, from the row of its number; None where a logit is no finite number.
+    ``masks``: the tokens that are allowed in each row; without any, in all rows all are."""
     library = native.library()
     assert library is not None, "serves() said so"
     words = logits.shape[-1]
     width = logits.stride(0) * logits.element_size()
     draws = (Draw * len(jobs))()
     kept = [
-        _ask(draw, logits.data_ptr() + row * width, job, words, eos_token_ids)
+        _ask(draw, logits.data_ptr() + row * width, job, words, eos_token_ids, mask=masks[row] if masks else None)
         for row, (draw, job) in enumerate(zip(draws, jobs, strict=True))
     ]
     native.checked(library.swarm_draw(native.KINDS[logits.dtype], words, draws, len(jobs), threads))
@@ -92,12 +99,18 @@ class _Held:
         setattr(self._draw, name, array.ctypes.data)
         setattr(self._draw, number, len(array))
 
+    def allow(self, mask: Mask) -> None:
+        self._arrays.append(mask)
+        self._draw.allowed = mask.ctypes.data
+
     def room_for_logs(self, count: int) -> None:
         self.ids, self.logs = np.empty(1 + count, np.int64), np.empty(1 + count)
         self._draw.ids, self._draw.logs = self.ids.ctypes.data, self.logs.ctypes.data
 
 
-def _ask(draw: Draw, address: int, job: SampleJob, words: int, eos_token_ids: Sequence[int]) -> _Held:
+def _ask(
+    draw: Draw, address: int, job: SampleJob, words: int, eos_token_ids: Sequence[int], *, mask: Mask | None
+) -> _Held:
     params, held = job.params, _Held(draw)
     draw.logits, draw.greedy = address, is_greedy(params)
     draw.seed, draw.position = job.seed, len(job.history)
@@ -116,7 +129,9 @@ def _ask(draw: Draw, address: int, job: SampleJob, words: int, eos_token_ids: Se
     elif params.presence_penalty or params.frequency_penalty:
         held.give("history", "num_history", np.asarray(job.history[job.num_prompt :], np.int64))
     forbidden = forbidden_now(params, len(job.history) - job.num_prompt, eos_token_ids)
-    if forbidden:
+    if mask is not None:
+        held.allow(mask)
+    elif forbidden:
         held.give("forbidden", "num_forbidden", np.asarray(forbidden, np.int64))
     draw.num_best = listed(params, words)
     if draw.num_best >= 0:

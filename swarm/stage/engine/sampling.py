@@ -5,7 +5,8 @@ sorting; where there is none, this is what draws.
 
 **The score** of a token is its logit; in this order: plus its bias; divided by the repetition penalty, or multiplied if
 it is not positive (tokens of the prompt and of the answer); less the presence penalty and, as often as the answer has
-it, the frequency penalty. In float64. ``min_tokens`` forbids the ends, unless nothing else is left. Temperature 0 and a
+it, the frequency penalty. In float64. ``min_tokens`` forbids the ends, unless nothing else is left. Where a grammar
+says which tokens are allowed (``grammars``; ``min_tokens`` is in that), all others are forbidden. Temperature 0 and a
 top-k of 1 take the largest score.
 
 **The weight** of a token is e to the (score - largest) / temperature, in float32 (scores are rounded to it, and the
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     Logits = NDArray[np.float32]
     Scores = NDArray[np.float64]
     Weights = NDArray[np.int64]
+    Mask = NDArray[np.uint32]  # a bit for each token, the lowest first
 
 WHOLE = 2**36  # units of the largest weight
 MOST_WORDS = 2**20  # of a vocabulary, so that sums of weights stay below 2^63; the largest today are of 2^18
@@ -95,8 +97,10 @@ def draw(
     num_prompt: int,
     seed: int,
     eos_token_ids: Sequence[int] = (),
+    allowed: Mask | None = None,
 ) -> Drawn | None:
-    """The token that follows ``history``, the first ``num_prompt`` of which are the prompt.
+    """The token that follows ``history``, the first ``num_prompt`` of which are the prompt. ``allowed``: no other one,
+    whatever ``min_tokens`` says; at least one that the model has.
 
     None if a logit is not a finite number: then nothing can be drawn. Ids that the model doesn't have are ignored.
     """
@@ -104,13 +108,16 @@ def draw(
         return None
     if len(logits) > MOST_WORDS:
         raise ModelError(f"the model has {len(logits)} tokens; the sampling knows {MOST_WORDS} at most")
-    if is_plain_greedy(params, len(history) - num_prompt):
+    if allowed is None and is_plain_greedy(params, len(history) - num_prompt):
         return Drawn(int(logits.argmax()))
     scores = logits.astype(np.float64)
     with np.errstate(over="ignore"):  # no logit of use is that large
         _bias(scores, params)
         _penalise(scores, params, history, num_prompt)
-    _forbid(scores, forbidden_now(params, len(history) - num_prompt, eos_token_ids))
+    if allowed is None:
+        _forbid(scores, forbidden_now(params, len(history) - num_prompt, eos_token_ids))
+    else:
+        scores[~spread(allowed, len(scores))] = -np.inf
     if is_greedy(params):
         token = int(scores.argmax())  # the first of equals
     else:
@@ -183,6 +190,12 @@ def _penalise(scores: Scores, params: SamplingParams, history: Sequence[int], nu
         answer = tokens[num_prompt:]
         said, counts = np.unique(answer[answer < len(scores)], return_counts=True)
         scores[said] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def spread(mask: Mask, words: int) -> NDArray[np.bool_]:
+    """A truth value for each of so many tokens."""
+    bits = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=words, bitorder="little")
+    return bits.view(np.bool_)
 
 
 def _forbid(scores: Scores, tokens: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ from swarm.stage.engine.counters import Counters
 from swarm.stage.engine.device import clock_of, device_of, memory_of
 from swarm.stage.engine.draws import draw_all
 from swarm.stage.engine.forward import run, to_wire
+from swarm.stage.engine.grammars import Grammars
 from swarm.stage.engine.kernels import bits, describe
 from swarm.stage.engine.measure import layer_costs
 from swarm.stage.engine.selfcheck import check_cut, check_kernels, same_bits
@@ -107,6 +108,7 @@ class TorchExecutor:
         self._left_to_torch: set[str] = set()  # operations whose bits are the processor's, of all that was loaded
         self._counters = Counters()
         self._tally = Tally()
+        self._grammars = Grammars(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     def _prove_kernels(self) -> bool:
         """Choose our own kernels, or torch's if ours don't know the model. True if cut and whole have the same bits."""
@@ -258,9 +260,11 @@ class TorchExecutor:
 
     def release(self, sequence: int) -> None:
         self._arena.release(sequence)
+        self._grammars.forget(sequence)
 
     def reset(self) -> None:
         self._arena.reset()
+        self._grammars.clear()
 
     def kv_capacity(self) -> int:
         return 0 if self._active is None else self._capacity(self._active.stage.layers, self._active.standby)
@@ -301,7 +305,7 @@ class TorchExecutor:
         through = clock.mark()
         hidden = None if stage.heads or result is None else to_wire(result)
         computed = clock.mark()
-        sampled, failed = self._drawn(stage, batch, result, threads)
+        sampled, failed = self._drawn(stage, batch, result, threads, progressed)
         done = clock.mark()
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
@@ -325,7 +329,7 @@ class TorchExecutor:
         aside.arena.take(row)
         result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
         hidden = None if aside.stage.heads or result is None else to_wire(result)
-        sampled, failed = self._drawn(aside.stage, batch, result, self.threads)
+        sampled, failed = self._drawn(aside.stage, batch, result, self.threads, progressed)
         if row.start + row.count >= limit:
             self._aside = None
         return Forwarded(hidden, sampled, failed, self._clock.between(began, self._clock.mark()), 0.0)
@@ -364,11 +368,16 @@ class TorchExecutor:
         return self._active.parts[layers]
 
     def _drawn(
-        self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int
+        self,
+        stage: Stage,
+        batch: Batch,
+        result: torch.Tensor | None,
+        threads: int,
+        progressed: Callable[[], None],
     ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
         if not stage.heads or result is None:
             return (), ()
-        return draw_all(batch, result, self._manifest, threads)
+        return draw_all(batch, result, self._manifest, threads, self._grammars, progressed=progressed)
 
     def warm_up(self) -> float:
         return self._warm(self._stage())

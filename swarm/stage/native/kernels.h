@@ -96,6 +96,7 @@ typedef struct {
   const int64_t *biased;
   const double *biases;
   const int64_t *forbidden;
+  const uint32_t *allowed; /* a bit for each word, the lowest first: all others are forbidden; NULL: none is */
   int64_t num_history, num_prompt, num_biased, num_forbidden;
   uint64_t seed, position; /* what decides */
   int64_t greedy;          /* the largest score; else by weight */

@@ -38,7 +38,7 @@ from swarm.stage.shell.equipment import Equipment, equip
 from swarm.stage.shell.introduction import code_without, introduction
 from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.shell.probing import LinkProbe
-from swarm.stage.shell.vitals import LOOK_S, Vitals
+from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
 from swarm.wire.channel import DealerChannel, Link, PullChannel
 from swarm.wire.codec import DATA, ORDER, WORKER
 from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
@@ -305,6 +305,7 @@ class WorkerService:
             await asyncio.sleep(STATS_EVERY_S)
             with contextlib.suppress(OSError):  # reading it takes a descriptor, and there may be none
                 self._vitals.memory_bytes = process.memory_info().rss
+                self._vitals.process = process_figures(process)
             if not self._compute.alive:
                 self._stop.set()
             if self._core.welcome is not None and not self._core.parked:
@@ -320,6 +321,7 @@ class WorkerService:
         values["knockers_refused"] = self._pull.num_refused
         values["door_shut"] = self._pull.num_shut
         values["threads"] = threading.active_count()
+        values |= self._vitals.process
         return {name: float(value) for name, value in values.items()}
 
     async def _watch_lag(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field
 from typing import Literal
+
+import psutil
 
 from swarm.clock import Clock
 
@@ -34,6 +37,7 @@ class Vitals:
     kv_used: int = 0
     kv_capacity: int = 0
     memory_bytes: int = 0
+    process: dict[str, float] = field(default_factory=dict)  # control loop: what the process takes beside that
 
     def __post_init__(self) -> None:
         self.since = self.loading_changed_at = self.clock.now()
@@ -86,3 +90,10 @@ class Vitals:
     @property
     def progress(self) -> int:
         return self.computed + self.loaded
+
+
+def process_figures(process: psutil.Process) -> dict[str, float]:
+    """What the process takes beside memory: processor time, descriptors, and how many of those it may have."""
+    times = process.cpu_times()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return {"cpu_s": times.user + times.system, "descriptors": process.num_fds(), "descriptor_limit": limit}

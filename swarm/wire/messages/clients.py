@@ -199,7 +199,9 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
 class Finished(Message, frozen=True):
-    """Continuation ``index`` ended: ``num_tokens`` were generated. ``detail`` says why when the reason is "failed"."""
+    """Continuation ``index`` ended: ``num_tokens`` were generated. ``detail`` says why when the reason is "failed".
+    ``num_cached`` of the prompt's tokens were found in the prefix cache when it was first let in; 0 too where that is
+    not known any more, after a restart of the broker."""
 
     request_id: RequestId
     index: Position
@@ -208,6 +210,7 @@ class Finished(Message, frozen=True):
     num_tokens: Position
     timing: Timing
     detail: Text = ""
+    num_cached: Position = 0
 
 
 class Description(Message, frozen=True):

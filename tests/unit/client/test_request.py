@@ -12,9 +12,9 @@ import xxhash
 
 import swarm
 from swarm.client.assets import cache_directory, read_cached, write_cached
-from swarm.client.request import as_source, check_wish
+from swarm.client.request import Wish, as_source, check_attach, check_wish, wishes_of
 from swarm.errors import InvalidRequest
-from swarm.params import SamplingParams
+from swarm.params import MAX_GRAMMAR, Grammar, SamplingParams
 from swarm.wire.messages import Asset
 
 
@@ -23,6 +23,17 @@ def test_keywords_override_params() -> None:
     wish = check_wish(SamplingParams(max_tokens=5, top_k=3), {"max_tokens": 7, "stop": "x", "timeout": 2})
     assert (wish.params.max_tokens, wish.params.top_k, wish.params.stop, wish.timeout_s) == (7, 3, ("x",), 2.0)
     assert check_wish(None, {}).params == SamplingParams()
+
+
+def test_what_is_visible_is_never_sent() -> None:
+    """It only changes the text that this client makes of the tokens."""
+    wish = check_wish(None, {"visible": [7, 9], "seed": 1, "request_id": "r"})
+    assert wish.visible == (7, 9)
+    assert wish.submit((1,)) == check_wish(None, {"seed": 1, "request_id": "r"}).submit((1,))
+    assert Wish.behind(wish.submit((1,)), None, (5,)).visible == (5,)  # who attaches says it anew
+    assert check_attach("r", 0, None, [5]) == (5,)
+    with pytest.raises(InvalidRequest, match="visible"):
+        check_attach("r", 0, None, "x")  # type: ignore[arg-type]
 
 
 def test_params_made_by_hand_are_checked_too() -> None:
@@ -57,7 +68,12 @@ def test_params_made_by_hand_are_checked_too() -> None:
         ({"request_id": ""}, "request_id"),
         ({"request_id": "x" * 129}, "request_id"),
         ({"hops": "yes"}, "hops"),
+        ({"visible": [1, "x"]}, "visible[1]"),
         ({"maxtokens": 3}, "maxtokens"),
+        ({"grammar": {"kind": "json"}}, "grammar.kind"),
+        ({"grammar": "{}"}, "grammar"),
+        ({"grammar": Grammar("ebnf", "x" * (MAX_GRAMMAR + 1))}, "grammar"),
+        ({"grammar": Grammar("json_object"), "ignore_eos": True}, "ignore_eos"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], code: str) -> None:
@@ -139,3 +155,31 @@ def test_everything_exported_is_there() -> None:
         assert getattr(swarm, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = swarm.nothing
+
+
+def test_each_prompt_of_a_batch_may_have_its_own_params() -> None:
+    """Keywords override all of them; without params, and with one set, all prompts have the same."""
+    own = [SamplingParams(max_tokens=n, temperature=0.5) for n in (1, 2, 3)]
+    wishes = [wish for wish in wishes_of(own, {"temperature": 0.7}, 3) if isinstance(wish, Wish)]
+    assert [(wish.params.max_tokens, wish.params.temperature) for wish in wishes] == [(1, 0.7), (2, 0.7), (3, 0.7)]
+    assert wishes_of(own[1], {}, 2) == [check_wish(own[1], {})] * 2
+    assert wishes_of(None, {"max_tokens": 4}, 1) == [check_wish(None, {"max_tokens": 4})]
+    assert wishes_of([], {}, 0) == []
+
+
+def test_a_mistake_in_the_params_of_a_batch_is_told() -> None:
+    """Too few or too many, what is no params at all, and what is wrong for all: at once. What is wrong in one set is
+    that prompt's own mistake."""
+    with pytest.raises(
+        InvalidRequest, match="2 sets of params for 3 prompts: give one for each prompt, or one for all"
+    ):
+        wishes_of([SamplingParams()] * 2, {}, 3)
+    with pytest.raises(InvalidRequest, match="params must be SamplingParams, or a sequence of them"):
+        wishes_of({"max_tokens": 3}, {}, 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="unknown option"):
+        wishes_of([SamplingParams()], {"maxtokens": 3}, 1)
+    good, bad, no_params = wishes_of([SamplingParams(), SamplingParams(max_tokens=0), {"max_tokens": 3}], {}, 3)  # type: ignore[list-item]
+    assert isinstance(good, Wish)
+    assert isinstance(bad, InvalidRequest)
+    assert bad.code == "max_tokens"
+    assert isinstance(no_params, InvalidRequest)

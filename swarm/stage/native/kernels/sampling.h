@@ -65,6 +65,27 @@ static Touched *touch(const Drawing *job, const SwarmDraw *draw, Touches *all, i
 
 static int known(const Drawing *job, int64_t id) { return id >= 0 && id < job->words; }
 
+static int is_allowed(const SwarmDraw *draw, int64_t id) {
+  return draw->allowed == NULL || (draw->allowed[id >> 5] >> (id & 31) & 1) != 0;
+}
+
+/* Is every word's score its logit? */
+static int is_plain(const SwarmDraw *draw, const Touches *touches) {
+  return touches->count == 0 && draw->allowed == NULL;
+}
+
+/* Put the words that are not allowed out of reach. */
+static void bar_words(const Drawing *job, const SwarmDraw *draw, float *scores) {
+  if (draw->allowed == NULL) return;
+  for (int64_t first = 0; first < job->words; first += 32) {
+    uint32_t open = draw->allowed[first >> 5];
+    if (open == UINT32_MAX) continue;
+    int64_t count = least(32, job->words - first);
+    for (int64_t i = 0; i < count; i++)
+      if ((open >> i & 1) == 0) scores[first + i] = -INFINITY;
+  }
+}
+
 static void penalise(const SwarmDraw *draw, Touched *each) {
   if (draw->repetition != 1.0 && each->seen)
     each->score = each->score > 0 ? each->score / draw->repetition : each->score * draw->repetition;
@@ -89,8 +110,9 @@ static void touch_all(const Drawing *job, const SwarmDraw *draw, Touches *all) {
     forbidden += !each->forbidden;
     each->forbidden = 1;
   }
-  if (forbidden < job->words) return;
-  for (int64_t i = 0; i < all->count; i++) all->each[i].forbidden = 0; /* never all of them */
+  if (forbidden >= job->words) /* never all of them */
+    for (int64_t i = 0; i < all->count; i++) all->each[i].forbidden = 0;
+  for (int64_t i = 0; i < all->count; i++) all->each[i].forbidden |= !is_allowed(draw, all->each[i].id);
 }
 
 static float rounded_score(double score) {
@@ -109,9 +131,10 @@ INLINE int64_t first_place(int kind, const void *from, const Desk *desk, const f
 
 /* The largest score; of equals, the first. Touched scores are compared as they are, without being rounded. */
 static int64_t take_largest(const Drawing *job, const SwarmDraw *draw, const Desk *desk, const Touches *touches) {
-  if (touches->count == 0)
+  if (is_plain(draw, touches))
     return first_place(job->kind, draw->logits, desk, desk->logits, largest_of(desk->logits, desk->blocks));
   for (int64_t i = 0; i < touches->count; i++) desk->weights[touches->each[i].id] = -INFINITY;
+  bar_words(job, draw, desk->weights);
   survey(SWARM_FLOAT32, desk->weights, desk, desk->scores, NULL);
   float largest = largest_of(desk->scores, desk->blocks);
   int64_t best = first_place(SWARM_FLOAT32, desk->weights, desk, desk->scores, largest);
@@ -132,7 +155,7 @@ static float inverse_of(double temperature) {
 
 static void weigh_scores(const Drawing *job, const SwarmDraw *draw, const Desk *desk, const Touches *touches) {
   float inverse = inverse_of(draw->temperature);
-  if (touches->count == 0) {
+  if (is_plain(draw, touches)) {
     weigh_words(job->kind, draw->logits, desk, largest_of(desk->logits, desk->blocks), inverse);
     return;
   }
@@ -140,6 +163,7 @@ static void weigh_scores(const Drawing *job, const SwarmDraw *draw, const Desk *
     const Touched *each = &touches->each[i];
     desk->weights[each->id] = each->forbidden ? -INFINITY : rounded_score(each->score);
   }
+  bar_words(job, draw, desk->weights);
   survey(SWARM_FLOAT32, desk->weights, desk, desk->scores, NULL);
   weigh_words(SWARM_FLOAT32, desk->weights, desk, largest_of(desk->scores, desk->blocks), inverse);
 }
@@ -227,7 +251,8 @@ static void draw_row(const void *argument, int64_t index, int64_t next) {
     return;
   }
   draw->token = -1;
-  if (!survey(job->kind, draw->logits, &desk, desk.logits, most_touched > 0 ? desk.weights : NULL)) return;
+  int others = most_touched > 0 || draw->allowed != NULL; /* some scores are not their logits */
+  if (!survey(job->kind, draw->logits, &desk, desk.logits, others ? desk.weights : NULL)) return;
   if (most_touched > 0) touch_all(job, draw, &touches);
   if (draw->greedy) {
     draw->token = take_largest(job, draw, &desk, &touches);

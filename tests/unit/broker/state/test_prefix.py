@@ -6,8 +6,8 @@ import pytest
 
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.prefix import PrefixCache, PrefixIndex, Retired
-from swarm.wire.messages import Cancel, SequencePosition, Step
-from tests.unit.broker.bench import Bench, row, scheduling, settings, steps, submit
+from swarm.wire.messages import Cancel, Finished, SequencePosition, Step
+from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
 
 A = tuple(range(100))
 B = (7,) * 100
@@ -156,6 +156,32 @@ def test_a_sequence_begins_with_a_copy_of_one_that_runs(make_bench) -> None:
     assert (bench.state.counters["prefix_hits"], bench.state.counters["prefix_positions"]) == (1, 64)
     bench.run_dry()
     assert {r.sequences[0].reason for r in bench.state.requests.values()} == {"length"}
+
+
+def _cached(bench: Bench) -> dict[str, int]:
+    """How much of its prompt each request was told to have been found, as its client hears of it."""
+    ends = said(bench.log, Finished)
+    return {end.request_id: end.num_cached for end in ends}  # type: ignore[union-attr]
+
+
+def test_the_client_hears_how_much_of_its_prompt_was_found(make_bench) -> None:
+    """Whole blocks, and never more than the prompt; nothing for the one that came first."""
+    bench = make_bench().serve(1)
+    for name in "ab":
+        bench.say(submit(name, num_prompt=70, max_tokens=2))
+        bench.run_dry()
+    assert _cached(bench) == {"a": 0, "b": 64}
+
+
+def test_what_was_never_copied_was_not_found(make_bench) -> None:
+    """A new epoch came before the step that should have copied it: it is computed like any other prompt."""
+    bench = _about_to_copy(make_bench)
+    assert bench.sequence("b").num_cached == 32
+    bench.lose("w0")
+    bench.join("w1")
+    bench.tick()
+    bench.run_dry()
+    assert bench.sequence("b").num_cached == 0
 
 
 def test_an_ended_sequence_is_retired_and_copied_from(make_bench) -> None:

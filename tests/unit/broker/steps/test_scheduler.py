@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings as effort
@@ -17,12 +18,14 @@ from swarm.broker.state.pace import CHUNK
 from swarm.broker.steps.scheduler import (
     MAX_PASSED,
     MAX_PASSED_S,
+    MOST_TELLING_BYTES,
     PROMPT_SHARE,
     SPLIT_FROM,
     Mode,
     SchedulerSettings,
     depth,
 )
+from swarm.params import MAX_GRAMMAR, Grammar
 from swarm.wire.messages import Ack, Attach, Cancel, Finished, SequencePosition, Step, Stop
 from tests.unit.broker.bench import (
     CLIENT,
@@ -75,6 +78,24 @@ def test_joining_and_leaving_while_others_run(make_bench) -> None:
     bench.say(submit("c"))
     (step,) = steps(bench.finish())
     assert (row(step), step.release) == ([(3, 0, 3)], (1, 2))
+
+
+def test_long_grammars_are_told_over_several_steps(make_bench) -> None:
+    """Each sequence brings its own copy, and a header has a limit: as many come in with a step as surely fit, and
+    everybody comes."""
+    bench = make_bench().serve(1)
+    grammar = Grammar("ebnf", "start: /" + "x" * (MAX_GRAMMAR - 9) + "/")
+    bench.say(submit("first"))  # whose step is under way while the others come
+    for name in "abcdefghij":
+        bench.say(submit(name, grammar=grammar))
+    opened = []
+    for _ in range(5):
+        (step,) = steps(bench.finish())
+        opened.append(len(step.open))
+        assert sum(len(msgspec.msgpack.encode(item)) for item in step.open) < MOST_TELLING_BYTES
+    assert sum(opened) == 10
+    assert max(opened) == MOST_TELLING_BYTES // (4 * MAX_GRAMMAR + 15)
+    assert [item for item in opened if item] == [3, 3, 3, 1]
 
 
 def test_a_release_travels_alone_if_nothing_else_is_due(make_bench) -> None:

@@ -159,3 +159,27 @@ def test_the_tiny_tokenizer_is_what_the_tests_need() -> None:
     assert len(say("hello")) == 1
     assert len(say("é")) == 2
     assert tiny_tokenizer().token_to_id("</s>") == 1
+
+
+def marked_model() -> TextModel:
+    """With two special tokens more, one of them of characters that bytes can't be mistaken for."""
+    tokenizer = Tokenizer.from_buffer(tokenizer_files()["tokenizer.json"])
+    tokenizer.add_special_tokens(["<|tag|>", "<｜sep▁x｜>"])
+    model = TextModel.load({"tokenizer.json": tokenizer.to_str().encode()})
+    assert model is not None
+    return model
+
+
+def test_special_tokens_that_are_asked_for_are_seen() -> None:
+    """Those named stand in the text; all others stay silent, as without asking."""
+    model = marked_model()
+    tag, sep = model.special_id("<|tag|>"), model.special_id("<｜sep▁x｜>")
+    assert tag is not None
+    assert sep is not None
+    assert model.special_id("a") is None
+    assert model.added["<|tag|>"] == tag
+    tokens = [tag, *say("é"), sep, 0, *say("x"), tag]
+    assert "".join(pieces_of(model.detokenizer(), tokens)) == "éx"
+    assert "".join(pieces_of(model.detokenizer((tag,)), tokens)) == "<|tag|>éx<|tag|>"
+    assert "".join(pieces_of(model.detokenizer((tag, sep)), tokens)) == "<|tag|>é<｜sep▁x｜>x<|tag|>"
+    assert [model.detokenizer((tag,)).push(tag), model.detokenizer((sep,)).push(tag)] == ["<|tag|>", ""]

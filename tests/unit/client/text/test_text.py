@@ -110,3 +110,15 @@ def test_conversations_that_are_none() -> None:
         model().render_chat([USER, {"content": "x"}])
     with pytest.raises(InvalidRequest, match="no chat template"):
         model(bos_token="<s>").render_chat([USER])
+
+
+def test_a_model_may_have_a_template_for_tools() -> None:
+    """It is taken when tools are given, and it is the one that is looked at for how calls are written."""
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools | length }}"}]
+    both = model(chat_template=named)
+    assert both.render_chat([USER]) == "plain"
+    assert both.render_chat([USER], tools=[{}]) == "tools 1"
+    assert both.render_chat([USER], tools=[]) == "plain"
+    assert both.template_source == "tools {{ tools | length }}"
+    assert model("one").template_source == "one"
+    assert model("one").render_chat([USER], tools=[{}]) == "one"

@@ -1,0 +1,28 @@
+"""How many tokens a server makes of our words. Pure: what probes have shown goes in."""
+
+from __future__ import annotations
+
+from swarm.bench.plan import ASSUMED, Scale
+
+PROBES = (16, 144)  # words of the two prompts that are tried
+
+
+def scale_of(told: list[tuple[int, int | None]]) -> Scale:
+    """Lay a line through (words, ``usage.prompt_tokens``) of the probes that were answered."""
+    known = [(words, tokens) for words, tokens in told if tokens is not None and tokens > 0]
+    if not known:
+        return ASSUMED
+    words, tokens = known[0]
+    if len(known) > 1:
+        more_words, more_tokens = known[-1]
+        per_word = (more_tokens - tokens) / (more_words - words)
+        if per_word <= 0:  # the same figure for every prompt is none
+            return ASSUMED
+        base = max(0.0, tokens - words * per_word)
+        return Scale(round(base, 2), round(per_word, 4), _how(base, per_word))
+    return Scale(0.0, round(tokens / words, 4), _how(0.0, tokens / words))
+
+
+def _how(base: float, per_word: float) -> str:
+    around = f" and {base:.0f} around them" if base >= 0.5 else ""
+    return f"calibrated by usage.prompt_tokens: {per_word:.2f} tokens a word{around}"

@@ -1,0 +1,139 @@
+"""The document of a run: what was asked, what was measured, what must be known to believe it. Reports are made of it;
+as JSON it is what ``--json`` prints. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from swarm.bench.figures import Figures, Series
+from swarm.bench.plan import Point
+from swarm.bench.sweep import Measured, Verdict
+
+BUSY = 0.8  # of a core: a client process that uses more may be what is measured
+NEAR = 0.5  # of the ceiling
+LATE_MS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    processor: str
+    cores: int
+    memory_gib: float
+    system: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What this tool measured against a server that answers at once, with the same client processes."""
+
+    tokens_per_s: float
+    requests_per_s: float
+    concurrency: int
+    output_tokens: int
+    num_processes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One point: its load, its figures, and what share of a core each client process used."""
+
+    concurrency: int | None
+    rate: float | None
+    figures: Figures
+    series: Series
+    cpu: list[float]
+
+    @property
+    def load(self) -> str:
+        return f"{self.concurrency} in flight" if self.rate is None else f"{self.rate:g} requests/s"
+
+    def measured(self) -> Measured:
+        """Say what the sweep needs."""
+        figures = self.figures
+        return Measured(
+            self.concurrency or 0,
+            figures.tokens_per_s,
+            figures.failed / figures.requests if figures.requests else 0.0,
+            figures.goodput.share if figures.goodput else None,
+        )
+
+
+@dataclass(slots=True)
+class Document:
+    """A run. ``ended``: done, interrupted (Ctrl-C) or deadline; the latter two have what was measured until then.
+    ``asked``: options by name, as they were meant."""
+
+    version: str
+    title: str
+    started_at: str
+    url: str
+    model: str
+    api: str
+    stream: bool
+    asked: dict[str, object]
+    num_processes: int
+    machine: Machine
+    prompt_lengths: str
+    wall_clock_s: float = 0.0
+    ceiling: Ceiling | None = None
+    points: list[Result] = field(default_factory=list)
+    sweep: Verdict | None = None
+    ended: Literal["done", "interrupted", "deadline"] = "done"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Result | None:
+        """The point to show first: the sweep's, or the last one."""
+        if self.sweep is not None and self.sweep.concurrency is not None:
+            return next(point for point in self.points if point.concurrency == self.sweep.concurrency)
+        return self.points[-1] if self.points else None
+
+
+def figures_only(document: Document) -> dict[str, object]:
+    """The document for programs: all but the thousands of points that plots are drawn of."""
+    told: dict[str, object] = msgspec.to_builtins(document)
+    points = [msgspec.to_builtins(point) for point in document.points]
+    told["points"] = [{name: value for name, value in point.items() if name != "series"} for point in points]
+    return told
+
+
+def notes(document: Document) -> list[str]:
+    """Say what a reader must know before believing the figures."""
+    found: list[str] = []
+    if document.ended != "done":
+        why = "was ended by Ctrl-C" if document.ended == "interrupted" else "met its deadline (--deadline)"
+        found.append(f"The run {why}: these are the figures until then.")
+    for point in document.points:
+        found += [f"{point.load}: {text}" for text in _about(point, document)]
+    return found
+
+
+def _about(point: Result, document: Document) -> list[str]:
+    figures, found, ceiling = point.figures, [], document.ceiling
+    if not figures.succeeded:
+        found.append("no request succeeded.")
+    elif figures.counted_by != "usage":
+        some = "for some answers " if figures.counted_by == "mixed" else ""
+        found.append(f"{some}the server gave no usage figures; pieces that carried text were counted as tokens.")
+    if 0 < figures.succeeded < 100:
+        found.append(f"p99 rests on {figures.succeeded} requests: it is about the slowest of them.")
+    if point.cpu and max(point.cpu) > BUSY:
+        found.append(f"a client process used {max(point.cpu):.0%} of a core: give more with --processes.")
+    if ceiling is not None and document.stream and figures.tokens_per_s > NEAR * ceiling.tokens_per_s:
+        share = figures.tokens_per_s / ceiling.tokens_per_s
+        found.append(f"{share:.0%} of what this tool itself can measure here: the server may be faster than shown.")
+    if point.rate is not None and figures.send_delay_ms is not None and figures.send_delay_ms.p99 > LATE_MS:
+        found.append(f"requests were sent late (p99 {figures.send_delay_ms.p99:.0f} ms); the delay is in their times.")
+    return found
+
+
+def describe(point: Point) -> str:
+    """Say what load a point is, for people."""
+    load = f"{point.concurrency} in flight" if point.rate is None else f"{point.rate:g} requests/s"
+    until = f"{point.duration_s:g} s" if point.duration_s is not None else f"{point.count} requests"
+    return f"{load} for {until}"

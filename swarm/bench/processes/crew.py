@@ -1,0 +1,234 @@
+"""The parent's side: start client processes, give each its share of a point, merge what they tell. Every wait has a
+deadline; whoever does not answer is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from swarm.bench.plan import Point, Scale, Shape, Target
+from swarm.bench.processes.orders import (
+    LINE_BYTES,
+    Done,
+    Order,
+    Progress,
+    Ready,
+    Records,
+    Report,
+    Run,
+    Stop,
+    line,
+    read_report,
+)
+from swarm.bench.records import Gathered
+from swarm.bench.schedule import shares
+from swarm.errors import SwarmError
+
+START_S = 60.0
+STOP_S = 15.0
+LEAD_S = 0.3  # from the order to the first request: time for it to reach every process
+
+
+class Helper:
+    """A process of ours that speaks lines. Use ``async with``."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: Process | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        # A group of its own: Ctrl-C on the terminal reaches the parent only, which ends this one in order.
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True
+        )
+        try:
+            ready = await self.hear(START_S)
+        except BaseException:
+            await self._end()
+            raise
+        if not isinstance(ready, Ready):
+            await self._end()
+            raise SwarmError(f"{self._module} did not start")
+        self.port = ready.port
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def tell(self, order: Order) -> None:
+        stdin = self._running.stdin
+        assert stdin is not None
+        try:
+            stdin.write(line(order))
+            async with asyncio.timeout(STOP_S):
+                await stdin.drain()
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            pass  # it has died; hear() says so
+
+    async def hear(self, timeout_s: float) -> Report:
+        """Read the next line. Raises SwarmError when the process has ended, or says nothing for so long."""
+        stdout = self._running.stdout
+        assert stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                told = await stdout.readline()
+        except TimeoutError:
+            raise SwarmError(f"a process of this tool ({self._module}) says nothing for {timeout_s:.0f} s") from None
+        if not told:
+            code = await self._running.wait()
+            raise SwarmError(f"a process of this tool ({self._module}) ended with code {code}; stderr says why")
+        try:
+            report: Report = read_report(told)
+        except msgspec.DecodeError as error:
+            raise SwarmError(f"a process of this tool ({self._module}) said {told[:80]!r}: {error}") from None
+        return report
+
+    @property
+    def _running(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+    async def _end(self) -> None:
+        process = self._running
+        if process.stdin is not None:
+            process.stdin.close()  # what both kinds of process end at
+        try:
+            async with asyncio.timeout(2.0):
+                while process.stdout is not None and await process.stdout.read(65536):
+                    pass
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@dataclass(slots=True)
+class Crew:
+    """Client processes, for as many points as are wanted. Use ``async with``."""
+
+    num_processes: int
+    on_progress: Callable[[Progress], None]
+    _helpers: list[Helper] = field(default_factory=list)
+    _next_index: int = 0
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __aenter__(self) -> Self:
+        helpers = [Helper("swarm.bench.processes.child") for _ in range(self.num_processes)]
+        started = await asyncio.gather(*(helper.__aenter__() for helper in helpers), return_exceptions=True)
+        self._helpers = [found for found in started if isinstance(found, Helper)]
+        for found in started:
+            if isinstance(found, BaseException):
+                await self._end()
+                raise found
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    def stop(self) -> None:
+        """End the point that is being measured; :meth:`measure` returns what there is. Later points are empty."""
+        self._stopping.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    async def measure(
+        self,
+        targets: list[Target],
+        point: Point,
+        *,
+        shape: Shape,
+        scale: Scale,
+        bin_s: float,
+        deadline: float,
+    ) -> Gathered:
+        """Hold a load and gather what came of it. Process ``n`` asks target ``n``, or the last one. At ``deadline``
+        (``time.monotonic()``) it ends as after :meth:`stop`."""
+        gathered, parts = Gathered(), shares(point, len(self._helpers))
+        if self._stopping.is_set():
+            return gathered
+        opens_at = time.monotonic() + LEAD_S + point.warmup_s
+        told: list[Progress | None] = [None] * len(parts)
+        first_index, self._next_index = self._next_index, self._next_index + 10_000_000
+        runs = [
+            Run(targets[min(n, len(targets) - 1)], shape, scale, part, opens_at, bin_s, first_index)
+            for n, part in enumerate(parts)
+        ]
+
+        def note(number: int, progress: Progress) -> None:
+            told[number] = progress
+            self.on_progress(_sum(told))
+
+        working, problem = self._helpers[: len(runs)], None
+        try:
+            async with asyncio.TaskGroup() as group:
+                stopper = group.create_task(self._stop_when_told(working, deadline))
+                tasks = [
+                    group.create_task(self._share(helper, run, partial(note, number)))
+                    for number, (helper, run) in enumerate(zip(working, runs, strict=True))
+                ]
+                await asyncio.wait(tasks)
+                stopper.cancel()
+        except* SwarmError as failed:
+            problem = failed.exceptions[0]
+        if problem is not None:
+            raise problem
+        for task in tasks:
+            gathered.merge(task.result())
+        return gathered
+
+    async def _share(self, helper: Helper, run: Run, note: Callable[[Progress], None]) -> Gathered:
+        gathered = Gathered()
+        await helper.tell(run)
+        while True:
+            report = await helper.hear(STOP_S)
+            if isinstance(report, Progress):
+                note(report)
+            elif isinstance(report, Records):
+                gathered.records += report.records
+            elif isinstance(report, Done):
+                gathered.merge(Gathered([], report.gaps, report.pieces, [report.cpu]))
+                await helper.tell(Stop())  # what ended the share, or else its acknowledgement
+                return gathered
+
+    async def until_stopping(self, deadline: float) -> None:
+        """Wait for :meth:`stop`, or for the deadline, which then is one."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._stopping.wait()
+        except TimeoutError:
+            self._stopping.set()
+
+    async def _stop_when_told(self, working: list[Helper], deadline: float) -> None:
+        await self.until_stopping(deadline)
+        for helper in working:
+            await helper.tell(Stop())
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(helper.__aexit__(None, None, None) for helper in self._helpers))
+
+
+def _sum(told: list[Progress | None]) -> Progress:
+    known = [progress for progress in told if progress is not None]
+    return Progress(
+        sum(progress.num_ok for progress in known),
+        sum(progress.num_failed for progress in known),
+        sum(progress.num_in_flight for progress in known),
+        sum(progress.num_pieces for progress in known),
+        [ttft for progress in known for ttft in progress.ttfts],
+    )

@@ -1,0 +1,167 @@
+"""Have one request answered over HTTP, and time what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from swarm.bench.plan import Target
+from swarm.bench.prompts import Job
+from swarm.bench.protocol import PATHS, Reading, body
+from swarm.bench.records import CUT, OK, Record
+from swarm.bench.retry import AGAIN, retry_after_s, wait_s
+from swarm.bench.sse import BadStream, Events
+from swarm.version import __version__
+
+CONNECT_S = 30.0
+DETAIL = 300  # characters of an error that are kept
+
+
+class Refused(Exception):
+    """The server answered with a status that is none of success."""
+
+    def __init__(self, status: int, text: str, retry_after: float | None) -> None:
+        super().__init__(f"{status}: {text}")
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass(slots=True)
+class Meter:
+    """Count pieces with text as they come, in the bins of the window that opens at ``opens_at`` and is ``length`` long;
+    bins are ``bin_s`` wide."""
+
+    opens_at: float
+    length: float
+    bin_s: float
+    num_pieces: int = 0
+    bins: dict[int, int] = field(default_factory=dict)
+
+    def count(self, num: int, now: float) -> int:
+        """Count pieces that came now; return how many were within the window."""
+        self.num_pieces += num
+        at = now - self.opens_at
+        if not 0 <= at <= self.length:
+            return 0
+        number = int(at / self.bin_s)
+        self.bins[number] = self.bins.get(number, 0) + num
+        return num
+
+
+class Exchange:
+    """A session with one server, over as many connections as requests are in flight."""
+
+    def __init__(self, target: Target, meter: Meter) -> None:
+        self._target = target
+        self._meter = meter
+        headers = {"User-Agent": f"swarm-bench/{__version__}", "Content-Type": "application/json"}
+        if target.key_env is not None:
+            headers["Authorization"] = f"Bearer {os.environ[target.key_env]}"
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=3600),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            read_bufsize=256 * 1024,
+        )
+        self._url = target.url + PATHS[target.api]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def ask(self, job: Job, due: float) -> tuple[Record, list[float]]:
+        """Send a request and read its answer; return its record, and the times between its pieces. Whatever the server
+        does becomes the record's outcome. Cancelled, it raises nothing and says ``cut``: its task ends right after."""
+        opens_at = self._meter.opens_at
+        now = time.monotonic()
+        record = Record(job.index, due - opens_at, now - opens_at)
+        gaps: list[float] = []
+        try:
+            async with asyncio.timeout(self._target.timeout_s):
+                await self._until_answered(body(self._target, job), record, gaps, Random(f"retry:{job.index}"))
+        except TimeoutError:
+            record.outcome, record.detail = "timeout", f"no whole answer within {self._target.timeout_s:g} s"
+        except Refused as error:
+            record.outcome, record.detail = f"http_{error.status}", str(error)[:DETAIL]
+        except (BadStream, aiohttp.ClientPayloadError) as error:
+            record.outcome, record.detail = "bad_stream", str(error)[:DETAIL]
+        except (aiohttp.ClientError, OSError) as error:
+            record.outcome, record.detail = "connection", f"{type(error).__name__}: {error}"[:DETAIL]
+        except asyncio.CancelledError:
+            record.outcome = CUT
+        record.end = time.monotonic() - opens_at
+        return record, gaps if record.outcome == OK else []
+
+    async def _until_answered(self, data: bytes, record: Record, gaps: list[float], chance: Random) -> None:
+        while True:
+            try:
+                return await self._once(data, record, gaps)
+            except Refused as error:
+                if error.status not in AGAIN or record.num_retries >= self._target.max_retries:
+                    raise
+                record.num_retries += 1
+                wait = wait_s(record.num_retries, error.retry_after, chance)
+                if time.monotonic() - self._meter.opens_at + wait - record.sent > self._target.timeout_s:
+                    raise  # it would end as a timeout; the refusal tells more
+            await asyncio.sleep(wait)
+
+    async def _once(self, data: bytes, record: Record, gaps: list[float]) -> None:
+        async with self._session.post(self._url, data=data, allow_redirects=False) as response:
+            if response.status != 200:
+                text = (await response.content.read(4096)).decode("utf-8", "replace")
+                after = retry_after_s(response.headers.get("Retry-After"), datetime.now(UTC))
+                raise Refused(response.status, " ".join(text.split()), after)
+            reading = Reading()
+            try:
+                if self._target.stream:
+                    await self._read_stream(response, reading, record, gaps)
+                else:
+                    await self._read_whole(response, reading, record)
+            finally:
+                record.num_tokens = reading.num_tokens
+                record.prompt_tokens = reading.prompt_tokens
+                record.has_usage = reading.completion_tokens is not None
+
+    async def _read_stream(
+        self, response: aiohttp.ClientResponse, reading: Reading, record: Record, gaps: list[float]
+    ) -> None:
+        events, opens_at, last = Events(), self._meter.opens_at, 0.0
+        content = response.content
+        while piece := await content.readany():
+            now = time.monotonic()
+            num = 0
+            for data in events.feed(piece):
+                num += reading.take(data) == "token"
+            if not num:
+                continue
+            if record.first is None:
+                record.first = now - opens_at
+                gaps += [0.0] * (num - 1)
+            else:
+                gaps.append(now - last)
+                if num > 1:
+                    gaps += [0.0] * (num - 1)
+            last = now
+            record.num_pieces += num
+            record.pieces_inside += self._meter.count(num, now)
+        for data in events.end():
+            reading.take(data)
+        reading.check_end()
+
+    async def _read_whole(self, response: aiohttp.ClientResponse, reading: Reading, record: Record) -> None:
+        """A plain answer is one piece: its tokens come when it does."""
+        reading.take_whole(await response.read())
+        record.num_pieces = 1
+        record.pieces_inside = 1 if self._meter.count(1, time.monotonic()) else 0

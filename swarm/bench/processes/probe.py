@@ -1,0 +1,103 @@
+"""Ask a server what it serves, how long our words are in its tokens, and whether its streams tell their usage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import aiohttp
+import msgspec
+
+from swarm.bench.calibrate import PROBES, scale_of
+from swarm.bench.plan import EXACT, Scale, Shape, Target
+from swarm.bench.processes.exchange import Exchange, Meter
+from swarm.bench.prompts import Job, Prompts
+from swarm.bench.records import Record
+from swarm.errors import SwarmError
+
+MODELS_S = 15.0
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def first_model(url: str, key: str | None) -> str:
+    """Name the first model that the server lists. Raises SwarmError with what to do if that can't be known."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    timeout = aiohttp.ClientTimeout(total=MODELS_S)
+    try:
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+            session.get(f"{url}/models") as response,
+        ):
+            status, text = response.status, await response.content.read(1 << 20)
+    except TimeoutError:
+        raise SwarmError(f"{url}/models does not answer within {MODELS_S:.0f} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise SwarmError(f"no server answers at {url}: {error}") from None
+    if status in (401, 403):
+        raise SwarmError(f"{url}/models answers {status}: name the variable that holds the key with --api-key-env")
+    try:
+        models = msgspec.json.decode(text, type=_Models).data if status == 200 else []
+    except msgspec.DecodeError:
+        models = []
+    if not models:
+        raise SwarmError(f"{url}/models (status {status}) names no model: is the URL right? Else give --model")
+    return models[0].id
+
+
+async def calibrate(target: Target, shape: Shape) -> tuple[Target, Scale]:
+    """Send a few short requests; return the target with what its streams can tell, and the scale of our words. Raises
+    SwarmError if the server can't answer even those."""
+    prompts = Prompts(shape, EXACT)
+    if shape.token_ids is not None:
+        scale = EXACT
+        await _answered(target, Job(0, list(range(shape.token_ids[0], shape.token_ids[0] + 1)), 1, 1))
+    else:
+        told: list[tuple[int, int | None]] = []
+        for number, words in enumerate(PROBES):
+            job = Job(number, prompts.words(words, f"probe {number}"), words, 1)
+            record = await _ask(replace(target, stream=False), job)
+            if number == 0 and not record.is_ok:
+                _complain(target, record)
+            told.append((words, record.prompt_tokens if record.is_ok else None))
+        scale = scale_of(told)
+    if target.stream and shape.token_ids is None:
+        record = await _ask(target, Job(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
+        if record.outcome in ("http_400", "http_422"):  # a server that knows no stream_options
+            target = replace(target, asks_usage=False)
+            record = await _ask(target, Job(9, prompts.words(PROBES[0], "stream"), PROBES[0], 2))
+        if not record.is_ok:
+            _complain(target, record)
+    return target, scale
+
+
+async def _answered(target: Target, job: Job) -> None:
+    record = await _ask(target, job)
+    if not record.is_ok:
+        _complain(target, record)
+
+
+async def _ask(target: Target, job: Job) -> Record:
+    now = time.monotonic()
+    async with Exchange(target, Meter(now, float("inf"), 1.0)) as exchange:
+        record, _ = await exchange.ask(job, now)
+    if (task := asyncio.current_task()) is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return record
+
+
+def _complain(target: Target, record: Record) -> None:
+    hint = {
+        "http_401": ": name the variable that holds the key with --api-key-env",
+        "http_403": ": name the variable that holds the key with --api-key-env",
+        "http_404": f": is {target.url} the right URL, and {target.model!r} a model of it?",
+        "timeout": ": --timeout sets how long to wait",
+    }.get(record.outcome, "")
+    raise SwarmError(f"{target.url} can't answer even a short request: {record.detail or record.outcome}{hint}")

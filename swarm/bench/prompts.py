@@ -1,0 +1,98 @@
+"""What requests say. Pure, seeded: a request's number decides its text and lengths, whoever sends it.
+
+A prompt is words from a pool that is shuffled once; its first words are drawn for it alone, so no two prompts share a
+beginning by accident, and a cache of prefixes helps only where a shared prefix was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from swarm.bench.plan import Scale, Shape
+
+POOL = 8192
+OWN_WORDS = 4  # 256 ** 4 beginnings
+_TEXT = (
+    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
+    "one you were all her she there would their we him been has when who will no more if out so up said what its about "
+    "than into them can only other time new some could these two may first then do any like my now over such our man "
+    "me even most made after also did many off before must well back through years where much your way down should "
+    "because long each just state people those too how little good world make very year still see own work men day "
+    "get here between both life being under three never know same last another while us might great old since against "
+    "go came right used take states himself few house use during without again place around however home small found "
+    "thought went say part once high upon school every far light hand side head set night water end room city left "
+    "public given order young white next face river stone bread music green paper winter garden letter window morning "
+    "summer father mother story ground music voice market number table silver bridge horse field tree road door ship"
+)
+WORDS = _TEXT.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: how long, and what it says. ``prompt_tokens``: as far as known."""
+
+    index: int
+    prompt: str | list[int]
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Make the requests of a run by their numbers."""
+
+    shape: Shape
+    scale: Scale
+    _pool: list[str] = field(default_factory=list)
+    _prefixes: dict[int, str | list[int]] = field(default_factory=dict)
+
+    def job(self, index: int) -> Job:
+        chance = Random(f"{self.shape.seed}:{index}")
+        own, output = self.shape.prompt.draw(chance), self.shape.output.draw(chance)
+        tokens = own + self.shape.shared_prefix
+        if self.shape.token_ids is not None:
+            ids = self._ids(chance, own)
+            return Job(index, [*self._prefix_ids(chance), *ids], tokens, output)
+        prefix = self._prefix_text(chance)
+        if prefix:
+            return Job(index, f"{prefix} {self._text(chance, self.scale.further_words(own))}", tokens, output)
+        return Job(index, self._text(chance, self.scale.words(own)), tokens, output)
+
+    def words(self, count: int, name: str) -> str:
+        """Write so many words, the same for the same name."""
+        return self._text(Random(f"{self.shape.seed}:{name}"), count)
+
+    def _text(self, chance: Random, count: int) -> str:
+        """Draw the first words, take the rest from the pool: a long prompt costs next to nothing to make."""
+        if not self._pool:
+            self._pool = Random(f"{self.shape.seed}:pool").choices(WORDS, k=POOL)
+        begin = chance.choices(WORDS, k=min(OWN_WORDS, count))
+        rest, at = count - len(begin), chance.randrange(POOL)
+        while rest > 0:
+            piece = self._pool[at : at + rest]
+            begin += piece
+            rest, at = rest - len(piece), 0
+        return " ".join(begin)
+
+    def _ids(self, chance: Random, count: int) -> list[int]:
+        low, high = self.shape.token_ids or (0, 0)
+        return chance.choices(range(low, high + 1), k=count)
+
+    def _group(self, chance: Random) -> int:
+        return chance.randrange(self.shape.num_prefixes)
+
+    def _prefix_text(self, chance: Random) -> str:
+        if not self.shape.shared_prefix:
+            return ""
+        group = self._group(chance)
+        if group not in self._prefixes:
+            own = Random(f"{self.shape.seed}:prefix:{group}")
+            self._prefixes[group] = self._text(own, self.scale.words(self.shape.shared_prefix))
+        return str(self._prefixes[group])
+
+    def _prefix_ids(self, chance: Random) -> list[int]:
+        if not self.shape.shared_prefix:
+            return []
+        own = Random(f"{self.shape.seed}:prefix:{self._group(chance)}")
+        return self._ids(own, self.shape.shared_prefix)

@@ -1,0 +1,126 @@
+"""Write the bodies that servers get, and read what they answer. Pure. A token is counted only where a server says that
+it generated one: by its usage figures, or, without them, by pieces that carry text, which the report then says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from swarm.bench.plan import Target
+from swarm.bench.prompts import Job
+from swarm.bench.sse import BadStream
+
+PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+
+
+class _Delta(msgspec.Struct):
+    content: object = None
+    reasoning_content: object = None
+    reasoning: object = None
+    refusal: object = None
+    tool_calls: object = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    text: object = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: object = None
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+def body(target: Target, job: Job) -> bytes:
+    """Write a request. What ``extra`` names stands above what this tool would say."""
+    asked: dict[str, object] = {"model": target.model, "max_tokens": job.output_tokens, "stream": target.stream}
+    if target.api == "chat":
+        asked["messages"] = [{"role": "user", "content": job.prompt}]
+    else:
+        asked["prompt"] = job.prompt
+    if target.stream and target.asks_usage:
+        asked["stream_options"] = {"include_usage": True}
+    if "max_completion_tokens" in target.extra:
+        del asked["max_tokens"]
+        asked["max_completion_tokens"] = job.output_tokens
+        return msgspec.json.encode(asked | {k: v for k, v in target.extra.items() if k != "max_completion_tokens"})
+    return msgspec.json.encode(asked | target.extra)
+
+
+Piece = Literal["token", "other", "done"]
+
+
+class Reading:
+    """What is known of one answer so far. Feed it the data of each event, or the whole body of a plain answer."""
+
+    __slots__ = ("completion_tokens", "done", "finished", "num_pieces", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.num_pieces = 0
+        self.finished = False
+        self.done = False
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+
+    def take(self, data: bytes) -> Piece:
+        """Take one event. Raises BadStream for an error in the stream and for what is no chunk of an answer."""
+        if data == b"[DONE]":
+            self.done = True
+            return "done"
+        return "token" if self._read(data) else "other"
+
+    def take_whole(self, data: bytes) -> None:
+        """Take a plain answer. Raises BadStream if it is none."""
+        self._read(data)
+        if not self.finished:
+            raise BadStream(f"an answer without an end: {_shown(data)}")
+
+    def check_end(self) -> None:
+        """The stream is over. Raises BadStream if it was cut: neither ``[DONE]`` nor a reason to finish came."""
+        if not (self.done or self.finished):
+            raise BadStream(f"cut after {self.num_pieces} pieces: no [DONE], no finish_reason")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_pieces if self.completion_tokens is None else self.completion_tokens
+
+    def _read(self, data: bytes) -> bool:
+        try:
+            answer = _decoder.decode(data)
+        except msgspec.DecodeError:  # a ValidationError is one too
+            raise BadStream(f"no chunk of an answer: {_shown(data)}") from None
+        if answer.error is not None:
+            raise BadStream(f"the server says: {_shown(data)}")
+        if answer.usage is not None and answer.usage.completion_tokens is not None:
+            self.completion_tokens = answer.usage.completion_tokens
+            self.prompt_tokens = answer.usage.prompt_tokens
+        if answer.choices is None and answer.usage is None:
+            raise BadStream(f"no chunk of an answer: {_shown(data)}")
+        has_text = False
+        for choice in answer.choices or ():
+            if choice.finish_reason is not None:
+                self.finished = True
+            said = choice.delta or choice.message
+            if choice.text or (
+                said is not None
+                and (said.content or said.reasoning_content or said.reasoning or said.tool_calls or said.refusal)
+            ):
+                has_text = True
+        self.num_pieces += has_text
+        return has_text
+
+
+def _shown(data: bytes) -> str:
+    return data[:160].decode("utf-8", "replace") + ("…" if len(data) > 160 else "")

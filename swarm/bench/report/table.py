@@ -1,0 +1,156 @@
+"""The report for people, as tables of a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.bench.document import Document, Result
+from swarm.bench.figures import Figures, Spread
+from swarm.bench.report.words import number, time_of
+
+LATENCIES = (
+    ("time to first token", "ttft_ms"),
+    ("between tokens", "inter_token_ms"),
+    ("per token after the first", "tpot_ms"),
+    ("end to end", "e2e_ms"),
+)
+
+
+def report(document: Document) -> RenderableType:
+    """Draw a whole run."""
+    parts: list[RenderableType] = [Text(f"{document.title}", style="bold"), _what(document), Text()]
+    if document.sweep is not None or len(document.points) > 1:
+        parts += [_sweep(document), *_verdict(document), Text()]
+    if (best := document.best) is not None:
+        parts += [Text(f"{best.load}, {best.figures.seconds:g} s", style="bold"), _rates(best, document), Text()]
+        parts.append(_latencies(best.figures))
+        if best.figures.errors:
+            parts += [Text(), _errors(best.figures)]
+    else:
+        parts.append(Text("nothing was measured"))
+    parts += [Text(f"note: {text}", style="yellow") for text in document.notes]
+    return Group(*parts)
+
+
+def line(result: Result) -> str:
+    """Sum a point up in one line."""
+    figures = result.figures
+    first = f", first token {time_of(figures.ttft_ms.p50)}" if figures.ttft_ms else ""
+    failed = f", {figures.failed} failed" if figures.failed else ""
+    rates = f"{number(figures.tokens_per_s)} tokens/s, {number(figures.requests_per_s)} requests/s"
+    return f"{result.load}: {rates}{first}, {figures.succeeded} ok{failed}"
+
+
+def _what(document: Document) -> Text:
+    how = "streamed" if document.stream else "not streamed"
+    processes = f"{document.num_processes} client process{'es' if document.num_processes > 1 else ''}"
+    return Text(
+        f"{document.model} at {document.url} ({document.api}, {how}), by {processes}; {document.wall_clock_s:.1f} s in "
+        f"all\nprompts: {document.asked.get('prompt', '?')} tokens ({document.prompt_lengths}); "
+        f"answers: {document.asked.get('output', '?')} tokens",
+        style="dim",
+    )
+
+
+def _rates(result: Result, document: Document) -> Table:
+    figures = result.figures
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    by = {"usage": "as the server counts", "pieces": "counted by pieces", "mixed": "partly counted by pieces"}
+    table.add_row("generated", f"{number(figures.tokens_per_s)} tokens/s", by[figures.counted_by])
+    table.add_row("answered", f"{number(figures.requests_per_s)} requests/s", "")
+    parts = [f"{figures.succeeded} succeeded", f"{figures.failed} failed"]
+    if figures.cut:
+        parts.append(f"{figures.cut} cut by us")
+    if figures.retries:
+        parts.append(f"{figures.retries} retries")
+    table.add_row("requests", f"{figures.requests}", ", ".join(parts))
+    if figures.goodput is not None:
+        good = figures.goodput
+        table.add_row("goodput", f"{number(good.requests_per_s)} requests/s", f"{good.share:.1%} kept {good.limits}")
+    if document.ceiling is not None:
+        table.add_row("ceiling", f"{number(document.ceiling.tokens_per_s)} tokens/s", ceiling_words(document))
+    if result.cpu:
+        table.add_row("this tool", ", ".join(f"{share:.0%}" for share in result.cpu), "of a core, by client process")
+    return table
+
+
+def ceiling_words(document: Document) -> str:
+    """Say what the ceiling is."""
+    if document.ceiling is None:
+        return "not measured"
+    ceiling = document.ceiling
+    return (
+        f"this tool could have measured up to that here ({number(ceiling.requests_per_s)} requests/s of "
+        f"{ceiling.output_tokens} tokens, null server)"
+    )
+
+
+def _latencies(figures: Figures) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("latency")
+    for name in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(name, justify="right")
+    for name, key in LATENCIES:
+        spread: Spread | None = getattr(figures, key)
+        if spread is not None:
+            table.add_row(name, *(time_of(value) for value in values(spread)))
+    return table
+
+
+def values(spread: Spread) -> tuple[float, ...]:
+    return spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max
+
+
+def _errors(figures: Figures) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("errors")
+    table.add_column("count", justify="right")
+    table.add_column("the first one", overflow="fold")
+    for kind, errors in figures.errors.items():
+        table.add_row(kind, str(errors.count), Text(errors.example))
+    return table
+
+
+def _sweep(document: Document) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("in flight", "tokens/s", "requests/s", "ttft p50", "ttft p99", "per token p50", "e2e p99", "failed"):
+        table.add_column(name, justify="right")
+    for point in document.points:
+        figures = point.figures
+        is_best = document.sweep is not None and point.concurrency == document.sweep.concurrency
+        table.add_row(
+            str(point.concurrency),
+            number(figures.tokens_per_s),
+            number(figures.requests_per_s),
+            _cell(figures.ttft_ms, "p50"),
+            _cell(figures.ttft_ms, "p99"),
+            _cell(figures.tpot_ms, "p50"),
+            _cell(figures.e2e_ms, "p99"),
+            str(figures.failed),
+            style="bold green" if is_best else None,
+        )
+    return table
+
+
+def _cell(spread: Spread | None, name: str) -> str:
+    return "–" if spread is None else time_of(getattr(spread, name))
+
+
+def _verdict(document: Document) -> list[RenderableType]:
+    return [] if document.sweep is None else [Text(verdict_words(document), style="bold")]
+
+
+def verdict_words(document: Document) -> str:
+    """Say where the server is full."""
+    sweep = document.sweep
+    if sweep is None:
+        return ""
+    reason = sweep.reason[:1].upper() + sweep.reason[1:]
+    if sweep.concurrency is None:
+        return f"No load was borne: {sweep.reason}."
+    if not sweep.is_saturated:
+        return f"{number(sweep.tokens_per_s)} tokens/s with {sweep.concurrency} in flight. {reason}."
+    return f"Full at {sweep.concurrency} in flight: {number(sweep.tokens_per_s)} tokens/s. {reason}."

@@ -1,0 +1,53 @@
+"""When requests are sent, and who sends them. Pure, seeded: the same seed gives the same load, however many processes
+send it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from swarm.bench.plan import Point
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One process's part of a point: it sends the requests ``first``, ``first + step``, ``first + 2 · step`` …"""
+
+    first: int
+    step: int
+    point: Point
+
+
+def shares(point: Point, num_processes: int) -> list[Share]:
+    """Split a point among processes as evenly as it goes. With fewer requests at a time than processes, some rest."""
+    most = point.concurrency if point.concurrency is not None else num_processes
+    active = min(num_processes, most, point.count or num_processes)
+    return [Share(number, active, _part(point, number, active)) for number in range(active)]
+
+
+def _part(point: Point, number: int, active: int) -> Point:
+    def part(whole: int) -> int:
+        return whole // active + (1 if number < whole % active else 0)
+
+    return replace(
+        point,
+        concurrency=None if point.concurrency is None else part(point.concurrency),
+        count=None if point.count is None else part(point.count),
+        max_in_flight=max(1, part(point.max_in_flight)),
+    )
+
+
+def arrivals(rate: float, seed: int) -> Iterator[float]:
+    """Yield the seconds at which requests are due: a Poisson process of ``rate`` a second, without end."""
+    chance, at = Random(f"{seed}:arrivals"), 0.0
+    while True:
+        at += chance.expovariate(rate)
+        yield at
+
+
+def own_arrivals(rate: float, seed: int, share: Share) -> Iterator[tuple[int, float]]:
+    """Yield what one process sends: each request's number, and when it is due."""
+    for index, at in enumerate(arrivals(rate, seed)):
+        if index % share.step == share.first:
+            yield index, at

@@ -1,0 +1,66 @@
+"""Find saturation: double the requests in flight until throughput gains too little, or limits break. Pure: points come
+in, the next load or the verdict goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GOOD_SHARE = 0.95  # a point holds its limits if so many of its requests do
+BAD_SHARE = 0.05  # more failures than this, and more load would measure the refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the sweep needs to know of a point. ``good_share``: None where no limits are stated."""
+
+    concurrency: int
+    tokens_per_s: float
+    failed_share: float
+    good_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Where the server is full. ``concurrency``: the load to run it at; None if it bears not even the first one."""
+
+    concurrency: int | None
+    tokens_per_s: float
+    reason: str
+    is_saturated: bool
+
+
+def following(points: Sequence[Measured], first: int, most: int, gain: float) -> int | Verdict:
+    """Choose the next number of requests in flight, or end. ``gain``: the least growth of tokens/s, as a share, that a
+    doubling must bring."""
+    if not points:
+        return first
+    last = points[-1]
+    before = points[-2] if len(points) > 1 else None
+    if last.failed_share > BAD_SHARE:
+        return _broken(before, f"{last.failed_share:.0%} of the requests failed with {last.concurrency} in flight")
+    if last.good_share is not None and last.good_share < GOOD_SHARE:
+        return _broken(before, f"only {last.good_share:.0%} kept the limits with {last.concurrency} in flight")
+    if before is not None and last.tokens_per_s < before.tokens_per_s * (1 + _wanted(before, last, gain)):
+        change = last.tokens_per_s / before.tokens_per_s - 1
+        reason = (
+            f"{last.concurrency} in flight change tokens/s by {change:+.1%} against {before.concurrency}, less than "
+            f"{_wanted(before, last, gain):+.1%}"
+        )
+        return Verdict(before.concurrency, before.tokens_per_s, reason, True)
+    if last.concurrency >= most:
+        return Verdict(
+            last.concurrency, last.tokens_per_s, f"not full yet at {most}, the most that was to be tried", False
+        )
+    return min(most, last.concurrency * 2)
+
+
+def _wanted(before: Measured, last: Measured, gain: float) -> float:
+    """The growth that is asked of a step; the last one may be less than a doubling."""
+    return gain * (last.concurrency / before.concurrency - 1)
+
+
+def _broken(before: Measured | None, reason: str) -> Verdict:
+    if before is None:
+        return Verdict(None, 0.0, f"{reason}, the least that was tried", True)
+    return Verdict(before.concurrency, before.tokens_per_s, reason, True)

@@ -1,0 +1,357 @@
+"""``swarm bench``: how much an OpenAI-compatible server bears."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.options import JsonOption
+from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, JsonProgress, console, print_json
+from swarm.errors import InvalidRequest, SwarmError
+
+if TYPE_CHECKING:
+    from swarm.bench.document import Document, Result
+    from swarm.bench.lengths import Lengths
+    from swarm.bench.processes.orders import Progress
+    from swarm.bench.run import Bench, View, Wanted
+
+_DEFAULT_S = 10.0
+
+
+class Api(StrEnum):
+    chat = "chat"
+    completions = "completions"
+
+
+def bench(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The server: http://host:8000, or with a path that ends in /v1.")
+    ],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="[default: the first that it lists]", show_default=False),
+    ] = None,
+    api: Annotated[Api, typer.Option("--api", help="Which endpoint is asked.")] = Api.chat,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Answers token by token, or whole.")] = True,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "-c", "--concurrency", metavar="N", min=1, max=20000, help="Closed loop: N in flight. [default: 8]"
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", metavar="R", min=0.001, max=1e6, help="Open loop: R requests/s, Poisson, whatever comes."
+        ),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Double the requests in flight until the server is full.")
+    ] = False,
+    max_concurrency: Annotated[
+        int, typer.Option("--max-concurrency", metavar="N", min=1, max=20000, help="The most that a sweep tries.")
+    ] = 256,
+    gain: Annotated[
+        float,
+        typer.Option("--gain", metavar="PERCENT", min=0.1, max=100, help="A doubling that brings less ends a sweep."),
+    ] = 5.0,
+    duration: Annotated[
+        str | None, typer.Option("-d", "--duration", metavar="TIME", help="How long, for each load. [default: 10s]")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="So many requests, instead of a time.")
+    ] = None,
+    warmup: Annotated[
+        str | None,
+        typer.Option(
+            "--warmup",
+            metavar="N|TIME",
+            help="Before each load, not measured: requests, or a time such as 5s. [default: as many as are in flight]",
+        ),
+    ] = None,
+    prompt: Annotated[
+        str, typer.Option("--prompt", metavar="TOKENS", help="Lengths of prompts: N, uniform:…, lognormal:…, file:….")
+    ] = "128",
+    output: Annotated[str, typer.Option("--output", metavar="TOKENS", help="Lengths of answers, likewise.")] = "128",
+    shared_prefix: Annotated[
+        int,
+        typer.Option("--shared-prefix", metavar="TOKENS", min=0, max=1_000_000, help="Common beginning, in addition."),
+    ] = 0,
+    prefixes: Annotated[
+        int, typer.Option("--prefixes", metavar="N", min=1, max=10_000, help="Different common beginnings.")
+    ] = 1,
+    token_ids: Annotated[
+        str | None,
+        typer.Option(
+            "--token-ids", metavar="LOW:HIGH", help="Prompts are random ids, lengths exact (--api completions)."
+        ),
+    ] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--extra", metavar="KEY=JSON", help="Put into each request, such as ignore_eos=true. Repeatable."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", metavar="N", min=1, max=64, help="Client processes that share the load.")
+    ] = 1,
+    goodput: Annotated[
+        str | None,
+        typer.Option("--goodput", metavar="LIMITS", help="Count what keeps them: ttft=500ms,tpot=50ms,e2e=10s."),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option("--retries", metavar="N", min=0, max=100, help="After 429 or 503, as Retry-After says.")
+    ] = 3,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="Of each request, retries included.")
+    ] = "120s",
+    deadline: Annotated[str, typer.Option("--deadline", metavar="TIME", help="Of everything.")] = "1h",
+    seed: Annotated[int, typer.Option("--seed", help="Of prompts, lengths and arrivals.")] = 0,
+    ceiling: Annotated[
+        bool, typer.Option("--ceiling/--no-ceiling", help="Measure first what this tool itself could measure here.")
+    ] = True,
+    title: Annotated[str, typer.Option("--title", help="Stands above the report.")] = "swarm bench",
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page, with plots.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put load on any OpenAI-compatible server and measure what comes: latencies, tokens per second, errors.
+
+    The report goes to stdout, what is going on to stderr: live on a terminal, JSON lines elsewhere. Ctrl-C ends the run
+    with a report of what was measured so far, and exit code 130; a second one at once. Exit code 1 if no request
+    succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
+    """
+    _need_aiohttp()
+    from swarm.bench.plan import Limits, Point, Shape, Target, base_url, parse_extras, parse_limits, parse_seconds
+    from swarm.bench.run import Sweep, Wanted
+
+    if rate is not None and (sweep or concurrency is not None):
+        raise typer.BadParameter("--rate is an open loop; --concurrency and --sweep are closed ones: choose one")
+    if duration is not None and count is not None:
+        raise typer.BadParameter("--duration or --count: give one of them")
+    ids = _token_ids(token_ids, api) if token_ids is not None else None
+    shape = Shape(_lengths(prompt, "--prompt"), _lengths(output, "--output"), seed, shared_prefix, prefixes, ids)
+    limits = parse_limits(goodput) if goodput else Limits()
+    warm_s, warm_count = _warm_up(warmup)
+    point = Point(
+        concurrency=None if rate is not None else concurrency or (1 if sweep else 8),
+        rate=rate,
+        duration_s=parse_seconds(duration, "--duration") if duration else None if count else _DEFAULT_S,
+        count=count,
+        warmup_s=warm_s,
+        warmup_count=warm_count,
+    )
+    target = Target(
+        url=base_url(url),
+        model=model or "",
+        api=api.value,
+        stream=stream,
+        key_env=_key_variable(api_key_env),
+        extra=parse_extras(extra or []),
+        timeout_s=parse_seconds(timeout, "--timeout"),
+        max_retries=retries,
+    )
+    asked = _asked(
+        prompt=prompt, output=output, shared_prefix=shared_prefix, prefixes=prefixes, token_ids=token_ids,
+        concurrency=point.concurrency, rate=rate, sweep=sweep, duration=_seconds(point.duration_s), count=count,
+        warmup=warmup,
+        extra=target.extra, goodput=goodput, retries=retries, timeout=_seconds(target.timeout_s), seed=seed,
+    )  # fmt: skip
+    _check_page(html)
+    wanted = Wanted(
+        title=title,
+        target=target,
+        shape=shape,
+        point=point,
+        sweep=Sweep(point.concurrency or 1, max(max_concurrency, point.concurrency or 1), gain / 100)
+        if sweep
+        else None,
+        limits=limits,
+        num_processes=processes,
+        measures_ceiling=ceiling,
+        deadline_s=parse_seconds(deadline, "--deadline"),
+        asked=asked,
+    )
+    document = asyncio.run(_run(wanted))
+    _report(document, html, as_json)
+    if document.ended == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if document.ended == "deadline" or not any(point.figures.succeeded for point in document.points):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:g} s"
+
+
+def _need_aiohttp() -> None:
+    try:
+        import aiohttp  # noqa: F401
+    except ModuleNotFoundError:
+        raise SwarmError("swarm bench needs aiohttp, which is not installed: pip install 'swarm[bench]'") from None
+
+
+def _asked(**options: object) -> dict[str, object]:
+    """What was asked for, without what was not."""
+    return {name: value for name, value in options.items() if value not in (None, False, {}, 0) or name == "seed"}
+
+
+def _token_ids(text: str, api: Api) -> tuple[int, int]:
+    if api is not Api.completions:
+        raise typer.BadParameter("--token-ids needs --api completions: chats are text")
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) < 10_000_000):
+        raise typer.BadParameter(f"--token-ids {text!r}: give the least and the greatest id, such as 100:30000")
+    return int(low), int(high)
+
+
+def _lengths(text: str, option: str) -> Lengths:
+    from swarm.bench.lengths import parse
+
+    def read(path: str) -> str:
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{option}: {path!r} can't be read: {error}") from None
+
+    try:
+        return parse(text, read)
+    except InvalidRequest as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def _warm_up(text: str | None) -> tuple[float, int | None]:
+    """A number is requests, a number with a unit a time."""
+    from swarm.bench.plan import parse_seconds
+
+    if text is None:
+        return 0.0, None
+    if text.isdecimal():
+        return 0.0, min(int(text), 1_000_000)
+    return parse_seconds(text, "--warmup"), 0
+
+
+def _key_variable(name: str | None) -> str | None:
+    if name is not None and not os.environ.get(name):
+        raise typer.BadParameter(f"--api-key-env {name}: there is no such variable in the environment, or it is empty")
+    return name
+
+
+def _check_page(path: Path | None) -> None:
+    """A run of an hour must not end with a report that can't be written."""
+    if path is None:
+        return
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise InvalidRequest(f"--html {path}: can't be written: {error.strerror}") from None
+
+
+async def _run(wanted: Wanted) -> Document:
+    from dataclasses import replace
+
+    from swarm.bench.processes.probe import first_model
+    from swarm.bench.run import Bench
+
+    if not wanted.target.model:
+        key = os.environ.get(wanted.target.key_env) if wanted.target.key_env else None
+        model = await first_model(wanted.target.url, key)
+        wanted = replace(wanted, target=replace(wanted.target, model=model))
+    view, shown = _view()
+    bench = Bench(wanted, view)
+    with shown:
+        return await _interruptible(bench)
+
+
+async def _interruptible(bench: Bench) -> Document:
+    """Run it; the first Ctrl-C (or SIGTERM) stops it in order, a second one at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(bench.run())
+    told: list[int] = []
+
+    def interrupt() -> None:
+        told.append(1)
+        if len(told) == 1:
+            bench.stop()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _view() -> tuple[View, AbstractContextManager[object]]:
+    """On a terminal a live picture, elsewhere JSON lines."""
+    if not sys.stderr.isatty():
+        return LinesView(JsonProgress(sys.stderr).report), nullcontext()
+    from rich.console import Console
+
+    from swarm.bench.report.live import LiveView
+
+    live = LiveView(Console(stderr=True, highlight=False))
+    return live, live
+
+
+class LinesView:
+    """Tell programs what is going on: a JSON object per line, one each second while a load is held."""
+
+    def __init__(self, report: Callable[[tuple[str, ...], dict[str, object]], None]) -> None:
+        self._report = report
+        self._last = 0.0
+
+    def stage(self, text: str) -> None:
+        self._report((), {"event": "note", "text": text})
+
+    def begin(self, load: str, seconds: float | None, count: int | None) -> None:
+        self._report((), {"event": "load", "load": load})
+
+    def progress(self, progress: Progress) -> None:
+        import time
+
+        now = time.monotonic()
+        if now - self._last < 1.0:
+            return
+        self._last = now
+        told = {"num_ok": progress.num_ok, "num_failed": progress.num_failed, "num_in_flight": progress.num_in_flight}
+        self._report((), {"event": "progress", **told, "num_pieces": progress.num_pieces})
+
+    def measured(self, result: Result) -> None:
+        from swarm.bench.report.table import line
+
+        self._report((), {"event": "point", "text": line(result)})
+
+
+def _report(document: Document, html: Path | None, as_json: bool) -> None:
+    from swarm.bench.document import figures_only
+    from swarm.bench.report.table import report
+
+    if html is not None:
+        from swarm.bench.report.page import page
+
+        try:
+            html.write_text(page(document), encoding="utf-8")
+        except OSError as error:
+            print(f"swarm bench: {html} can't be written: {error.strerror}", file=sys.stderr)
+    if as_json:
+        print_json(figures_only(document))
+    else:
+        console().print(report(document))

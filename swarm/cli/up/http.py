@@ -1,0 +1,84 @@
+"""The gateway of ``swarm up``: whether there is one, at which port, and the word that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import socket
+from typing import TYPE_CHECKING
+
+from swarm.cli.output import Progress
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.config import GatewaySettings
+
+_PACKAGES = ("fastapi", "uvicorn", "uvloop", "aiohttp", "prometheus_client")
+_POLL_S = 0.1
+_KNOCK_S = 1.0
+
+
+def missing_packages() -> str:
+    """Say what is missing to run a gateway, and what to do; empty if nothing is."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"the gateway needs packages that are not installed ({', '.join(missing)}): pip install 'swarm[gateway]'"
+
+
+def why_none(settings: GatewaySettings) -> str:
+    """Say why there can be no gateway; empty if there can. Raises ConfigError if its port is taken that somebody chose:
+    one that nobody chose must not stop a swarm."""
+    if missing := missing_packages():
+        return f"no HTTP: {missing}"
+    if not (trouble := _trouble(settings.host, settings.port)):
+        return ""
+    if "port" in settings.model_fields_set or "host" in settings.model_fields_set:
+        raise ConfigError(f"{trouble}; choose another one with --http, or --no-http")
+    return f"no HTTP: {trouble}; choose another one with --http"
+
+
+def url_of(settings: GatewaySettings) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
+
+
+def _trouble(host: str, port: int) -> str:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return f"can't serve at port {port} of {host} ({error.strerror})"
+    return ""
+
+
+class GatewayDoor:
+    """A :class:`~swarm.cli.up.runner.Door`: knocks until somebody opens, and says the URL, after each start."""
+
+    def __init__(self, settings: GatewaySettings, progress: Progress) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._started = asyncio.Event()
+
+    def started(self) -> None:
+        self._started.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._started.wait()
+            self._started.clear()
+            while not await self._opens():  # noqa: ASYNC110 (a process answers, and tells nobody)
+                await asyncio.sleep(_POLL_S)
+            url = url_of(self._settings)
+            self._progress.report([f"http: {url} (OpenAI: {url}/v1)"], {"event": "http", "url": url})
+
+    async def _opens(self) -> bool:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
+        try:
+            async with asyncio.timeout(_KNOCK_S):
+                _, writer = await asyncio.open_connection(host, self._settings.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True

@@ -1,0 +1,62 @@
+"""Put the doors before the routes: pages of others, keys and limits, other servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm.config import is_loopback
+from swarm.errors import ConfigError
+from swarm.gateway.app import make_app
+from swarm.gateway.desk.desk import Desk
+from swarm.gateway.doors.guard import Guard
+from swarm.gateway.http.accounts import Accounts
+from swarm.gateway.upstream.relay import Upstreams
+from swarm.keys.file import NAME, Watched
+from swarm.numbers.http import HttpNumbers
+from swarm.numbers.spans import make_tracer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from swarm.config import Settings
+
+
+class Doors:
+    """A whole gateway as an application. Raises ConfigError for settings that would open it to everybody."""
+
+    def __init__(self, settings: Settings, desk: Desk) -> None:
+        own = settings.gateway
+        keys = Watched(keys_file(settings))
+        self.needs_keys = keys.ring is not None
+        if not is_loopback(own.host) and (keys.ring is None or not keys.ring.keys):
+            raise ConfigError(
+                f"other machines can reach {own.host}, and {keys.path} has no keys yet: make one with swarmctl keys add"
+            )
+        self.upstreams = Upstreams(self._routes, settings.upstream)
+        guard = Guard(self.upstreams, keys, own)
+        tracer = make_tracer(own.traces, desk.client.trace)
+        accounts = Accounts(HttpNumbers(), guard, tracer)
+        self._inner: FastAPI = make_app(desk, accounts)
+        self._inner.state.more_models = self.upstreams.models
+        self.app: ASGIApp = guard
+        if own.cors_origins:
+            self.app = CORSMiddleware(
+                guard, allow_origins=own.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            )
+
+    async def _routes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._inner(scope, receive, send)
+
+    async def aclose(self) -> None:
+        await self.upstreams.aclose()
+
+
+def keys_file(settings: Settings) -> Path | None:
+    """Where the keys are, if there are any."""
+    if settings.gateway.keys_file is not None:
+        return settings.gateway.keys_file
+    return None if settings.state_dir is None else settings.state_dir / NAME

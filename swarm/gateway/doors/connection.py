@@ -1,0 +1,153 @@
+"""Connections with deadlines: uvicorn's protocol has one for idle ones, and none for heads that never end, nor for
+readers that never read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from swarm.gateway.errors import Problem
+
+if TYPE_CHECKING:
+    from swarm.config import GatewaySettings
+
+KEEP_ALIVE_S = 20.0  # without a request, until a connection is closed
+MAX_HEAD_BYTES = 32 << 10
+BACKLOG = 512
+_PHRASES = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+_Timer = asyncio.TimerHandle | None
+
+
+def connections_of(settings: GatewaySettings) -> type[H11Protocol]:
+    """The protocol with these bounds."""
+
+    class Bounded(BoundedProtocol):
+        head_s = settings.head_timeout_s
+        write_s = settings.write_timeout_s
+        max_connections = settings.max_connections
+
+    return Bounded
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection."""
+
+    head_s = 10.0
+    write_s = 75.0
+    max_connections = 1024
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        self._head_timer: _Timer = None
+        self._write_timer: _Timer = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            text = f"{self.max_connections} connections are open, which is the most"
+            self._refuse(Problem(503, text, code="overloaded", retry_after_s=1.0))
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer = _cancel(self._head_timer)
+        self._write_timer = _cancel(self._write_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._head_timer = _cancel(self._head_timer)  # a head is whole
+        elif self.conn.trailing_data[0] and self._head_timer is None:
+            self._await_head()  # the next one's beginning; more of it is no reason for more time
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        self._refuse(Problem(408, f"the head of a request did not come within {self.head_s:g} s", code="timeout"))
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in the form of all errors; where an answer is under way, by the end alone."""
+        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
+            self._refuse(Problem(431, f"the head is longer than {MAX_HEAD_BYTES} bytes", code="too_large"))
+        else:
+            self._refuse(Problem(400, "this is not a request of HTTP/1.1", code="invalid_http"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Say why, and close."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        self._unset_keepalive_if_required()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and (self.cycle is None or self._between()):
+            self.transport.write(_written(problem))
+        self._close()
+
+    def _between(self) -> bool:
+        return self.cycle.response_complete
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._await_reader()  # it closes when all was taken, which may be never
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._await_reader()
+
+    def shutdown(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._refused = True
+            self.transport.close()  # not by h11, which refuses where half of a head has come
+            self._await_reader()
+        else:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._write_timer = _cancel(self._write_timer)
+        super().resume_writing()
+
+    def _await_reader(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_s, self.transport.abort)
+
+
+def _cancel(timer: _Timer) -> _Timer:
+    """What is left of the timer."""
+    if timer is not None:
+        timer.cancel()
+    return None
+
+
+def _written(problem: Problem) -> bytes:
+    body = msgspec.json.encode(problem.openai())
+    fields = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **problem.headers,
+    }
+    lines = itertools.chain(
+        [f"HTTP/1.1 {problem.status} {_PHRASES[problem.status]}"],
+        (f"{name}: {value}" for name, value in fields.items()),
+    )
+    return "\r\n".join([*lines, "", ""]).encode() + body

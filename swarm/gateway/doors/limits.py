@@ -1,0 +1,99 @@
+"""What each key may use, and has used. Pure: the time goes in.
+
+The rate is a bucket that fills evenly and holds a minute's worth, at least one request. A day of tokens is a day of the
+calendar, in UTC; whoever comes while some are left is served whole, so a day can end a few answers above its limit. All
+of it is counted in one process: each gateway grants the limits anew, and so does a gateway that was started again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm.gateway.errors import Problem
+from swarm.keys.keys import Key, Limits
+
+DAY_S = 86_400
+_BUSY_S = 1.0  # when one of several answers is likely to have ended; nobody can know
+
+
+@dataclass(slots=True)
+class Used:
+    """What a key has used; kept by its name, so that a rotated key has used what the old one did."""
+
+    tokens_left: float  # requests in the bucket
+    filled_at: float
+    running: int = 0
+    day: int = 0
+    tokens_today: int = 0
+    num_requests: int = 0
+    num_refused: int = 0
+
+
+@dataclass(slots=True)
+class Book:
+    """One for a gateway."""
+
+    used: dict[str, Used] = field(default_factory=dict)
+
+    def enter(self, key: Key, now: float) -> Problem | None:
+        """Let a request in, or say why not. ``now``: seconds since 1970. Who is let in must ``leave``."""
+        limits = key.limits
+        used = self._of(key.name, limits, now)
+        problem = _refusal(key.name, limits, used, now)
+        if problem is not None:
+            used.num_refused += 1
+            return problem
+        if limits.rate_per_min:
+            used.tokens_left -= 1
+        used.running += 1
+        used.num_requests += 1
+        return None
+
+    def leave(self, name: str) -> None:
+        self.used[name].running -= 1
+
+    def spend(self, name: str, num_tokens: int, now: float) -> None:
+        """An answer has taken so many tokens, its prompt's among them."""
+        used = self.used.get(name)
+        if used is not None:
+            _turn_day(used, now)
+            used.tokens_today += num_tokens
+
+    def keep(self, names: set[str]) -> None:
+        """Forget keys that are gone, but for what still runs."""
+        for name in [name for name, used in self.used.items() if name not in names and not used.running]:
+            del self.used[name]
+
+    def _of(self, name: str, limits: Limits, now: float) -> Used:
+        used = self.used.get(name)
+        if used is None:
+            used = self.used[name] = Used(_capacity(limits), now, day=int(now // DAY_S))
+        _turn_day(used, now)
+        passed_s = max(0.0, now - used.filled_at)
+        used.tokens_left = min(_capacity(limits), used.tokens_left + passed_s * limits.rate_per_min / 60)
+        used.filled_at = now
+        return used
+
+
+def _capacity(limits: Limits) -> float:
+    return max(1.0, limits.rate_per_min)
+
+
+def _turn_day(used: Used, now: float) -> None:
+    day = int(now // DAY_S)
+    if day != used.day:
+        used.day, used.tokens_today = day, 0
+
+
+def _refusal(name: str, limits: Limits, used: Used, now: float) -> Problem | None:
+    if limits.tokens_per_day and used.tokens_today >= limits.tokens_per_day:
+        text = f"the key {name!r} has used its {limits.tokens_per_day} tokens of today; the next day begins at 0:00 UTC"
+        return Problem(429, text, code="tokens_per_day", retry_after_s=DAY_S - now % DAY_S)
+    if limits.concurrency and used.running >= limits.concurrency:
+        text = f"{used.running} requests of the key {name!r} are under way, which is as many as it may have"
+        return Problem(429, text, code="concurrency", retry_after_s=_BUSY_S)
+    if limits.rate_per_min and used.tokens_left < 1:
+        text = f"the key {name!r} may make {limits.rate_per_min:g} requests a minute"
+        wait_s = (1 - used.tokens_left) * 60 / limits.rate_per_min
+        return Problem(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
+    return None

@@ -1,0 +1,67 @@
+"""Each answer's account: what it took, for its key's limits, for the metrics, and for a trace if those are on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from swarm.gateway.answer import Counts
+from swarm.gateway.desk.desk import Owner
+from swarm.numbers.http import HttpNumbers, Watch
+from swarm.numbers.spans import Tracer
+
+
+class Ledger(Protocol):
+    """Hears what each answer took, however it ended. Must be quick, and must not raise."""
+
+    def ended(self, owner: Owner, counts: Counts) -> None: ...
+
+
+class Accounts:
+    """One for a gateway."""
+
+    def __init__(self, numbers: HttpNumbers, ledger: Ledger | None = None, tracer: Tracer | None = None) -> None:
+        self.numbers, self._ledger, self._tracer = numbers, ledger, tracer
+        self._tasks: set[asyncio.Task[None]] = set()  # bounded by the tracer, which asks for few at a time
+
+    def open(self, owner: Owner, api: str, model: str, request_id: str, traceparent: str | None) -> Account:
+        return Account(self, self.numbers.began(api, model), owner, request_id, traceparent)
+
+    def ended(self, account: Account, outcome: str, counts: Counts) -> None:
+        """Write an answer down."""
+        if self._ledger is not None:
+            self._ledger.ended(account.owner, counts)
+        if self._tracer is not None:
+            about: dict[str, str | int | float | bool] = {
+                "swarm.outcome": outcome,
+                "swarm.prompt_tokens": counts.prompt,
+                "swarm.answer_tokens": counts.answer,
+            }
+            told = self._tracer.request_ended(account.request_id, account.traceparent, about)
+            task = asyncio.ensure_future(told)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Wait for the traces that are under way, and send them."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tracer is not None:
+            await self._tracer.close()
+
+
+class Account:
+    """One answer."""
+
+    __slots__ = ("_accounts", "_watch", "owner", "request_id", "tokens", "traceparent")
+
+    def __init__(
+        self, accounts: Accounts, watch: Watch, owner: Owner, request_id: str, traceparent: str | None
+    ) -> None:
+        self._accounts, self._watch = accounts, watch
+        self.tokens = watch.token  # so many more have come
+        self.owner, self.request_id, self.traceparent = owner, request_id, traceparent
+
+    def close(self, outcome: str, counts: Counts) -> None:
+        """It is over: "done", "failed", or "left" by its reader."""
+        self._watch.ended(outcome, counts.prompt, counts.cached, counts.answer)
+        self._accounts.ended(self, outcome, counts)

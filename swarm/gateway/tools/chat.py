@@ -1,0 +1,345 @@
+"""From a conversation as clients send it to one that the model's chat template can render.
+
+Templates differ in what they know, and few say so: some raise at a second system message, some leave it out in silence,
+some take a call's arguments as an object and some as text. So each is tried once with small conversations (``learn``),
+and what it can't do is said in another way (``prepare``): nothing that a client wrote is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swarm.client.text.tokenizer import TextModel
+from swarm.errors import InvalidRequest
+from swarm.gateway.ask import Json, ToolUse
+from swarm.gateway.errors import unsupported, wrong
+from swarm.gateway.tools.family import Family
+from swarm.gateway.tools.hermes import described
+
+_ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # where parts have it
+_KEPT = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What a chat template can do."""
+
+    system: bool = True  # a system message at the beginning
+    late_system: bool = True  # and further on
+    developer: bool = False  # messages of that role
+    repeated: bool = True  # two messages of the user in a row
+    tools: bool = True  # it tells the model of the tools
+    calls: bool = True  # it shows earlier calls
+    several_calls: bool = True  # more than one in a message
+    objects: bool = True  # it wants the arguments of calls as objects, not as text
+    results: bool = True  # messages of the role "tool"
+    short_ids: bool = False  # it wants calls' ids to be nine letters and digits
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the template is rendered with."""
+
+    messages: tuple[Json, ...]
+    variables: Mapping[str, Any]
+
+
+# --- what a template can do
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_USER: Json = {"role": "user", "content": "ask"}
+_ANSWER: Json = {"role": "assistant", "content": "answer"}
+
+
+def learn(text: TextModel) -> Habits:
+    """Try the model's template out. Takes some milliseconds, once per model."""
+    long, short = "call_0123456789abcdef", "abcdef123"
+    objects = _shows(text, _history(long, {"probe_key": "v"}), '"probe_key"')
+    objects = objects or _shows(text, _history(short, {"probe_key": "v"}), '"probe_key"')
+    objects = objects or _shows(text, _history(short, {"probe_key": "v"}), "probe_key>", "=probe_key")
+    arguments: object = {"probe_key": "v"} if objects else '{"probe_key": "v"}'
+    short_ids = not _shows(text, _history(long, arguments), "probe_key")
+    call_id = short if short_ids else long
+    calls = _shows(text, _history(call_id, arguments), "probe_key")
+    return Habits(
+        system=_shows(text, [{"role": "system", "content": "probe_s"}, _USER], "probe_s"),
+        late_system=_shows(text, [_USER, _ANSWER, {"role": "system", "content": "probe_s"}, _USER], "probe_s"),
+        developer=_shows(text, [{"role": "developer", "content": "probe_s"}, _USER], "probe_s")
+        and "developer" in text.template_source,
+        repeated=_shows(text, [{"role": "user", "content": "probe_a"}, {"role": "user", "content": "b"}], "probe_a"),
+        tools=_shows(text, [_USER], "probe_tool", tools=[_TOOL]),
+        calls=calls,
+        several_calls=calls and _shows(text, _twice(_history(call_id, arguments)), "probe_key"),
+        objects=objects,
+        results=calls and _shows(text, _history(call_id, arguments), "probe_result"),
+        short_ids=calls and short_ids,
+    )
+
+
+def _history(call_id: str, arguments: object) -> list[Json]:
+    call = {"type": "function", "id": call_id, "function": {"name": "probe_tool", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": call_id, "name": "probe_tool", "content": "probe_result"}
+    return [_USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result, _ANSWER, _USER]
+
+
+def _twice(history: list[Json]) -> list[Json]:
+    user, call, result, *rest = history
+    return [user, {**call, "tool_calls": call["tool_calls"] * 2}, result, result, *rest]
+
+
+def _shows(text: TextModel, messages: Sequence[Json], *wanted: str, **variables: object) -> bool:
+    """Does the template render this, with one of these in it?"""
+    try:
+        rendered = text.render_chat(messages, **{"tools": [_TOOL], **variables})
+    except InvalidRequest:
+        return False
+    return any(each in rendered for each in wanted)
+
+
+# --- a conversation for it
+
+
+def prepare(messages: Sequence[Json], use: ToolUse, family: Family, habits: Habits) -> Prepared:
+    """The conversation as this template can render it. Raises Problem that names what is wrong."""
+    told = family.instructions(use) if use.offered else ""
+    whole = [_plain(message, number) for number, message in enumerate(messages)]
+    whole = _named([message for message in whole if not _is_empty(message)])
+    whole = _joined_answers(whole)
+    whole = _systems(whole, told, habits)
+    whole = _calls(whole, habits)
+    if not habits.repeated:
+        whole = _alternating(whole)
+    elif not habits.late_system:
+        whole = _joined_users(whole)
+    tools = [described(tool) for tool in use.tools] if use.offered and not told else []
+    return Prepared(tuple(whole), {"tools": tools} if tools else {})
+
+
+def _plain(message: Json, number: int) -> Json:
+    """A message with text as content, and only what templates know."""
+    role = message.get("role")
+    if role not in _ROLES:
+        raise wrong(f"messages[{number}].role", f"must be one of {', '.join(sorted(_ROLES))}, not {role!r}")
+    kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
+    kept["role"] = "tool" if role == "function" else role
+    kept["content"] = _text(message.get("content"), "" if role == "assistant" else "\n", number)
+    calls = kept.pop("tool_calls", None) or []
+    if not isinstance(calls, list | tuple):
+        raise wrong(f"messages[{number}].tool_calls", "must be a list")
+    for place, call in enumerate(calls):
+        _check_call(call, f"messages[{number}].tool_calls[{place}]")
+    return {**kept, "tool_calls": list(calls)} if calls else kept
+
+
+def _text(content: object, between: str, number: int) -> str:
+    """The content's text. Parts of an answer were one text; other parts stand on lines of their own."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list | tuple):
+        raise wrong(f"messages[{number}].content", "must be a text or a list of parts")
+    parts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, Mapping) and kind in _TEXTS and isinstance(part.get(_TEXTS[kind]), str):
+            parts.append(part[_TEXTS[kind]])
+        else:
+            raise unsupported(f"messages[{number}].content[{place}].type", f"{kind!r}; this model reads text only")
+    return between.join(parts)
+
+
+def _is_empty(message: Json) -> bool:
+    """Clients leave empty answers and instructions in a history; they say nothing."""
+    return message["role"] in ("assistant", "system", "developer") and not any(
+        message.get(key) for key in ("content", "tool_calls", "reasoning_content")
+    )
+
+
+def _named(messages: Sequence[Json]) -> list[Json]:
+    """Results with the names of the tools that they are of: some templates show them."""
+    names: dict[str, str] = {}
+    named = []
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[str(call.get("id"))] = str(_body(call).get("name", ""))
+        name = names.get(str(message.get("tool_call_id")), "")
+        is_nameless = message["role"] == "tool" and name and not message.get("name")
+        named.append({**message, "name": name} if is_nameless else message)
+    return named
+
+
+def _joined_answers(messages: Sequence[Json]) -> list[Json]:
+    """One message where several of the assistant stand in a row: its text, then its calls."""
+    joined: list[Json] = []
+    for message in messages:
+        if joined and message["role"] == "assistant" and joined[-1]["role"] == "assistant":
+            before = joined[-1]
+            calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
+            content = "\n".join(text for text in (before["content"], message["content"]) if text)
+            joined[-1] = {**before, **message, "content": content} | ({"tool_calls": calls} if calls else {})
+        else:
+            joined.append(message)
+    return joined
+
+
+def _systems(messages: Sequence[Json], told: str, habits: Habits) -> list[Json]:
+    """Instructions at the beginning are one message; later ones stand where the template knows them, or else before
+    what the user says next. ``told`` goes with the first."""
+    first = 0
+    while first < len(messages) and messages[first]["role"] in ("system", "developer"):
+        first += 1
+    texts = [*(message["content"] for message in messages[:first]), *([told] if told else [])]
+    role = "developer" if habits.developer and first and messages[0]["role"] == "developer" else "system"
+    rest = [_late(message, habits) for message in messages[first:]]
+    if not texts:
+        return rest
+    text = "\n\n".join(texts)
+    if habits.system:
+        return [{"role": role, "content": text}, *rest]
+    return _joined_users([{"role": "user", "content": text}, *rest])
+
+
+def _late(message: Json, habits: Habits) -> Json:
+    if message["role"] not in ("system", "developer"):
+        return message
+    if message["role"] == "developer" and habits.developer:
+        return message
+    return {"role": "system" if habits.late_system else "user", "content": message["content"]}
+
+
+def _joined_users(messages: Sequence[Json]) -> list[Json]:
+    joined: list[Json] = []
+    for message in messages:
+        if joined and message["role"] == "user" and joined[-1]["role"] == "user":
+            content = "\n\n".join(text for text in (joined[-1]["content"], message["content"]) if text)
+            joined[-1] = {**joined[-1], "content": content}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _alternating(messages: Sequence[Json]) -> list[Json]:
+    """The user and the assistant in turn: where the user speaks right after a tool's result, an empty answer stands
+    between, for templates that raise without one."""
+    turns: list[Json] = []
+    for message in _joined_users(messages):
+        if turns and message["role"] == "user" and turns[-1]["role"] == "tool":
+            turns.append({"role": "assistant", "content": ""})
+        turns.append(message)
+    return turns
+
+
+# --- earlier calls and their results
+
+
+def _calls(messages: Sequence[Json], habits: Habits) -> list[Json]:
+    shown: list[Json] = []
+    for message in _one_by_one(messages) if habits.calls and not habits.several_calls else messages:
+        if message.get("tool_calls"):
+            shown.append(_with_calls(message, habits))
+        elif message["role"] == "tool":
+            shown.append(_result(message, habits))
+        else:
+            shown.append(message)
+    return shown
+
+
+def _with_calls(message: Json, habits: Habits) -> Json:
+    calls = [_call(call, habits) for call in message["tool_calls"]]
+    if habits.calls:
+        return {**message, "tool_calls": calls}
+    objects = [_call(call, replace(habits, objects=True))["function"] for call in message["tool_calls"]]
+    texts = [f"<tool_call>\n{json.dumps(each, ensure_ascii=False)}\n</tool_call>" for each in objects]
+    content = "\n".join([*([message["content"]] if message["content"] else []), *texts])
+    return {"role": "assistant", "content": content}
+
+
+def _result(message: Json, habits: Habits) -> Json:
+    if not habits.results:
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if habits.short_ids and "tool_call_id" in message:
+        return {**message, "tool_call_id": _short(str(message["tool_call_id"]))}
+    return message
+
+
+def _call(call: Json, habits: Habits) -> Json:
+    body = _body(call)
+    arguments: object = body.get("arguments", "")
+    if "input" in body and "arguments" not in body:  # of a custom tool
+        arguments = {"input": body["input"]}
+    if habits.objects:
+        arguments = _as_object(arguments)
+    elif not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    arguments = "{}" if arguments == "" else arguments
+    call_id = str(call.get("id", ""))
+    return {
+        "type": "function",
+        "id": _short(call_id) if habits.short_ids else call_id,
+        "function": {"name": str(body.get("name", "")), "arguments": arguments},
+    }
+
+
+def _check_call(call: object, place: str) -> None:
+    if not isinstance(call, Mapping) or not isinstance(call.get("custom") or call.get("function"), Mapping):
+        raise wrong(place, "must have a function with a name and arguments")
+
+
+def _body(call: Json) -> Mapping[str, Any]:
+    body: Mapping[str, Any] = call.get("custom") or call.get("function") or {}
+    return body
+
+
+def _as_object(arguments: object) -> object:
+    """The arguments as an object. Those that are none, as of a call that was cut off, are kept as text in one."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            return {"input": arguments}
+    return arguments if isinstance(arguments, Mapping) else {"input": arguments}
+
+
+def _short(call_id: str) -> str:
+    """Nine letters and digits for an id: always the same ones."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _one_by_one(messages: Sequence[Json]) -> list[Json]:
+    """Each call in a message of its own, with its result behind it."""
+    parted: list[Json] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            parted.append(message)
+            continue
+        results = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        parted += _parted(message, calls, results)
+    return parted
+
+
+def _parted(message: Json, calls: Sequence[Json], results: list[Json]) -> list[Json]:
+    parted: list[Json] = []
+    for call in calls:
+        parted.append({**message, "content": "" if parted else message["content"], "tool_calls": [call]})
+        own = next((result for result in results if result.get("tool_call_id") == call.get("id")), None)
+        if own is not None:
+            results.remove(own)
+            parted.append(own)
+    return parted + results

@@ -1,0 +1,222 @@
+"""Qwen 3 Coder: ``<function=name>`` and ``<parameter=x>`` with bare text in between; JSON is made of it by the tool's
+schema. A custom tool's text stands as it is in ``<parameter=input>``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swarm.errors import InvalidRequest
+from swarm.gateway.ask import Tool, ToolUse
+from swarm.gateway.tools.family import Family, Way
+from swarm.gateway.tools.grammars import Added, arguments_schema, grammar, json_of, literal, mark, one_of
+from swarm.gateway.tools.objects import Put
+from swarm.gateway.tools.reading import Broken, Characters, Reader, Steps, expect, skip_space, word_until
+from swarm.params import Grammar
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+
+
+class CoderReader(Reader):
+    starts = (OPEN, _FUNCTION)  # the outer mark is often forgotten
+    ends = (CLOSE, _FUNCTION_END)
+
+    def calls(self, mark: str) -> Steps[None]:
+        if mark == OPEN:
+            char = yield from skip_space(self)
+            self.unread()
+            if char != "<":
+                raise Broken
+            yield from expect(self, _FUNCTION)
+        name, _ = yield from word_until(self, ">")
+        self.begin(name)
+        yield from self._parameters(self.tool(name.strip()))
+        self.over()
+
+    def _parameters(self, tool: Tool | None) -> Steps[None]:
+        custom = tool is not None and tool.custom
+        if not custom:
+            self.argue("{")
+        separator = ""
+        while (yield from self._opens_parameter()):
+            name, _ = yield from word_until(self, ">")
+            if custom:
+                yield from _text(self, self.argue)
+                continue
+            self.argue(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
+            separator = ", "
+            yield from self._value({} if tool is None else _property(tool.parameters, name))
+        if not custom:
+            self.argue("}")
+
+    def _opens_parameter(self) -> Steps[bool]:
+        """Does another parameter come, rather than the function's end?"""
+        if (yield from skip_space(self)) != "<":
+            raise Broken
+        char = yield from self.char()
+        if char == "/":
+            yield from expect(self, _FUNCTION_END[2:])
+            return False
+        self.unread()
+        yield from expect(self, _PARAMETER[1:])
+        return True
+
+    def _value(self, schema: Mapping[str, Any]) -> Steps[None]:
+        """Text goes on while it comes. Anything else waits for its end: only then is it known whether it is JSON."""
+        if is_text(schema):
+            self.argue('"')
+            yield from _text(self, lambda text: self.argue(_quoted(text)))
+            self.argue('"')
+        else:
+            parts: list[str] = []
+            yield from _text(self, parts.append)
+            self.argue(_as_json("".join(parts)))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _as_json(text: str) -> str:
+    text = text.strip()
+    if text in ("True", "False", "None"):
+        return {"True": "true", "False": "false"}.get(text, "null")
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text
+
+
+def _text(source: Characters, put: Put) -> Steps[None]:
+    """A parameter's text, without the line breaks next to its marks."""
+    char = yield from source.char()
+    if char == "\n":
+        char = yield from source.char()
+    while True:
+        held = char
+        while any(end.startswith(held) for end in _ENDS):
+            if held in _ENDS:
+                return
+            char = yield from source.char()
+            held += char
+        if len(held) == 1:
+            put(held)
+            char = yield from source.char()
+        else:
+            put(held[:-1])
+
+
+_ENDS = (_PARAMETER_END, "\n" + _PARAMETER_END)
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The schema of this property; where it only refers to another, that one."""
+    found = schema.get("properties", {}).get(name, {})
+    reference = found.get("$ref") if isinstance(found, dict) else None
+    for key in ("$defs", "definitions"):
+        if isinstance(reference, str) and reference.startswith(f"#/{key}/"):
+            found = schema.get(key, {}).get(reference.rpartition("/")[2], found)
+    return found if isinstance(found, dict) else {}
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """Is a value by this schema written as bare text?"""
+    kinds = schema.get("type")
+    if kinds is None and isinstance(schema.get("enum"), list):
+        return all(isinstance(value, str) for value in schema["enum"])
+    return kinds in ("string", ["string"]) or not schema
+
+
+def coder(added: Added) -> Family:
+    def fits(template: str) -> bool:
+        return _FUNCTION in template and _PARAMETER in template
+
+    opening = f"{mark(OPEN, added)} {literal(chr(10))}"
+    closing = f"{literal(chr(10))} {mark(CLOSE, added)}"
+
+    def forced(use: ToolUse) -> Grammar:
+        rules = one_of(use, _call)
+        return grammar(f"{opening} {{calls}} {closing}", rules, use, f"{closing} {literal(chr(10))} {opening}")
+
+    marks = (OPEN, CLOSE, _FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END)
+    return Way("qwen3-coder", marks, fits, CoderReader, forced)
+
+
+def _call(tool: Tool, rule: str) -> Sequence[str]:
+    schema = arguments_schema(tool) if not tool.custom else {"properties": {"input": {}}, "required": ["input"]}
+    required = schema.get("required", ())
+    parts, rules = [], []
+    for number, name in enumerate(schema.get("properties", {})):
+        part = f"{rule}_{number}"
+        parts.append(part if name in required else f"{part}?")
+        body, more = _value_rules(tool, schema, name, f"{part}_value")
+        rules += [f"{part}: {literal(f'{_PARAMETER}{name}>{chr(10)}')} {body} {literal(chr(10))}", *more]
+    head = f"{literal(f'{_FUNCTION}{tool.name}>{chr(10)}')}"
+    return [f"{rule}: {head} {' '.join(parts)} {literal(_FUNCTION_END)}", *rules]
+
+
+def _value_rules(tool: Tool, root: Mapping[str, Any], name: str, rule: str) -> tuple[str, list[str]]:
+    """What stands between a parameter's line and its closing mark, which is included; and the rules for that."""
+    close = literal("\n" + _PARAMETER_END)
+    schema = _property(root, name)
+    if tool.custom and tool.grammar is not None:
+        return f"{rule} {close}", [f"{rule}: {_custom_body(tool)}"]
+    if not is_text(schema):
+        return f"{rule} {close}", [f"{rule}: {json_of({**_definitions(root), **schema}, lenient=not tool.strict)}"]
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return f"{rule} {close}", [f"{rule}: " + " | ".join(literal(value) for value in values)]
+    text = rule.upper()
+    return rule, [f"{rule}[suffix={literal(_PARAMETER_END)}]: {text}", f"{text}: {_free_text(schema)}"]
+
+
+def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}
+
+
+def _free_text(schema: Mapping[str, Any]) -> str:
+    """Bare text up to the closing mark, as an expression. The mark itself can't stand in it."""
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    if "pattern" in schema:
+        body = _found(str(schema["pattern"]))
+    elif low or high != "":
+        body = f"(?s:.{{{low},{high}}})"
+    else:
+        return "/(?s:.*)/"
+    return f"/{body}\\n/ & ~/(?s:.*){_slashed(_PARAMETER_END)}(?s:.*)/"
+
+
+def _found(pattern: str) -> str:
+    """An expression for a text in which the pattern is found."""
+    before = "" if pattern.startswith("^") else "(?s:.*)"
+    after = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+    inner = pattern.removeprefix("^")
+    inner = inner if after else inner[:-1]
+    return f"{before}(?:{_slashed(inner)}){after}"
+
+
+def _slashed(expression: str) -> str:
+    """An expression as it stands between slashes."""
+    return expression.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n")
+
+
+def _custom_body(tool: Tool) -> str:
+    grammar = tool.grammar
+    assert grammar is not None  # whoever asks has looked
+    if grammar.kind == "regex":
+        return f"/{_slashed(grammar.text)}/"
+    if grammar.kind == "choice":
+        return " | ".join(literal(choice) for choice in json.loads(grammar.text))
+    if grammar.kind == "ebnf" and "::=" not in grammar.text:
+        return "%lark {\n" + grammar.text + "\n}"
+    if grammar.kind == "json_schema":
+        return json_of(json.loads(grammar.text), lenient=False)
+    if grammar.kind == "json_object":
+        return json_of({"type": "object"}, lenient=False)
+    raise InvalidRequest(
+        f"the grammar of the tool {tool.name!r} can't be forced: write it in Lark's form, not llama.cpp's", code="tools"
+    )

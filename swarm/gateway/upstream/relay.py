@@ -1,0 +1,257 @@
+"""Bring whole requests to other servers, and their answers back as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.errors import ConfigError
+from swarm.gateway.errors import Problem
+from swarm.gateway.http.sse import EventStream, hang_up
+from swarm.gateway.upstream.choice import Board, Server, Target, is_failure, trouble_of
+from swarm.log import get_logger
+
+if TYPE_CHECKING:
+    from swarm.config import UpstreamSettings
+
+PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+MAX_ANSWER = 64 << 20  # bytes of one that isn't streamed
+MAX_EVENT = 8 << 20  # bytes of one event of a stream
+SLOW_READER_S = 60.0
+OVERFLOW_PATIENCE_S = 0.25  # for the word that our swarm is full, before a stream's headers go out
+_NO_DECODING = {"accept-encoding": "identity"}  # what comes is passed on as it is
+
+log = get_logger(__name__)
+
+
+class _Failed(Exception):
+    """This server can't; somebody else may."""
+
+
+class Upstreams:
+    """Stands before the routes: takes what names another server's model, and what ours can't answer."""
+
+    def __init__(self, app: ASGIApp, settings: Sequence[UpstreamSettings]) -> None:
+        """Raises ConfigError if a key can't be had."""
+        self._app = app
+        self.board = Board([server_of(one) for one in settings])
+        self._overflows = any(server.when != "never" for server in self.board.servers)
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def models(self) -> list[str]:
+        """Names that only other servers answer to."""
+        return sorted({name for server in self.board.servers for name in server.models})
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = self._fields(scope)
+        if fields is None:
+            await self._app(scope, receive, send)
+        elif targets := self.board.named(str(fields.get("model")), time.monotonic()):
+            answer = await self._first(targets, scope["path"], fields, receive)
+            if answer is None:
+                text = f"no server that has the model {fields.get('model')!r} can be reached"
+                problem = Problem(503, text, code="upstream_failed", retry_after_s=5.0)
+                answer = Response(
+                    msgspec.json.encode(problem.openai()), problem.status, problem.headers, "application/json"
+                )
+            await answer(scope, receive, send)
+        elif self._overflows:
+            await self._ours_first(fields, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _fields(self, scope: Scope) -> dict[str, Any] | None:
+        """The body, if this may be for others."""
+        if scope["type"] != "http" or not self.board.servers:
+            return None
+        if scope["method"] != "POST" or scope["path"] not in PATHS or not scope.get("swarm.body"):
+            return None
+        if any(name == b"last-event-id" for name, _ in scope["headers"]):
+            return None  # goes on with a stream of ours
+        fields = msgspec.json.decode(scope["swarm.body"])
+        return fields if isinstance(fields, dict) else None
+
+    async def _ours_first(self, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+        """Let our swarm answer; if it says that it can't, ask the others, and if they can't, pass on its word."""
+        held: list[Message] = []
+
+        async def hold_refusals(message: Message) -> None:
+            is_refusal = message["type"] == "http.response.start" and trouble_of(message["status"]) is not None
+            if held or is_refusal:
+                held.append(message)
+            else:
+                await send(message)
+
+        scope["patience_s"] = OVERFLOW_PATIENCE_S
+        await self._app(scope, receive, hold_refusals)
+        if not held:
+            return
+        trouble = trouble_of(held[0]["status"])
+        assert trouble is not None  # it was held for that
+        targets = self.board.for_ours(str(fields.get("model")), trouble, time.monotonic())
+        answer = await self._first(targets, scope["path"], fields, receive)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        for message in held:
+            await send(message)
+
+    async def _first(
+        self, targets: Sequence[Target], path: str, fields: dict[str, Any], receive: Receive
+    ) -> Response | None:
+        """The answer of the first that has one; None if none has, or if nobody waits for it any more."""
+        for target in targets:
+            try:
+                answer = await self._ask(target, path, fields, receive)
+            except (_Failed, aiohttp.ClientError, OSError, TimeoutError) as error:
+                self.board.failed(target.server, time.monotonic())
+                log.warning("upstream_failed", upstream=target.server.name, error=str(error) or type(error).__name__)
+                continue
+            self.board.answered(target.server)
+            return answer
+        return None
+
+    async def _ask(self, target: Target, path: str, fields: dict[str, Any], receive: Receive) -> Response:
+        server = target.server
+        asking = asyncio.ensure_future(self._post(target, path, fields))
+        watcher = asyncio.ensure_future(hang_up(receive))
+        try:
+            await asyncio.wait({asking, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return Response(status_code=499)
+            response = asking.result()
+        finally:
+            for task in (asking, watcher):
+                task.cancel()
+            await asyncio.gather(asking, watcher, return_exceptions=True)
+        headers = {"x-swarm-upstream": server.name}
+        if response.content_type == "text/event-stream":
+            return EventStream(_events(response, server), response.close, headers, SLOW_READER_S)
+        return await _whole(response, headers, receive)
+
+    async def _post(self, target: Target, path: str, fields: dict[str, Any]) -> aiohttp.ClientResponse:
+        """Wait for the head of the answer. Raises _Failed, or what aiohttp does."""
+        server = target.server
+        headers = {"content-type": "application/json", **_NO_DECODING}
+        if server.key:
+            headers["authorization"] = f"Bearer {server.key}"
+        timeout = aiohttp.ClientTimeout(
+            total=server.timeout_s, connect=server.connect_timeout_s, sock_read=server.quiet_timeout_s
+        )
+        body = msgspec.json.encode({**fields, "model": target.model})
+        url = server.url + path.removeprefix("/v1")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+        response = await self._session.post(url, data=body, headers=headers, timeout=timeout, allow_redirects=False)
+        if is_failure(response.status) or response.status // 100 == 3:
+            response.close()
+            raise _Failed(f"status {response.status}")
+        return response
+
+
+async def _whole(response: aiohttp.ClientResponse, headers: dict[str, str], receive: Receive) -> Response:
+    reading = asyncio.ensure_future(_read(response))
+    watcher = asyncio.ensure_future(hang_up(receive))
+    try:
+        await asyncio.wait({reading, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            return Response(status_code=499)
+        return Response(reading.result(), response.status, headers, response.headers.get("content-type"))
+    finally:
+        for task in (reading, watcher):
+            task.cancel()
+        await asyncio.gather(reading, watcher, return_exceptions=True)
+        response.close()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_ANSWER:
+            raise _Failed(f"an answer of more than {MAX_ANSWER} bytes")
+    return b"".join(parts)
+
+
+async def _events(response: aiohttp.ClientResponse, server: Server) -> AsyncIterator[bytes]:
+    """The stream's bytes, cut only between events: a comment may come there."""
+    rest = b""
+    try:
+        async for part in response.content.iter_any():
+            rest += part
+            end = last_end(rest)
+            if end:
+                yield rest[:end]
+                rest = rest[end:]
+            elif len(rest) > MAX_EVENT:
+                raise _Failed(f"an event of more than {MAX_EVENT} bytes")
+        if rest:
+            yield rest
+    except (_Failed, aiohttp.ClientError, OSError, TimeoutError) as error:
+        log.warning("upstream_broke_off", upstream=server.name, error=str(error) or type(error).__name__)
+        problem = Problem(503, f"the server {server.name} broke off its answer", code="upstream_failed")
+        yield b"data: " + msgspec.json.encode(problem.openai()) + b"\n\n"
+    finally:
+        response.close()
+
+
+def last_end(data: bytes) -> int:
+    """Where the last whole event ends; 0 if none does."""
+    ends = [data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if mark in data]
+    return max(ends, default=0)
+
+
+def server_of(settings: UpstreamSettings, environment: Callable[[str], str | None] = os.environ.get) -> Server:
+    """The server with its key. Raises ConfigError if the key can't be had."""
+    key = ""
+    if settings.key_env:
+        key = environment(settings.key_env) or ""
+        if not key:
+            raise ConfigError(f"the environment variable {settings.key_env} with the key of {settings.url} is not set")
+    elif settings.key_file is not None:
+        key = _key_in(_credential(settings.key_file, environment), settings.url)
+    return Server(
+        urlsplit(settings.url).netloc.rpartition("@")[2],
+        settings.url,
+        key,
+        settings.models,
+        settings.overflow_model,
+        settings.when,
+        settings.connect_timeout_s,
+        settings.timeout_s,
+        settings.quiet_timeout_s,
+    )
+
+
+def _credential(file: Path, environment: Callable[[str], str | None]) -> Path:
+    """A bare name is one of those that the service manager hands over."""
+    directory = environment("CREDENTIALS_DIRECTORY")
+    return Path(directory) / file if directory and len(file.parts) == 1 else file
+
+
+def _key_in(file: Path, url: str) -> str:
+    try:
+        if file.stat().st_mode & 0o007:
+            raise ConfigError(f"everybody may read {file}, the key of {url}: chmod 600 {file}")
+        key = file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"{file}, the key of {url}, can't be read ({error.strerror})") from None
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{file} holds no key of {url}: one line of ASCII is expected")
+    return key

@@ -1,0 +1,123 @@
+"""Keys and what each may do. Pure, but for the chance that makes secrets.
+
+A key is written ``sk-swarm-ID-SECRET``. The id is no secret: it finds the record, whose hash is then compared in
+constant time.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import msgspec
+
+from swarm.errors import ConfigError
+from swarm.params import PRIORITIES
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+_KEY = re.compile(r"^sk-swarm-([0-9a-f]{12})-([A-Za-z0-9_-]{43})$")
+_HASH_BYTES = 32
+MAX_KEYS = 10_000
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a key may use, in each gateway's process; 0: no limit."""
+
+    rate_per_min: float = 0.0
+    concurrency: int = 0
+    tokens_per_day: int = 0
+    max_priority: int = 100
+
+    def check(self) -> None:
+        """Raise ConfigError if one makes no sense."""
+        if not (
+            0 <= self.rate_per_min <= 1e9 and 0 <= self.concurrency <= 1 << 20 and 0 <= self.tokens_per_day <= 1e15
+        ):
+            raise ConfigError("limits are positive numbers: rate a minute, concurrency, tokens a day")
+        if not -100 <= self.max_priority <= 100:
+            raise ConfigError("the highest priority must be between -100 and 100")
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One key, without its secret."""
+
+    name: str
+    id: str
+    salt: str
+    hash: str
+    created: str
+    limits: Limits = Limits()
+
+    def matches(self, secret: str) -> bool:
+        return hmac.compare_digest(_hash(secret, self.salt), self.hash)
+
+
+def _hash(secret: str, salt: str) -> str:
+    return blake2b(secret.encode(), digest_size=_HASH_BYTES, salt=bytes.fromhex(salt)).hexdigest()
+
+
+_NOBODY = Key("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
+
+
+def make(name: str, limits: Limits, created: str) -> tuple[Key, str]:
+    """A new key: what is kept, and what its owner gets, once. Raises ConfigError."""
+    if not _NAME.match(name):
+        raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
+    limits.check()
+    key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
+    secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+    return Key(name, key_id, salt, _hash(secret, salt), created, limits), f"sk-swarm-{key_id}-{secret}"
+
+
+class Ring:
+    """Keys by what is shown of them."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self.keys = tuple(keys)
+        self._by_id = {key.id: key for key in self.keys}
+
+    def find(self, shown: str) -> Key | None:
+        """The key that somebody shows; None if it is none of ours. Unknown ids take as long as wrong secrets."""
+        match = _KEY.match(shown)
+        if match is None:
+            return None
+        key = self._by_id.get(match[1], _NOBODY)
+        return key if key.matches(match[2]) else None
+
+    def named(self, name: str) -> Key:
+        """Raise ConfigError if there is none."""
+        for key in self.keys:
+            if key.name == name:
+                return key
+        known = ", ".join(sorted(key.name for key in self.keys)) or "none"
+        raise ConfigError(f"there is no key {name!r}; there are: {known}")
+
+    def add(self, key: Key) -> Ring:
+        if any(other.name == key.name for other in self.keys):
+            raise ConfigError(f"there is a key {key.name!r} already: rotate or revoke it, or choose another name")
+        if len(self.keys) >= MAX_KEYS:
+            raise ConfigError(f"there are {MAX_KEYS} keys already, which is the most: revoke some")
+        return Ring([*self.keys, key])
+
+    def remove(self, name: str) -> Ring:
+        gone = self.named(name)
+        return Ring(key for key in self.keys if key is not gone)
+
+    def replace(self, key: Key) -> Ring:
+        """The key of this name is another one now."""
+        gone = self.named(key.name)
+        return Ring(key if other is gone else other for other in self.keys)
+
+
+def priority_named(text: str) -> int:
+    """Read a priority: a class's name or a number. Raises ConfigError."""
+    if text in PRIORITIES:
+        return PRIORITIES[text]
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"a priority is {', '.join(PRIORITIES)}, or a number, not {text!r}") from None

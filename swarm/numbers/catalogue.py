@@ -1,0 +1,308 @@
+"""Every figure of the swarm itself, and where it stands in the broker's reports.
+
+``stats`` and ``status`` are taken as they are; of ``nodes``, :func:`reports` makes what has a number. A worker that is
+gone tells nothing more than that, until the broker has forgotten it or another one comes by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarm.numbers.families import Figure, Source
+from swarm.wire.messages import Json
+
+VERDICTS = ("well", "slow", "loading", "blocked", "silent", "hung", "dead", "left", "lied")
+GONE = ("left", "out")
+
+UP = Figure("swarm_up", "gauge", "1 if the broker answered in time, else 0 and nothing else is known of the swarm", ())
+
+
+def reports(answers: Mapping[str, Json]) -> Json:
+    """Make one tree of the answers to ``stats``, ``status`` and ``nodes``, with numbers where words say yes or no."""
+    status, nodes = answers.get("status", {}), answers.get("nodes", {})
+    rows = nodes.get("workers")
+    known: Json = {
+        "serving": int(status.get("state") == "serving"),
+        "journal_broken": int(bool(status.get("journal_problem"))),
+        "doors_closed": int(bool(status.get("connections_problem"))),
+    }
+    return {
+        "stats": answers.get("stats", {}),
+        "status": {**status, **known},
+        "workers": _workers(rows if isinstance(rows, list) else []),
+    }
+
+
+def _workers(rows: list[Json]) -> Json:
+    """By name; of two with the same one, the one that is there."""
+    found: Json = {}
+    for row in sorted(rows, key=lambda row: row.get("state") not in GONE):
+        name, is_gone = str(row.get("name")), row.get("state") in GONE
+        verdicts: Json = {verdict: int(row.get("verdict") == verdict) for verdict in VERDICTS}
+        found[name] = (
+            {"up": 0, "verdicts": verdicts} if is_gone else {**row, "up": 1, "verdicts": verdicts} | _held(row)
+        )
+    return found
+
+
+def _held(row: Json) -> Json:
+    layers = row.get("layers")
+    if not isinstance(layers, list):
+        return {"num_layers": 0}
+    first, stop = layers
+    return {"num_layers": stop - first, "first_layer": first}
+
+
+# --- ways to write a line of the catalogue ----------------------------------------------------------------------------
+
+
+def _counter(name: str, text: str, path: str, scale: float = 1.0) -> Figure:
+    return Figure(f"swarm_{name}_total", "counter", text, (Source(path),), (), scale)
+
+
+def _gauge(name: str, text: str, path: str) -> Figure:
+    return Figure(f"swarm_{name}", "gauge", text, (Source(path),))
+
+
+def _histogram(name: str, text: str, path: str) -> Figure:
+    return Figure(f"swarm_{name}", "histogram", text, (Source(path),))
+
+
+def _split(name: str, text: str, label: str, *sources: Source) -> Figure:
+    """A counter with a label that is no worker."""
+    return Figure(f"swarm_{name}_total", "counter", text, sources, (label,))
+
+
+def _stage(name: str, text: str, path: str, scale: float = 1.0, *, is_counter: bool = False) -> Figure:
+    """A worker's own figure; ``path`` is what it calls it in its statistics."""
+    source = Source(f"stats.stages.*.{path}", ("*",))
+    if is_counter:
+        return Figure(f"swarm_{name}_total", "counter", text, (source,), ("worker",), scale)
+    return Figure(f"swarm_{name}", "gauge", text, (source,), ("worker",), scale)
+
+
+def _seconds(name: str, text: str, path: str) -> Figure:
+    return _stage(f"stage_{name}_seconds", text, f"microseconds.{path}.total", 1e-6, is_counter=True)
+
+
+def _ways(name: str, text: str, kind: str, paths: tuple[str, str], scale: float = 1.0) -> Figure:
+    """A worker's figure for what comes in, and what goes out."""
+    sources = tuple(
+        Source(f"stats.stages.*.{kind}.{path}.total", ("*", way))
+        for way, path in zip(("in", "out"), paths, strict=True)
+    )
+    return Figure(f"swarm_stage_{name}_total", "counter", text, sources, ("worker", "direction"), scale)
+
+
+def _worker(name: str, text: str, path: str) -> Figure:
+    """What the broker says of a worker."""
+    return Figure(f"swarm_worker_{name}", "gauge", text, (Source(f"workers.*.{path}", ("*",)),), ("worker",))
+
+
+# --- the catalogue ----------------------------------------------------------------------------------------------------
+
+WHOLE = (
+    _gauge("serving", "1 while a plan serves, else 0: requests wait", "status.serving"),
+    _gauge("uptime_seconds", "Seconds since the broker's process started", "status.uptime_s"),
+    _gauge("epoch", "The plan's number, which only grows", "status.epoch"),
+    _gauge("stages", "Stages of the plan in force", "status.num_stages"),
+    _gauge("workers", "Workers that are there, with layers or without", "status.num_workers"),
+    _gauge("doors_closed", "1 while a door lets nobody in, for want of descriptors", "status.doors_closed"),
+    _counter("plans", "Plans that were made", "stats.pipeline.plans"),
+    _counter(
+        "own_pauses", "Times that the broker's process itself stood still for over 0.25 s", "stats.pipeline.own_pauses"
+    ),
+    _counter("broken_rules", "Rules of the broker's state that did not hold: a bug", "stats.pipeline.rules_broken"),
+)
+
+REQUESTS = (
+    _split(
+        "requests",
+        "Requests that ended, by the worst of their ends",
+        "outcome",
+        Source("stats.requests.ended.*", ("*",)),
+    ),
+    _split(
+        "sequences",
+        "Continuations that ended, by how; a request with n=4 has four",
+        "outcome",
+        *(Source(f"stats.pipeline.sequences_{each}", (each,)) for each in ("stop", "length", "cancelled", "failed")),
+    ),
+    _split("rejected", "Requests that were not let in, by why", "reason", Source("stats.pipeline.rejected_*", ("*",))),
+    _counter(
+        "late_sequences",
+        "Requests that failed because their deadline could not be kept",
+        "stats.pipeline.sequences_too_late",
+    ),
+    _gauge("requests_known", "Requests in the broker's memory, ended ones among them", "status.num_requests"),
+    _gauge("running_sequences", "Continuations with room in the stages", "status.num_running"),
+    _gauge("waiting_sequences", "Continuations that wait for room", "status.num_queued"),
+    _histogram("queue_seconds", "Seconds from a request's arrival to its first step", "stats.histograms.queue_s"),
+    _histogram(
+        "first_token_seconds", "Seconds from a request's arrival to its first token", "stats.histograms.first_token_s"
+    ),
+    _histogram(
+        "inter_token_seconds", "Seconds between two tokens of a continuation", "stats.histograms.between_tokens_s"
+    ),
+    _histogram(
+        "request_seconds",
+        "Seconds from the arrival to the end of requests that were finished",
+        "stats.histograms.request_s",
+    ),
+    _counter("prompt_tokens", "Tokens of prompts whose first answer's token has come", "stats.requests.prompt_tokens"),
+    _counter(
+        "cached_prompt_tokens",
+        "Of the prompts' tokens, those that the prefix cache had",
+        "stats.requests.cached_prompt_tokens",
+    ),
+    _counter("generated_tokens", "Tokens that were drawn", "stats.pipeline.tokens"),
+    _counter(
+        "prefix_hits", "Times that a sequence began as a copy of another's beginning", "stats.pipeline.prefix_hits"
+    ),
+    _counter("preemptions", "Times that a sequence gave its room to another", "stats.pipeline.preemptions"),
+)
+
+STEPS = (
+    _counter("steps", "Steps that were sent through the stages", "stats.pipeline.steps"),
+    _gauge("steps_in_flight", "Steps in the stages now", "status.steps_in_flight"),
+    _counter(
+        "positions",
+        "Positions in those steps: prompts' tokens and drawn ones, computed or computed again",
+        "stats.pipeline.positions",
+    ),
+    _histogram("step_rows", "Sequences in a step", "stats.histograms.step_rows"),
+    _histogram("step_positions", "Positions in a step", "stats.histograms.step_positions"),
+    _histogram("step_seconds", "Seconds of a step's way through all stages and back", "stats.histograms.step_s"),
+    _counter(
+        "wire_seconds",
+        "Seconds of steps' ways outside the stages: encoding, sockets, networks",
+        "stats.pipeline.microseconds.bridge.total",
+        1e-6,
+    ),
+    _counter("wire_bytes", "Bytes of steps between stages", "stats.pipeline.sizes.bytes_bridged.total"),
+    _gauge(
+        "kv_used_positions",
+        "Positions of keys and values that running sequences have room for",
+        "stats.scheduler.kv_used",
+    ),
+    _gauge("kv_cached_positions", "Positions that are kept for prompts that begin alike", "stats.scheduler.kv_cached"),
+    _gauge("kv_capacity_positions", "Positions that the plan has room for", "stats.scheduler.kv_capacity"),
+)
+
+STAGES = (
+    _stage("stage_steps", "Steps that the stage computed", "steps", is_counter=True),
+    _stage("stage_positions", "Positions that the stage computed", "positions", is_counter=True),
+    _seconds("busy", "Seconds from a step's arrival at the stage to handing it on", "total"),
+    _seconds("idle", "Seconds that the stage waited for a step", "idle"),
+    _seconds("wait", "Seconds that steps waited at the stage for others", "wait"),
+    _seconds("compute", "Seconds of computing layers, norm and head", "compute"),
+    _seconds("sample", "Seconds of drawing tokens, on the last stage", "sample"),
+    _ways(
+        "serialize_seconds",
+        "Seconds of decoding and checking (in), of encoding and handing to the socket (out)",
+        "microseconds",
+        ("bridge_in", "bridge_out"),
+        1e-6,
+    ),
+    _ways("wire_bytes", "Bytes of steps that came in, and went out", "sizes", ("bytes_in", "bytes_out")),
+    _stage("stage_kv_used_positions", "Positions of keys and values that the stage holds", "kv_used"),
+    _stage("stage_kv_capacity_positions", "Positions that the stage has room for", "kv_capacity"),
+    _stage("stage_sequences", "Sequences that the stage holds something of", "sequences"),
+    _stage("stage_log_bytes", "Memory that the log of outputs takes, from which lost stages are rebuilt", "log_bytes"),
+    _stage("stage_log_evicted", "Entries of the log that had to go for want of memory", "log_evicted", is_counter=True),
+    _stage("stage_weight_bytes", "Weights in memory", "weight_bytes"),
+    _stage(
+        "stage_refused_frames",
+        "Messages between stages that were damaged, and refused",
+        "refused_frames",
+        is_counter=True,
+    ),
+    _stage(
+        "stage_refused_connections",
+        "Strangers that were sent away from the stage's door",
+        "knockers_refused",
+        is_counter=True,
+    ),
+)
+
+WORKERS = (
+    _worker("up", "1 while the worker is there, 0 when it was put out or has left", "up"),
+    Figure(
+        "swarm_worker_verdict",
+        "gauge",
+        "1 for what the broker thinks of the worker, 0 for all else",
+        (Source("workers.*.verdicts.*", ("*", "*")),),
+        ("worker", "verdict"),
+    ),
+    _worker("layers", "Layers of the plan in force that the worker holds; 0: it is a spare", "num_layers"),
+    _worker("first_layer", "The first of them", "first_layer"),
+    _worker("beat_age_seconds", "Seconds since the worker's last beat was heard", "beat_age_s"),
+    _worker("loop_lag_seconds", "Seconds by which the worker's control loop is late", "loop_lag_s"),
+    _worker("pace_ratio", "How many times longer than predicted the worker's last steps took", "pace"),
+    _worker("lies", "Times that what the worker sent was proven wrong", "lies"),
+    _stage("worker_resident_bytes", "Memory of the worker's process", "resident_bytes"),
+    _stage("worker_device_bytes", "Memory that is taken on the worker's device", "device_memory_bytes"),
+    _stage("worker_cpu_seconds", "Processor time of the worker's process", "cpu_s", is_counter=True),
+    _stage("worker_descriptors", "Descriptors that the worker has open", "descriptors"),
+    _stage("worker_descriptor_limit", "Descriptors that the worker may have open", "descriptor_limit"),
+    _stage("worker_threads", "Threads of the worker's interpreter", "threads"),
+    _counter("beats", "Beats of workers that were heard", "stats.pipeline.beats"),
+    _counter("workers_lost", "Workers that were put out or vanished", "stats.pipeline.workers_lost"),
+)
+
+TROUBLES = (
+    _counter("recoveries", "Recoveries that have ended", "stats.recoveries.ended"),
+    _gauge("recovery_under_way", "1 while the swarm recovers from a loss", "stats.recoveries.under_way"),
+    _gauge("recovery_under_way_seconds", "For how long it has, 0 if it does not", "stats.recoveries.under_way_s"),
+    Figure(
+        "swarm_recovery_seconds",
+        "histogram",
+        "Seconds that each part of a recovery took; detect counts from the last sign of life, total from the detection",
+        (Source("stats.histograms.recovery_*_s", ("*",)),),
+        ("part",),
+    ),
+    _counter(
+        "replayed_layer_positions",
+        "Layers times positions that were computed again from logs",
+        "stats.pipeline.replayed_layer_positions",
+    ),
+    _split(
+        "refused_frames",
+        "Messages at the broker's doors that could not be understood, and were refused",
+        "door",
+        *(
+            Source(f"stats.pipeline.malformed_{door}", (name,))
+            for door, name in (("client", "client"), ("control", "worker"), ("beat", "beat"), ("data", "data"))
+        ),
+    ),
+    _counter(
+        "damaged_messages",
+        "Damaged messages on the way of steps, each of which had a new epoch made",
+        "stats.pipeline.damaged_messages",
+    ),
+    _counter(
+        "disagreeing_rechecks", "Samples that two workers computed differently", "stats.pipeline.rechecks_disagreed"
+    ),
+)
+
+PROCESSES = (
+    _gauge(
+        "journal_broken", "1 while nothing can be written to the journal: nobody is let in", "status.journal_broken"
+    ),
+    _histogram("journal_write_seconds", "Seconds of the journal's transactions", "stats.histograms.journal_write_s"),
+    _counter("journal_writes", "Facts that were written to the journal", "stats.journal.writes"),
+    _counter("journal_failures", "Times that the journal could not be written", "stats.journal.failures"),
+    _counter(
+        "journal_renewals",
+        "Times that the journal was begun anew because it could not be believed",
+        "stats.journal.renewals",
+    ),
+    _gauge("journal_bytes", "Size of the journal's files", "stats.journal.bytes"),
+    _gauge("broker_resident_bytes", "Memory of the broker's process", "stats.broker.resident_bytes"),
+    _counter("broker_cpu_seconds", "Processor time of the broker's process", "stats.broker.cpu_s"),
+    _gauge("broker_descriptors", "Descriptors that the broker has open", "stats.broker.descriptors"),
+    _gauge("broker_descriptor_limit", "Descriptors that the broker may have open", "stats.broker.descriptor_limit"),
+    _gauge("broker_threads", "Threads of the broker's process", "stats.broker.threads"),
+)
+
+FIGURES = (*WHOLE, *REQUESTS, *STEPS, *STAGES, *WORKERS, *TROUBLES, *PROCESSES)

@@ -1,0 +1,71 @@
+"""What ``/metrics`` answers: the broker's figures as they are now, and the gateway's own.
+
+A broker that is away, or doesn't answer in time, is ``swarm_up 0``; the gateway's own numbers are served all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from swarm.errors import SwarmError
+from swarm.numbers.catalogue import FIGURES, UP, reports
+from swarm.numbers.families import family
+
+if TYPE_CHECKING:
+    from swarm.numbers.http import HttpNumbers
+    from swarm.wire.messages import Json
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DEADLINE_S = 2.0  # Prometheus gives up after ten seconds by default, and wants the rest as well
+ASKED: tuple[Literal["stats", "status", "nodes"], ...] = ("stats", "status", "nodes")
+
+Query = Callable[[Any], Awaitable["Json"]]
+
+
+async def render(
+    query: Query | None, http_numbers: HttpNumbers | None = None, *, deadline_s: float = DEADLINE_S
+) -> tuple[bytes, str]:
+    """Write everything as Prometheus reads it; the second is the content type. ``query`` is ``AsyncClient.query``;
+    None: there is no broker. ``http_numbers`` None: there is no gateway."""
+    answers = None if query is None else await _asked(query, deadline_s)
+    text = written(answers)
+    if http_numbers is not None:
+        text += generate_latest(http_numbers.registry)
+    return text, CONTENT_TYPE
+
+
+def written(answers: Mapping[str, Json] | None) -> bytes:
+    """Write the swarm's part: of the broker's answers, or None if there are none."""
+    registry = CollectorRegistry()
+    registry.register(_Swarm(answers))
+    return generate_latest(registry)
+
+
+async def _asked(query: Query, deadline_s: float) -> Mapping[str, Json] | None:
+    """What the broker says; None if it doesn't, or not all of it in time."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return dict(zip(ASKED, await asyncio.gather(*(query(what) for what in ASKED)), strict=True))
+    except (SwarmError, TimeoutError, OSError):
+        return None
+
+
+class _Swarm(Collector):
+    def __init__(self, answers: Mapping[str, Json] | None) -> None:
+        self._answers = answers
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(UP.name, UP.text, int(self._answers is not None))
+        if self._answers is None:
+            return
+        known = reports(self._answers)
+        for figure in FIGURES:
+            made = family(figure, known)
+            if made is not None:
+                yield made

@@ -1,0 +1,94 @@
+"""Metrics made of the broker's reports: a figure of the catalogue says where its values stand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from swarm.wire.messages import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where values stand: keys with dots between them. ``*`` stands for any key, or for any part of one, and what it
+    stands for is the value of the label whose place in ``labels`` has a ``*`` (the first for the first)."""
+
+    path: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric. ``scale``: base units for one unit of the report's. A counter whose place is empty has not been
+    counted up yet: it is 0, if what it belongs to is there; any other is left out then."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    sources: tuple[Source, ...]
+    labels: tuple[str, ...] = ()
+    scale: float = 1.0
+
+
+Labelled = tuple[tuple[str, ...], object]  # the labels' values, and what stands there; None: nothing
+
+
+def family(figure: Figure, reports: Json) -> Metric | None:
+    """Make a metric of what the reports say; None if they have nothing of it."""
+    values = [found for source in figure.sources for found in _found(source, reports)]
+    if not values:
+        return None
+    if figure.kind == "histogram":
+        spread = [(labels, value) for labels, value in values if isinstance(value, Mapping)]
+        return histogram_family(figure.name, figure.text, figure.labels, spread) if spread else None
+    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    made: CounterMetricFamily | GaugeMetricFamily = kind(figure.name, figure.text, labels=figure.labels)
+    for labels, value in values:
+        if isinstance(value, int | float):
+            made.add_metric(labels, value * figure.scale)
+        elif figure.kind == "counter":
+            made.add_metric(labels, 0)
+    return made if made.samples else None
+
+
+def histogram_family(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], Mapping[str, object]]]
+) -> HistogramMetricFamily:
+    """Make a histogram of what ``swarm.series.Histogram`` reports: Prometheus wants every bucket with all below it."""
+    made = HistogramMetricFamily(name, text, labels=labels)
+    for where, body in values:
+        bounds, counts, total = body["bounds"], body["counts"], body["total"]
+        assert isinstance(bounds, Sequence)
+        assert isinstance(counts, Sequence)
+        assert isinstance(total, int | float)
+        ends = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+        made.add_metric(where, list(zip(ends, accumulate(counts), strict=True)), total)
+    return made
+
+
+def _found(source: Source, reports: Json) -> Iterator[Labelled]:
+    for stars, value in _walk(source.path.split("."), reports):
+        names = iter(stars)
+        yield tuple(next(names) if label == "*" else label for label in source.labels), value
+
+
+def _walk(path: Sequence[str], place: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Find what the path leads to, with what its stars stand for. The last key alone may be missing."""
+    if not path:
+        yield (), place
+        return
+    if not isinstance(place, Mapping):
+        return
+    key, rest = path[0], path[1:]
+    if "*" in key:
+        before, after = key.split("*")
+        for name, below in place.items():
+            if len(name) > len(before) + len(after) and name.startswith(before) and name.endswith(after):
+                star = name[len(before) : len(name) - len(after)]
+                yield from (((star, *stars), value) for stars, value in _walk(rest, below))
+    elif key in place or not rest:
+        yield from _walk(rest, place.get(key))

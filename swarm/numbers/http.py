@@ -1,0 +1,159 @@
+"""What a gateway serves, counted: requests, tokens, and how long clients waited.
+
+All of it happens on the gateway's event loop: counting is plain arithmetic without locks, 0.4 µs a token. It becomes
+metrics when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from swarm.clock import Clock, SystemClock
+from swarm.numbers.families import histogram_family
+from swarm.numbers.process import GatewayProcess
+from swarm.series import LONG_S, SHORT_S, Histogram
+
+MOST_NAMES = 32  # of APIs, and of models; whatever comes after them is counted as "other"
+OTHER = "other"
+TOKENS = ("prompt", "cached", "answer")
+
+
+class Watch:
+    """One request: when its tokens came, and how it ended."""
+
+    __slots__ = ("_api", "_began", "_gaps", "_last", "_model", "_now", "_numbers", "_over")
+
+    def __init__(self, numbers: HttpNumbers, api: str, model: str) -> None:
+        self._numbers = numbers
+        self._api = api
+        self._model = model
+        self._now = numbers.clock.now
+        self._gaps = numbers.between_tokens[api]
+        self._began = self._now()
+        self._last: float | None = None
+        self._over = False
+
+    def first(self) -> None:
+        """The first token is there. Said once; a later time is none."""
+        if self._last is None:
+            self._last = self._now()
+            self._numbers.first_token[self._api].add(self._last - self._began)
+
+    def token(self, count: int = 1) -> None:
+        """One more token is there, or several at once: then all but one of them came without a gap. The first token
+        may be told by this, too."""
+        if self._last is None:
+            self.first()
+            count -= 1
+        else:
+            now = self._now()
+            self._gaps.add(now - self._last)
+            self._last = now
+            count -= 1
+        for _ in range(count):
+            self._gaps.add(0.0)
+
+    def ended(self, outcome: str, prompt: int = 0, cached: int = 0, answer: int = 0) -> None:
+        """The request is over, with so many tokens; ``outcome`` is one of few names. Counted once, so that it may be
+        said in a ``finally``, too."""
+        if self._over:
+            return
+        self._over = True
+        numbers, name = self._numbers, (self._api, self._model)
+        numbers.open_requests[self._api] -= 1
+        numbers.ended[(*name, outcome)] += 1
+        numbers.whole[self._api].add(self._now() - self._began)
+        for kind, count in zip(TOKENS, (prompt, cached, answer), strict=True):
+            numbers.tokens[(*name, kind)] += count
+
+
+class HttpNumbers(Collector):
+    """Counts, and tells them to ``registry``, which holds nothing else but the gateway's process."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.open_requests: Counter[str] = Counter()
+        self.ended: Counter[tuple[str, str, str]] = Counter()
+        self.tokens: Counter[tuple[str, str, str]] = Counter()
+        self.turned_away: Counter[tuple[str, str]] = Counter()
+        self.first_token: dict[str, Histogram] = {}
+        self.between_tokens: dict[str, Histogram] = {}
+        self.whole: dict[str, Histogram] = {}
+        self._models: set[str] = set()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.registry.register(GatewayProcess())
+
+    def began(self, api: str, model: str) -> Watch:
+        """A request came in that will be answered. ``api``: "chat", "completions" and so on; ``model``: one that is
+        served, not whatever a client writes."""
+        api = self._api(api)
+        self.open_requests[api] += 1
+        return Watch(self, api, self._model(model))
+
+    def refused(self, api: str, status: int) -> None:
+        """A request was answered with an error before anything ran."""
+        self.turned_away[self._api(api), str(status)] += 1
+
+    def _api(self, api: str) -> str:
+        if api not in self.first_token:
+            api = api if len(self.first_token) < MOST_NAMES else OTHER
+            if api not in self.first_token:
+                self.first_token[api], self.whole[api] = Histogram(LONG_S), Histogram(LONG_S)
+                self.between_tokens[api] = Histogram(SHORT_S)
+        return api
+
+    def _model(self, model: str) -> str:
+        if model not in self._models:
+            if len(self._models) >= MOST_NAMES:
+                return OTHER
+            self._models.add(model)
+        return model
+
+    # --- told --------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        ended = CounterMetricFamily(
+            "swarm_http_requests_total", "Requests that were answered, by how they ended", labels=NAMES["outcome"]
+        )
+        for labels, count in self.ended.items():
+            ended.add_metric(labels, count)
+        yield ended
+        turned_away = CounterMetricFamily(
+            "swarm_http_refused_total", "Requests answered with an error before anything ran", labels=("api", "status")
+        )
+        for pair, count in self.turned_away.items():
+            turned_away.add_metric(pair, count)
+        yield turned_away
+        tokens = CounterMetricFamily(
+            "swarm_http_tokens_total",
+            "Tokens of requests that ended: of prompts, of those what the prefix cache had, of answers",
+            labels=NAMES["kind"],
+        )
+        for labels, count in self.tokens.items():
+            tokens.add_metric(labels, count)
+        yield tokens
+        under_way = GaugeMetricFamily(
+            "swarm_http_open_requests", "Requests being answered, streams among them", labels=("api",)
+        )
+        for api, count in self.open_requests.items():
+            under_way.add_metric((api,), count)
+        yield under_way
+        yield from self._times()
+
+    def _times(self) -> Iterator[Metric]:
+        for name, text, histograms in (
+            ("first_token", "Seconds from a request's arrival to its first token", self.first_token),
+            ("inter_token", "Seconds between two tokens of a request, as its client gets them", self.between_tokens),
+            ("request", "Seconds from a request's arrival to its end, whatever that was", self.whole),
+        ):
+            values = [((api,), histogram.body()) for api, histogram in histograms.items()]
+            yield histogram_family(f"swarm_http_{name}_seconds", text, ("api",), values)
+
+
+NAMES = {last: ("api", "model", last) for last in ("outcome", "kind")}

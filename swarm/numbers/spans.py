@@ -1,0 +1,171 @@
+"""Traces for OpenTelemetry: where a request's time went, as spans that any collector understands (OTLP over HTTP).
+
+Off unless an endpoint is given: then nothing of OpenTelemetry is even imported. While requests run nothing is done for
+them; when one has ended, the broker is asked for its trace, which it keeps anyway, and spans are made of that:
+
+    swarm.request        from its arrival at the broker to its end there
+    └── swarm.step       one per token: from the dispatch of its step to the answer (the chunks of a prompt are one)
+        └── swarm.stage  one per stage: waiting, computing and drawing there
+
+Machines' clocks are not compared: a step's beginning and end are the broker's, the stages within it have their own
+durations, in their order, and what is left of the step (the wire) lies between them in equal parts.
+
+A request with a ``traceparent`` belongs to its sender's trace, and is left out if its sender leaves it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from swarm.errors import ConfigError, SwarmError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+
+MAX_TOKENS = 128  # of one continuation: the first ones, which tell most
+MAX_ASKED = 8  # questions to the broker at a time; beyond, requests stay without a trace
+DEADLINE_S = 2.0
+MAX_WAITING = 8192  # spans that wait for the collector; beyond, the newest are dropped
+EXPORT_TIMEOUT_S = 5.0
+INSTALL = "pip install 'swarm[tracing]'"
+
+AskTrace = Callable[[str], Awaitable[dict[str, Any]]]
+Attributes = Mapping[str, str | int | float | bool]
+
+
+def make_tracer(
+    endpoint: str | None, ask: AskTrace, *, share: float = 1.0, wall_clock: Callable[[], float] = time.time
+) -> Tracer | None:
+    """Make one that sends to this collector, as ``http://host:4318``; None if there is no endpoint. ``ask`` is
+    ``AsyncClient.trace``. ``share``: of the requests that come without a ``traceparent``, as many are traced."""
+    if not endpoint:
+        return None
+    address = urlsplit(endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"the traces' endpoint {endpoint!r} is no address like http://127.0.0.1:4318")
+    if address.path in ("", "/"):
+        endpoint = f"{endpoint.rstrip('/')}/v1/traces"
+    return Tracer(_provider(endpoint), ask, share, wall_clock)
+
+
+def _provider(endpoint: str) -> TracerProvider:
+    """Export in a thread of its own, with bounds."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (an extra)
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"traces need packages that are not installed ({error.name}): {INSTALL}") from error
+    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "swarm"}), shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING))
+    return provider
+
+
+class Tracer:
+    """``num_missing``: requests without a trace, since the broker did not tell one or too many asked at once."""
+
+    def __init__(self, provider: TracerProvider, ask: AskTrace, share: float, wall_clock: Callable[[], float]) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("swarm")
+        self._ask = ask
+        self._share = share
+        self._wall_clock = wall_clock
+        self._num_asking = 0
+        self.num_missing = 0
+
+    async def request_ended(self, request_id: str, traceparent: str | None, attributes: Attributes) -> None:
+        """Ask where the time of this request went, and send it on. Never raises for the broker's sake; takes at most
+        ``DEADLINE_S``, so whoever is in a hurry makes a task of it."""
+        parent = self._parent(traceparent)
+        if parent is None:
+            return
+        if self._num_asking >= MAX_ASKED:
+            self.num_missing += 1
+            return
+        self._num_asking += 1
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                trace = await self._ask(request_id)
+        except (SwarmError, TimeoutError, OSError):
+            self.num_missing += 1
+            return
+        finally:
+            self._num_asking -= 1
+        await asyncio.to_thread(self._make, trace, self._wall_clock(), parent, attributes)  # 20 µs for each span
+
+    async def close(self) -> None:
+        """Send what waits, and end."""
+        await asyncio.to_thread(self._provider.shutdown)
+
+    def _parent(self, traceparent: str | None) -> Context | None:
+        """Whose trace the request belongs to; None: it is to have none."""
+        from opentelemetry.context import Context  # noqa: PLC0415 (an extra)
+        from opentelemetry.trace import get_current_span  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+        found = Context()
+        if traceparent is not None:
+            found = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, found)
+        sender = get_current_span(found).get_span_context()
+        is_wanted = sender.trace_flags.sampled if sender.is_valid else random.random() < self._share
+        return found if is_wanted else None
+
+    def _make(self, trace: Mapping[str, Any], now: float, parent: Context, attributes: Attributes) -> None:
+        """``now`` is the moment of the answer, by the wall's clock: all times count back from it."""
+        if trace.get("age_s") is None:
+            self.num_missing += 1
+            return
+        arrived = now - trace["age_s"]
+        ended = now - (trace.get("ended_age_s") or 0.0)
+        about = {"swarm.request_id": str(trace["request_id"]), **attributes}
+        request = self._span("swarm.request", arrived, parent, about)
+        for sequence in trace["sequences"]:
+            for token in sequence.get("tokens", ())[:MAX_TOKENS]:
+                self._make_step(arrived, token, request, {"swarm.choice": sequence["index"]})
+        request[0].end(_ns(ended))
+
+    def _make_step(self, arrived: float, token: Mapping[str, Any], parent: tuple[Any, Context], of: Attributes) -> None:
+        """The time before the dispatch is the queue's, and that after the answer the journal's and the reader's."""
+        began = arrived + token["began_s"] + token["queue_s"]
+        ended = arrived + token["began_s"] + token["total_s"] - token["broker_s"]
+        about = {**of, "swarm.token": token["index"], "swarm.steps": token["num_steps"]}
+        about |= {f"swarm.{part}": token[part] for part in ("queue_s", "wire_s", "broker_s")}
+        step = self._span("swarm.step", began, parent[1], about)
+        for stage, start, stop in placed(token["stages"], began, ended):
+            first, after = stage["layers"]
+            named = {"swarm.worker": stage["worker"], "swarm.layers": f"{first}-{after - 1}"}
+            named |= {f"swarm.{part}": stage[part] for part in ("wait_s", "compute_s", "sample_s", "wire_bytes")}
+            self._span("swarm.stage", start, step[1], named)[0].end(_ns(stop))
+        step[0].end(_ns(ended))
+
+    def _span(self, name: str, start: float, parent: Context, attributes: Attributes) -> tuple[Any, Context]:
+        """The span, and the context of what is below it."""
+        from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 (an extra)
+
+        span = self._tracer.start_span(name, context=parent, start_time=_ns(start), attributes=dict(attributes))
+        return span, set_span_in_context(span, parent)
+
+
+def placed(
+    stages: list[Mapping[str, Any]], began: float, ended: float
+) -> Iterator[tuple[Mapping[str, Any], float, float]]:
+    """Lay the stages of a step one behind the other, with what is left of its time before, between and behind them."""
+    durations = [stage["wait_s"] + stage["compute_s"] + stage["sample_s"] for stage in stages]
+    gap = max(0.0, ended - began - sum(durations)) / (len(stages) + 1)
+    at = began
+    for stage, duration in zip(stages, durations, strict=True):
+        start = min(ended, at + gap)
+        at = min(ended, start + duration)
+        yield stage, start, at
+
+
+def _ns(moment: float) -> int:
+    return int(moment * 1e9)
