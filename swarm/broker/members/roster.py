@@ -308,10 +308,23 @@ class Members:
     ) -> None:
         if worker.is_gone:
             return
+        self._put_out(worker, evidence, verdict, now)
+        self._procedure.lost(worker, now, blame=blame and worker.state is WorkerState.OUT)
+        self._end_the_dangerous(now)
+
+    def _lose_the_late(self, now: float) -> None:
+        """Whoever has not answered by a plan's deadline is out; the next plan is made without any of them."""
+        late = self._procedure.late(now)
+        for worker, evidence in late:
+            self._put_out(worker, evidence, Verdict.DEAD, now)
+        for worker, _ in late:
+            self._procedure.lost(worker, now, blame=False)
+
+    def _put_out(self, worker: Worker, evidence: str, verdict: Verdict, now: float) -> None:
+        """The one way to go that is not a release: counted, told, and recorded."""
         self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
             worker.leave(evidence)
-            blame = False
             self._note("worker_left", worker=worker.name, evidence=evidence)
         else:
             worker.fall_out(evidence)
@@ -319,8 +332,6 @@ class Members:
             self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
         self.vigil.note_end(worker, verdict, now)
         self._record_loss(worker, evidence, now)
-        self._procedure.lost(worker, now, blame=blame)
-        self._end_the_dangerous(now)
 
     def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
         """For the report on recoveries, if there is something to recover from."""
@@ -375,12 +386,13 @@ class Members:
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
     def tick(self, usual_step_s: float, now: float) -> None:
-        """Verdicts are carried out, leases renewed."""
+        """Verdicts and deadlines are carried out, leases renewed."""
         for incarnation, judgement in self.vigil.judgements(usual_step_s, now).items():
             worker = self._state.workers[incarnation]
             if judgement.verdict.is_out and not worker.is_gone:
                 blame = judgement.verdict is Verdict.HUNG and self.vigil.computes(incarnation)
                 self._lose(worker, judgement.evidence, now, blame=blame, verdict=judgement.verdict)
+        self._lose_the_late(now)
         for worker, names in self._uploads.ask_others(now):
             self._welcome(worker, names)
         self._rechecker.tick(now)

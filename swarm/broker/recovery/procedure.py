@@ -90,14 +90,12 @@ class Procedure:
     # --- what moves the plan -----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Make a plan if one is wanted, and give up on whoever is late."""
+        """Make a plan if one is wanted, and say orders again that were not answered."""
         book = self._state.book
         for worker in self._state.workers.values():
             if worker.refusals and now >= worker.retry_at:
                 worker.forget_refusals()
-        if book.awaited and now >= book.deadline:
-            self._blame_the_late(now)
-        elif book.awaited:
+        if book.awaited:
             self._orders.tick(now)
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
@@ -134,6 +132,15 @@ class Procedure:
             self._start(now)  # nobody is served until there is a plan
         else:
             self.changed(now)
+
+    def late(self, now: float) -> list[tuple[Worker, str]]:
+        """Who has not answered by the deadline, with the evidence: to be put out, and reported as ``lost``."""
+        book = self._state.book
+        if now < book.deadline:
+            return []
+        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
+        evidence = f"did not {what} epoch {book.epoch} in time"
+        return [(w, evidence) for w in self._state.workers.values() if w.incarnation in book.awaited]
 
     def leaving(self, worker: Worker, now: float) -> None:
         """A worker wants to go. A plan under way that counts on it is not worth finishing."""
@@ -433,16 +440,6 @@ class Procedure:
         for sequence in in_steps | set(self.rebuilder.under_way):
             sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
-
-    def _blame_the_late(self, now: float) -> None:
-        book = self._state.book
-        late = [w for w in self._state.workers.values() if w.incarnation in book.awaited]
-        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
-        for worker in late:
-            worker.fall_out(f"did not {what} epoch {book.epoch} in time")
-            self._note("worker_out", "warning", worker=worker.name, evidence=worker.reason)
-        for worker in late:
-            self.lost(worker, now, blame=False)
 
     # --- small things ------------------------------------------------------------------------------------------------
 

@@ -397,6 +397,35 @@ def test_who_does_not_answer_in_time_is_out(make_bench, late: str) -> None:
     assert (worker.state, worker.reason) == (WorkerState.OUT, f"did not {late} epoch 1 in time")
 
 
+@pytest.mark.parametrize("asked_to_leave", [False, True])
+def test_who_is_late_is_lost_like_others(make_bench, asked_to_leave: bool) -> None:
+    """Counted, told and recorded as every loss; of one that has said that it goes, told as that. Two that are late
+    make one new plan."""
+    bench = make_bench(planning(activate_timeout_s=3.0))
+    bench.serve(3)
+    bench.say(submit(max_tokens=20))
+    bench.take()
+    bench.mute = {"w1", "w2"}
+    bench.lose("w0")
+    for name in bench.mute:
+        bench.tell(name, bench.workers[name].prepared(2))
+    if asked_to_leave:
+        bench.state.workers["w1.1"].wants_to_leave = True
+    lost_before = bench.state.counters["workers_lost"]
+    told = bench.tick(3.5)
+    named = {
+        n.fields["worker"]: n.event for n in told if isinstance(n, Note) and n.event in ("worker_out", "worker_left")
+    }
+    assert named == {"w1": "worker_left" if asked_to_leave else "worker_out", "w2": "worker_out"}
+    assert bench.state.counters["workers_lost"] == lost_before + (1 if asked_to_leave else 2)
+    assert bench.state.workers["w1.1"].state is (WorkerState.LEFT if asked_to_leave else WorkerState.OUT)
+    assert bench.judgements_of("w2").verdict is Verdict.DEAD
+    recovery = bench.state.recoveries.current
+    assert recovery is not None
+    assert recovery.workers.kept == ["w0", "w1", "w2"]
+    assert bench.state.book.epoch == 2, "nobody is left to plan with"
+
+
 def test_a_long_load_is_waited_for_while_bytes_move(make_bench) -> None:
     """Each word of more bytes gives it the whole time again. The same bytes again, or those of an older plan, don't."""
     bench = make_bench(planning(prepare_timeout_s=3.0))
