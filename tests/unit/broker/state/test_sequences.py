@@ -53,6 +53,10 @@ def past_its_limit(state: State) -> None:
     sequence.tokens += [0] * sequence.limit
 
 
+def logprobs_of_no_token(state: State) -> None:
+    next(iter(state.running)).logprobs.append(())
+
+
 def forgotten_by_the_list(state: State) -> None:
     state.running.remove(next(iter(state.running)))
 
@@ -76,6 +80,7 @@ WRONG = {
     acknowledged_before_dispatched: "kv <= scheduled <= sampled",
     shown_before_written: "delivered <= sent <= committed",
     past_its_limit: "past its limit",
+    logprobs_of_no_token: "are uneven",
     forgotten_by_the_list: "are in the list",
     due_and_under_way: "due are",
     room_without_running: "holds room and does not run",
