@@ -17,6 +17,7 @@ from swarm.broker.members.health import HealthSettings, Verdict
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
+from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery import speeds
 from swarm.broker.recovery.inventory import what_counts
 from swarm.broker.recovery.procedure import Procedure
@@ -136,7 +137,7 @@ class Members:
             case Leaving():
                 worker.wants_to_leave = True
                 self._note("worker_leaves", worker=worker.name, reason=message.reason)
-                self.leave(worker, now, at_once=self._procedure.wanted.shortage_without(worker) is not None)
+                self.let_go(worker, now)
             case _:
                 self._state.count("unexpected_control")
 
@@ -286,14 +287,19 @@ class Members:
     def asset_part_arrived(self, event: AssetPartArrived, now: float) -> None:
         self._uploads.take(self._member(event.peer), event, now)
 
-    def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
-        """In good order: the plan is made without it first, unless nobody else can take its layers."""
-        if at_once:
-            self._procedure.release(worker, "it was asked to leave", now)
-            self._procedure.lost(worker, now, blame=False)
-        elif not worker.is_gone:
+    def leave(self, worker: Worker, now: float) -> None:
+        """In good order: the plan is made without it first."""
+        if worker.state is not WorkerState.LEAVING and not worker.is_gone:
             worker.start_leaving()
             self._procedure.leaving(worker, now)
+
+    def let_go(self, worker: Worker, now: float) -> None:
+        """It goes, whatever that means for the swarm: in good order, or at once if nobody else can take its layers.
+        Which of them is told by the plan that is made next, without it; so this takes no longer than that."""
+        self.leave(worker, now)
+        if not worker.is_gone and isinstance(self._procedure.wanted.now(), Shortage):
+            self._procedure.release(worker, "it was asked to leave", now)
+            self._procedure.lost(worker, now, blame=False)
 
     def disconnected(self, peer: bytes, now: float) -> None:
         """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
