@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.actions import Action, Note
+from swarm.broker.actions import Outbox
 from swarm.broker.members.roster import Members
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import Plan, State
@@ -20,7 +20,7 @@ class LostSteps:
     state: State
     members: Members
     procedure: Procedure
-    out: list[Action]
+    out: Outbox
     num_in_row: int = 0
 
     def one_came_through(self) -> None:
@@ -34,7 +34,7 @@ class LostSteps:
             return
         idle_s = min(self.members.vigil.idle_s(incarnation) for incarnation in plan.members)
         if min(now - min(under_way), idle_s) > self._lost_after_s(plan):
-            self.out.append(Note("steps_lost", "error", {"steps": sorted(self.state.flights)}))
+            self.out.note("steps_lost", "error", steps=sorted(self.state.flights))
             self.state.count("steps_lost", len(self.state.flights))
             self.num_in_row += 1
             # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry; or two

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swarm.broker.actions import Action, Note, OrderWorker
+from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.drafts.pipeline import DEVICES, is_supported
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
-from swarm.broker.members.health import HealthSettings, Verdict
+from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
@@ -23,6 +23,7 @@ from swarm.broker.recovery.inventory import what_counts
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests.door import Requests
 from swarm.broker.state import Plan, State, Worker, WorkerState
+from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import (
     PROTOCOL_VERSION,
     Activated,
@@ -82,7 +83,7 @@ class Members:
         procedure: Procedure,
         requests: Requests,
         *,
-        out: list[Action],
+        out: Outbox,
         now: float,
     ) -> None:
         self._state = state
@@ -136,7 +137,7 @@ class Members:
                 self._state.count("unexpected_control")  # it has said so, and finding out what to do takes its time
             case Leaving():
                 worker.wants_to_leave = True
-                self._note("worker_leaves", worker=worker.name, reason=message.reason)
+                self._out.note("worker_leaves", worker=worker.name, reason=message.reason)
                 self.let_go(worker, now)
             case _:
                 self._state.count("unexpected_control")
@@ -160,7 +161,7 @@ class Members:
         if current is None or message.epoch != current.epoch:
             self._state.count("stale_control")
             return
-        self._note("trouble", "error", worker=worker.name, reason=message.reason)
+        self._out.note("trouble", "error", worker=worker.name, reason=message.reason)
         self._state.count("troubles")
         if message.damaged:
             self.damaged(now)
@@ -206,7 +207,7 @@ class Members:
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
         reason = self._replaced.get(hello.incarnation) or self._why_not(hello, now)
         if reason is not None:
-            self._note("worker_denied", "warning", worker=hello.name, reason=reason)
+            self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
             return
         known = self._state.workers.get(hello.incarnation)
@@ -223,14 +224,13 @@ class Members:
         pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
         worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
         worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
-        self.vigil.begin(hello.incarnation, now)
         self._welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
             # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
             self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
         self._procedure.changed(now)
-        self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
+        self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 
     def not_understood(self, peer: bytes, reason: str) -> None:
         """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
@@ -331,12 +331,12 @@ class Members:
         self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
             worker.leave(evidence)
-            self._note("worker_left", worker=worker.name, evidence=evidence)
+            self._out.note("worker_left", worker=worker.name, evidence=evidence)
         else:
             worker.fall_out(evidence)
             self._state.count("workers_lost")
-            self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
-        self.vigil.note_end(worker, verdict, now)
+            self._out.note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        worker.be_judged(Judgement(verdict, worker.reason, now))
         self._record_loss(worker, evidence, now)
 
     def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
@@ -345,8 +345,8 @@ class Members:
         held = None if book.current is None else book.current.stage_of(worker.incarnation)
         is_coming = book.coming is not None and worker.incarnation in book.coming.members
         if held is not None or (is_coming and recoveries.current is not None):
-            heard_at = self.vigil.heard_at(worker.incarnation)
-            recoveries.lost(worker.name, evidence, None if held is None else held.layers, heard_at, now)
+            layers = None if held is None else held.layers
+            recoveries.lost(worker.name, evidence, layers, worker.pulse.heard_at, now)
 
     def _end_the_dangerous(self, now: float) -> None:
         for sequence, detail in self.lies.dangerous():
@@ -366,7 +366,7 @@ class Members:
             self._state.count("strangers")
             self._call_stranger(beat.incarnation, now)
             return
-        self.vigil.heard(beat, now)
+        worker.pulse.take(beat, now)
         was_called = worker.called_at is not None and now - worker.called_at <= CALL_AGAIN_S
         if worker.is_gone and not was_called and self.lies.may_be_called(worker):
             worker.be_called(now)
@@ -412,7 +412,7 @@ class Members:
             holder = self._state.workers.get(self.vigil.blocked_on(stage.incarnation))
             if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
                 holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
-                self._note("worker_unreachable", "error", worker=holder.name, by=stage.name)
+                self._out.note("worker_unreachable", "error", worker=holder.name, by=stage.name)
                 self._state.count("workers_unreachable")
                 return True
         return False
@@ -433,10 +433,6 @@ class Members:
 
     def _forget(self, incarnation: str) -> None:
         del self._state.workers[incarnation]
-        self.vigil.forget(incarnation)
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields))
 
 
 def _remember(memory: dict[str, T], incarnation: str, what: T) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swarm.broker.actions import Action, ReadList, SayClient
+from swarm.broker.actions import Outbox, ReadList, SayClient
 from swarm.broker.events import ListRead, Solved
-from swarm.broker.members.health import Judgement
 from swarm.broker.members.roster import Members
 from swarm.broker.questions import status
 from swarm.broker.questions.what_if import Departure, Suppositions
@@ -20,6 +19,7 @@ from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.endings import RequestSettings
 from swarm.broker.state import State, Worker
+from swarm.broker.state.workers import Judgement
 from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
 from swarm.wire.tensors import pack_bytes
 
@@ -31,7 +31,7 @@ class Inquiries:
         self,
         state: State,
         settings: RequestSettings,
-        out: list[Action],
+        out: Outbox,
         *,
         version: str,
         procedure: Procedure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, OrderWorker
+from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.state import State
 from swarm.wire.messages import Fence, Order
 
@@ -15,7 +15,7 @@ ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to 
 @dataclass(slots=True)
 class Orders:
     state: State
-    out: list[Action]
+    out: Outbox
     given: dict[str, Order] = field(default_factory=dict)  # to those who are awaited, to be said again
     again_at: float = 0.0
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
+from swarm.broker.actions import ClosePipe, OpenPipe, OrderWorker, Outbox, WriteEpoch
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.draft import draft
 from swarm.broker.drafts.proposals import Wanted, come_back
@@ -74,7 +74,7 @@ class PlanSettings:
 class Procedure:
     """Keeps ``state.book``. Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: list[Action]) -> None:
+    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: Outbox) -> None:
         self._state = state
         self._settings = settings
         self._data_endpoint = data_endpoint
@@ -101,7 +101,7 @@ class Procedure:
             return
         self._release_the_leaving(now)
         for worker in self._paces.take(now):
-            self._note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
+            self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
             if self.rebuilder.is_idle:
                 found = self.wanted.now()
@@ -221,7 +221,7 @@ class Procedure:
             self._state.count("stale_control")
             return
         worker.refuse(stage.layers, message.reason[:500], now)
-        self._note("plan_refused", "error", worker=worker.name, reason=message.reason)
+        self._out.note("plan_refused", "error", worker=worker.name, reason=message.reason)
         self._abandon()
         if self._state.book.current is None:
             self._start(now)
@@ -325,7 +325,7 @@ class Procedure:
     def _wait_for(self, shortage: Shortage) -> None:
         book = self._state.book
         if book.waits_for != shortage.text:
-            self._note("swarm_waits", "warning", waits_for=shortage.text)
+            self._out.note("swarm_waits", "warning", waits_for=shortage.text)
         book.waits_for = shortage.text
         if book.current is None:
             book.phase = PlanPhase.NONE
@@ -381,7 +381,7 @@ class Procedure:
         for worker in self._state.workers.values():
             if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
-        self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
+        self._out.note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
         self._fallen = None
         self.recovered(self._state.recoveries.activated(len(self._state.running), now))
         self.rebuilder.begin(now)
@@ -393,7 +393,7 @@ class Procedure:
             return
         told = recovery.as_json()
         names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
-        self._out.append(Note("recovered", fields={name: told[name] for name in names}))
+        self._out.note("recovered", "info", **{name: told[name] for name in names})
 
     # --- undoing -----------------------------------------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ class Procedure:
         self._orders.tell(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
         worker.leave(reason)
         worker.be_called(now)
-        self._note("worker_released", worker=worker.name, reason=reason)
+        self._out.note("worker_released", worker=worker.name, reason=reason)
 
     def _release_the_leaving(self, now: float) -> None:
         current = self._state.book.current
@@ -446,6 +446,3 @@ class Procedure:
     def _is_awaited(self, incarnation: str, epoch: int) -> bool:
         plan = self._state.book.coming or self._state.book.current
         return plan is not None and plan.epoch == epoch and incarnation in self._state.book.awaited
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields))

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, Dispatch, Note, OrderWorker
+from swarm.broker.actions import Dispatch, OrderWorker, Outbox
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State
 from swarm.broker.steps.scheduler import opening
 from swarm.wire.messages import (
@@ -99,7 +99,7 @@ class Rebuilder:
 
     state: State
     settings: RebuildSettings
-    out: list[Action]
+    out: Outbox
     said: dict[str, Activated] = field(default_factory=dict)
     queue: deque[Sequence] = field(default_factory=deque)
     under_way: list[Sequence] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Rebuilder:
             self.under_way.remove(sequence)
             self.state.running.refresh(sequence)
             self.state.count("sequences_rebuilt")
-            self._note("sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.began_at)
+            self.out.note("sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.began_at)
         else:
             self._order(sequence, sequence.rebuilds[0], now)
         self._fill(now)
@@ -256,7 +256,7 @@ class Rebuilder:
         runs = [run for sequence in waiting for run in sequence.rebuilds]
         cost, least = sum(run.cost for run in runs), sum((run.stop - run.done) * run.num_lost for run in runs)
         self.state.recoveries.replays(cost, least)
-        self._note(
+        self.out.note(
             "replay_begins",
             sequences=len(waiting),
             layer_positions=cost,
@@ -264,6 +264,3 @@ class Rebuilder:
             from_logs=sum(run.source is not None for run in runs),
             from_tokens=sum(run.source is None for run in runs),
         )
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self.out.append(Note(event, level, fields))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.actions import Action, Note, OrderWorker
+from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.state import State, Worker
 from swarm.wire.messages import Keep, Kept, LayerRange, layers_of
@@ -20,7 +20,7 @@ class Standby:
     """Keeps ``worker.kept``. Appends orders to ``out``."""
 
     state: State
-    out: list[Action]
+    out: Outbox
 
     def ask(self, wanted: Proposal | None) -> None:
         """Tell everybody what to keep. Those with a part in the plan in force have room for what that plan says;
@@ -51,16 +51,12 @@ class Standby:
         took = sum(self._bytes(layer) for layer in new)
         self.loaded(worker, took, message.load_s)
         missing = layers_of(message.wanted) - layers_of(message.layers)
-        self.out.append(
-            Note(
-                "standby_warm",
-                fields={
-                    "worker": worker.name,
-                    "layers": [str(layers) for layers in message.layers],
-                    "missing": sorted(missing),
-                    "load_s": round(message.load_s, 3),
-                },
-            )
+        self.out.note(
+            "standby_warm",
+            worker=worker.name,
+            layers=[str(layers) for layers in message.layers],
+            missing=sorted(missing),
+            load_s=round(message.load_s, 3),
         )
 
     def loaded(self, worker: Worker, num_bytes: int, seconds: float) -> None:

@@ -11,7 +11,7 @@ journal, what is said about an id that memory doesn't know waits until the journ
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, ReadRequest, SayClient, WriteAcceptance
+from swarm.broker.actions import Outbox, ReadRequest, SayClient, WriteAcceptance
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import Refusal, limit_of, tenant_of
 from swarm.broker.requests.answers import finished
@@ -34,7 +34,7 @@ class Requests:
     """All requests, by what clients say about them; the parts beside that are ``ends``, ``growth`` and ``durability``.
     Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, settings: RequestSettings, out: list[Action], tracer: Tracer) -> None:
+    def __init__(self, state: State, settings: RequestSettings, out: Outbox, tracer: Tracer) -> None:
         self._state = state
         self._settings = settings
         self._out = out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.actions import Action, WriteEnd
+from swarm.broker.actions import Outbox, WriteEnd
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import too_large
 from swarm.broker.requests.answers import summary
@@ -37,7 +37,7 @@ class Ends:
         self,
         state: State,
         settings: RequestSettings,
-        out: list[Action],
+        out: Outbox,
         *,
         tracer: Tracer,
         delivery: Delivery,

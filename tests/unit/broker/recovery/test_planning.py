@@ -10,13 +10,13 @@ import pytest
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
-from swarm.broker.members.health import Verdict
 from swarm.broker.members.roster import MAX_STRANGERS
 from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.questions.status import status
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.reports.scheduling import scheduler
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
+from swarm.broker.state.workers import Verdict
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     Activate,
