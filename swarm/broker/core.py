@@ -123,7 +123,8 @@ class BrokerCore:
 
     def __init__(self, settings: BrokerSettings, now: float, past: Past | None = None) -> None:
         self.settings = settings
-        self.state = State(lineage=settings.lineage, started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
+        prefix = PrefixCache(enabled=settings.prefix_cache)
+        self.state = State(lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=prefix)
         self._out = Outbox()
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
@@ -147,7 +148,6 @@ class BrokerCore:
         )
         self._lost_steps = LostSteps(self.state, self._members, self._procedure, self._out)
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
-        self._last_event_at = self._last_tick_at = now
         self._num_events = 0
         if past is not None:
             self._restore(past, now)
@@ -169,9 +169,9 @@ class BrokerCore:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one fact, return what is to be done, in order."""
-        self.state.now = now
         self._num_events += 1
         self._notice_own_pause(event, now)
+        self.state.now = now
         self._route(event, now)
         self._fill_pipe(now)
         actions = [self._of_this_life(action) for action in self._out]
@@ -298,8 +298,8 @@ class BrokerCore:
             self._out.note("profile", "info", **self._statistics.profile())
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
         self._acknowledge(done, flight)
-        recoveries, rebuilder = self.state.recoveries, self._procedure.rebuilder
-        self._procedure.recovered(recoveries.step_done(rebuilding=not rebuilder.is_idle, now=now))
+        rebuilding = not self.state.rebuilding.is_idle
+        self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))
         self._requests.growth.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
@@ -386,6 +386,7 @@ class BrokerCore:
         if not self.state.running:
             self._procedure.recovered(self.state.recoveries.nothing_runs(now))
         self._procedure.tick(now)
+        self.state.ticked_at = now
         for wrong in self.state.check() if self.settings.check_rules else ():
             self.state.count("rules_broken")
             self._out.note("rule_broken", "error", what=wrong)
@@ -393,22 +394,11 @@ class BrokerCore:
     def _notice_own_pause(self, event: Event, now: float) -> None:
         """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are
         one long one: what waits to be heard is heard before a tick, and nobody is judged but at one."""
-        gap_s = now - self._last_event_at
-        if gap_s > PAUSE_S:
-            self._forgive(gap_s - USUAL_GAP_S, now)
+        self._forgive_since(self.state.now, now)
         if isinstance(event, Tick):
-            gap_s = now - self._last_tick_at
-            if gap_s > PAUSE_S:
-                self._forgive(gap_s - USUAL_GAP_S, now)
-            self._last_tick_at = now
-        self._last_event_at = now
+            self._forgive_since(self.state.ticked_at, now)
 
-    def _forgive(self, pause_s: float, now: float) -> None:
-        self.state.count("own_pauses")
-        self._last_tick_at += pause_s
-        for worker in self.state.workers.values():
-            worker.pulse.forgive(pause_s, now)
-        for flight in self.state.flights.values():
-            flight.sent_at = min(now, flight.sent_at + pause_s)
-        self._procedure.forgive(pause_s)
-        self._requests.ends.forgive(pause_s)
+    def _forgive_since(self, last_at: float, now: float) -> None:
+        if now - last_at > PAUSE_S:
+            self.state.count("own_pauses")
+            self.state.forgive(now - last_at - USUAL_GAP_S, now)

@@ -27,9 +27,9 @@ class LostSteps:
         self.num_in_row = 0
 
     def tick(self, now: float) -> None:
-        plan, rebuilder = self.state.book.current, self.procedure.rebuilder
+        plan, rebuilding = self.state.book.current, self.state.rebuilding
         under_way = [flight.sent_at for flight in self.state.flights.values()]
-        under_way += [rebuilder.ordered_at] if rebuilder.under_way else []
+        under_way += [rebuilding.ordered_at] if rebuilding.under_way else []
         if plan is None or not under_way or not self.state.book.serving:
             return
         idle_s = min(self.members.vigil.idle_s(incarnation) for incarnation in plan.members)
@@ -47,6 +47,6 @@ class LostSteps:
         """A step that nobody computes may be on its way: a large one over a slow link takes long; and where packets are
         lost, what was sent again is waited for the longer the more often that was in vain."""
         positions = max((flight.num_tokens for flight in self.state.flights.values()), default=0)
-        positions = max(positions, self.procedure.rebuilder.settings.chunk if self.procedure.rebuilder.under_way else 0)
+        positions = max(positions, self.state.rebuilding.chunk if self.state.rebuilding.under_way else 0)
         usual_s = max(LOST_STEP_S, WIRE_FACTOR * self.members.vigil.on_the_wire_s(plan.members, positions))
         return usual_s * 2.0 ** min(self.num_in_row, MOST_DOUBLINGS)

@@ -94,10 +94,8 @@ class Members:
         self._uploads = Uploads(state)
         self.lies = Lies(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
-        self.vigil = Vigil(state, settings.health, procedure.rebuilder)
-        self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
-        self._replaced: dict[str, str] = {}  # incarnation -> why it was told to end, the latest last
-        self._leases_renewed_at = now
+        self.vigil = Vigil(state, settings.health)
+        state.leases_renewed_at = now
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class Members:
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
-        reason = self._replaced.get(hello.incarnation) or self._why_not(hello, now)
+        reason = self._state.replaced.get(hello.incarnation) or self._why_not(hello, now)
         if reason is not None:
             self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
@@ -248,10 +246,10 @@ class Members:
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
-            _remember(self._replaced, former.incarnation, reason)
+            _remember(self._state.replaced, former.incarnation, reason)
         self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
         self._forget(former.incarnation)
-        _remember(self._strangers, former.incarnation, now)
+        _remember(self._state.strangers, former.incarnation, now)
 
     def _why_not(self, hello: Hello, now: float) -> str | None:
         if PROTOCOL_VERSION not in hello.wire_versions:
@@ -384,10 +382,10 @@ class Members:
 
     def _call_stranger(self, incarnation: str, now: float) -> None:
         """Somebody beats whom the broker does not know (any more): it may say Hello."""
-        told_at = self._strangers.get(incarnation)
+        told_at = self._state.strangers.get(incarnation)
         if told_at is not None and now - told_at <= CALL_AGAIN_S:
             return
-        _remember(self._strangers, incarnation, now)
+        _remember(self._state.strangers, incarnation, now)
         reason = "the broker does not know this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
@@ -418,9 +416,9 @@ class Members:
         return False
 
     def _renew_leases(self, now: float) -> None:
-        if now - self._leases_renewed_at < self._settings.lease_s / 5:
+        if now - self._state.leases_renewed_at < self._settings.lease_s / 5:
             return
-        self._leases_renewed_at = now
+        self._state.leases_renewed_at = now
         for worker in self._state.workers.values():
             if not worker.is_gone:
                 self._out.append(OrderWorker(worker.peer, Alive(epoch=self._state.book.written)))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from swarm.broker.members.health import Expected, HealthSettings, judge, judge_blocked
 from swarm.broker.planner.load import Shape
-from swarm.broker.recovery.rebuild import Rebuilder
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import Beat
@@ -34,10 +33,9 @@ class VitalSigns:
 class Vigil:
     """Reads every worker's pulse."""
 
-    def __init__(self, state: State, settings: HealthSettings, rebuilder: Rebuilder) -> None:
+    def __init__(self, state: State, settings: HealthSettings) -> None:
         self._state = state
         self._settings = settings
-        self._rebuilder = rebuilder
 
     def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence, and since when it has held."""
@@ -82,10 +80,10 @@ class Vigil:
 
     def _replays(self) -> list[Shape]:
         """Those under way, which are steps too."""
-        rebuilder = self._rebuilder
+        rebuilding = self._state.rebuilding
         return [
-            Shape.of([(run.done, min(rebuilder.settings.chunk, run.stop - run.done), False)])
-            for sequence in rebuilder.under_way
+            Shape.of([(run.done, min(rebuilding.chunk, run.stop - run.done), False)])
+            for sequence in rebuilding.under_way
             for run in sequence.rebuilds[:1]
         ]
 

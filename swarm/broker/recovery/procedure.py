@@ -103,7 +103,7 @@ class Procedure:
         for worker in self._paces.take(now):
             self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
-            if self.rebuilder.is_idle:
+            if self._state.rebuilding.is_idle:
                 found = self.wanted.now()
                 self.standby.ask(None if isinstance(found, Shortage) else found)
             return
@@ -160,7 +160,7 @@ class Procedure:
     @property
     def awaits_steps(self) -> bool:
         """Steps or replays are in the pipe."""
-        return bool(self._state.flights) or self.rebuilder.under_way != []
+        return bool(self._state.flights) or self._state.rebuilding.under_way != []
 
     def epoch_written(self, epoch: int, now: float) -> None:
         book = self._state.book
@@ -236,7 +236,7 @@ class Procedure:
         book.awaited.discard(message.incarnation)
         worker = self._state.workers[message.incarnation]
         worker.hold(message.kept, None)
-        self.rebuilder.heard(message)
+        self._state.rebuilding.said[message.incarnation] = message
         if not book.awaited:
             self._serve(now)
 
@@ -249,11 +249,6 @@ class Procedure:
             self._wait_for(found)
         else:
             self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
-
-    def forgive(self, pause_s: float) -> None:
-        self._state.book.deadline += pause_s
-        self._state.book.changed_at += pause_s
-        self.rebuilder.forgive(pause_s)
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 
@@ -348,7 +343,7 @@ class Procedure:
         book.capacity = dict(book.prepared)
         book.awaited = set(plan.members)
         book.deadline = now + self._settings.activate_timeout_s
-        self.rebuilder.clear()
+        self._state.rebuilding.clear()
         self.standby.forget()
         self._state.recoveries.prepared(now)
         self._state.empty_stages()
@@ -428,7 +423,7 @@ class Procedure:
         book.phase = PlanPhase.NONE
         book.awaited = set()
         book.waits_for = "a new plan"
-        self.rebuilder.clear()
+        self._state.rebuilding.clear()
         self._state.empty_stages()
         self._out.append(ClosePipe())
         for sequence in self._state.running:
@@ -437,7 +432,7 @@ class Procedure:
     def _blame_sequences(self) -> None:
         """Whoever was in the pipe was present at the death; the core ends those present too often."""
         in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
-        for sequence in in_steps | set(self.rebuilder.under_way):
+        for sequence in in_steps | set(self._state.rebuilding.under_way):
             sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
 

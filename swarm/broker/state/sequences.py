@@ -372,6 +372,13 @@ class Request:
     def id(self) -> str:
         return self.submit.request_id
 
+    def forgive(self, pause_s: float) -> None:
+        """The broker stood still for so long: its deadline, and the grace of its client, end so much later."""
+        if self.deadline_at is not None:
+            self.deadline_at += pause_s
+        if self.detached_at is not None:
+            self.detached_at += pause_s
+
     @property
     def listener(self) -> bytes | None:
         """Whom to tell of it now."""

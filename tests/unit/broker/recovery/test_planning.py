@@ -960,7 +960,7 @@ def test_a_former_that_has_not_heard_yet_that_it_must_end(serving: Bench) -> Non
     assert not serving.state.workers["w1.2"].is_gone
     for number in range(3, 2 * MAX_STRANGERS):
         serving.join("w1", incarnation=f"w1.{number}")
-    assert len(serving.core._members._replaced) == MAX_STRANGERS
+    assert len(serving.state.replaced) == MAX_STRANGERS
 
 
 def test_a_former_that_was_out_already_is_not_denied(serving: Bench) -> None:
@@ -980,7 +980,7 @@ def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
     assert serving.feed(BeatHeard(_beat("w9.1"))) == call
     for number in range(3 * MAX_STRANGERS):
         serving.feed(BeatHeard(_beat(f"x.{number}")))
-    assert len(serving.core._members._strangers) == MAX_STRANGERS
+    assert len(serving.state.strangers) == MAX_STRANGERS
 
 
 def _beat(incarnation: str) -> Beat:
