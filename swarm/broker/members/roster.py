@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm.broker.actions import OrderWorker, Outbox
-from swarm.broker.drafts.pipeline import DEVICES, is_supported
+from swarm.broker.drafts.rules import DEVICES, is_supported
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
 from swarm.broker.members.health import HealthSettings

@@ -31,11 +31,10 @@ from swarm.broker.drafts.proposals import Wanted, come_back
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.inventory import keep_what_fits, live_at
-from swarm.broker.recovery.orders import Orders
+from swarm.broker.recovery.orders import Orders, Standby
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart
 from swarm.broker.recovery.speeds import Paces, gauges
-from swarm.broker.recovery.standby import Standby
 from swarm.broker.state import (
     Plan,
     PlanPhase,
