@@ -8,6 +8,7 @@ from swarm.broker.actions import Outbox
 from swarm.broker.members.roster import Members
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import Plan, State
+from swarm.wire.messages import LayerRange
 
 LOST_STEP_S = 1.0
 WIRE_FACTOR = 3.0  # how many times longer than measured a link may take before what it carries counts as lost
@@ -40,7 +41,7 @@ class LostSteps:
             # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry; or two
             # stages can't reach each other at all.
             again = self.num_in_row > BLAME_AFTER_LOSSES
-            apart = again and self.members.set_apart(plan, now)
+            apart = again and self._set_apart(plan, now)
             self.procedure.trouble(now, blame=again and not apart)
 
     def _lost_after_s(self, plan: Plan) -> float:
@@ -50,3 +51,15 @@ class LostSteps:
         positions = max(positions, self.state.rebuilding.chunk if self.state.rebuilding.under_way else 0)
         usual_s = max(LOST_STEP_S, WIRE_FACTOR * self.members.vigil.on_the_wire_s(plan.members, positions))
         return usual_s * 2.0 ** min(self.num_in_row, MOST_DOUBLINGS)
+
+    def _set_apart(self, plan: Plan, now: float) -> bool:
+        """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has
+        nothing to do and is well: these two can't reach each other. The plan does without the second for a while."""
+        for stage in plan.stages:
+            holder = self.state.workers.get(self.members.vigil.blocked_on(stage.incarnation))
+            if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
+                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
+                self.out.note("worker_unreachable", "error", worker=holder.name, by=stage.name)
+                self.state.count("workers_unreachable")
+                return True
+        return False

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from swarm.broker.actions import OrderWorker, Outbox
-from swarm.broker.drafts.rules import DEVICES, is_supported
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
+from swarm.broker.members.entry import why_not
 from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
@@ -22,10 +22,9 @@ from swarm.broker.recovery import speeds
 from swarm.broker.recovery.inventory import what_counts
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests.door import Requests
-from swarm.broker.state import Plan, State, Worker, WorkerState
+from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import (
-    PROTOCOL_VERSION,
     Activated,
     Alive,
     Beat,
@@ -35,7 +34,6 @@ from swarm.wire.messages import (
     Fence,
     Hello,
     Kept,
-    LayerRange,
     Leaving,
     LoadProgress,
     NotFinite,
@@ -53,7 +51,6 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
 )
-from swarm.wire.schema import schema
 
 T = TypeVar("T")
 
@@ -202,8 +199,9 @@ class Members:
             self._requests.durability.model_known(now)
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+        restart, rules = self._procedure.restart, self._procedure.wanted.rules
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
-        reason = self._state.replaced.get(hello.incarnation) or self._why_not(hello, now)
+        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
         if reason is not None:
             self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
@@ -250,25 +248,6 @@ class Members:
         self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
         self._forget(former.incarnation)
         _remember(self._state.strangers, former.incarnation, now)
-
-    def _why_not(self, hello: Hello, now: float) -> str | None:
-        if PROTOCOL_VERSION not in hello.wire_versions:
-            return (
-                f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
-            )
-        if hello.schema != schema():
-            return "the worker's messages are those of another build than the broker's: install one version on both"
-        if not is_supported(hello.device):
-            return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-        restart = self._procedure.restart
-        # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does
-        # not take the swarm away from those that are waited for.
-        is_free = restart.model_is_remembered and (hello.name in restart.awaited or restart.waits_for(now) is None)
-        if self._state.manifest is not None and not is_free:
-            difference = self._state.manifest.difference(hello.manifest)
-            if difference is not None:
-                return f"this swarm serves another model: {difference}"
-        return self._procedure.wanted.rules.why_not(hello)
 
     def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
         """Tell a worker that it is a member (again: it is how a member is asked for files)."""
@@ -402,18 +381,6 @@ class Members:
         self._rechecker.tick(now)
         self._forget_the_long_gone()
         self._renew_leases(now)
-
-    def set_apart(self, plan: Plan, now: float) -> bool:
-        """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has
-        nothing to do and is well: these two can't reach each other. The plan does without the second for a while."""
-        for stage in plan.stages:
-            holder = self._state.workers.get(self.vigil.blocked_on(stage.incarnation))
-            if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
-                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
-                self._out.note("worker_unreachable", "error", worker=holder.name, by=stage.name)
-                self._state.count("workers_unreachable")
-                return True
-        return False
 
     def _renew_leases(self, now: float) -> None:
         if now - self._state.leases_renewed_at < self._settings.lease_s / 5:
