@@ -91,11 +91,15 @@ class Served:
 
     async def until_empty(self, client: AsyncClient, within_s: float = 20.0) -> None:
         """Wait until nothing runs or waits, and no stage holds anything of a request."""
-        await self.swarm.until(client, "stats", lambda report: is_empty(report["pipeline"]), within_s)
+        await self.swarm.until(client, "stats", is_empty, within_s)
 
 
-def is_empty(pipeline: dict[str, Any]) -> bool:
-    return all(pipeline[name] == 0 for name in ("running", "queued", "in_flight"))
+def is_empty(report: dict[str, Any]) -> bool:
+    """Does nothing run or wait, by the broker's statistics, and is nothing held but by the prefix cache?"""
+    pipeline = report["pipeline"]
+    return (
+        all(pipeline[name] == 0 for name in ("running", "queued", "in_flight")) and not report["scheduler"]["kv_used"]
+    )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from swarm.gateway.apis.bodies import (
     stops,
 )
 from swarm.gateway.apis.tokens import chat_logprobs, hops_of, usage
-from swarm.gateway.apis.writer import Json, Sse
+from swarm.gateway.apis.writer import Json, Mould, Sse
 from swarm.gateway.ask import Ask, Tool, ToolUse
 from swarm.gateway.desk.desk import ALL_LEFT
 from swarm.gateway.desk.served import Served
@@ -252,17 +252,28 @@ class ChatWriter:
         self._id = "chatcmpl-" + request_id
         self._custom = {tool.name for tool in memo.tools if tool.custom}
         self._begun: set[int] = set()
+        self._moulds: dict[int, Mould] = {}  # by choice
         self._customs: set[tuple[int, int]] = set()  # calls of custom tools, by choice and number
 
     def _base(self, kind: str) -> Json:
         return {"id": self._id, "object": kind, "created": self._memo.created, "model": self._served.name}
 
+    def _said(self, part: Text) -> Sse:
+        """The event of a text with nothing beside it: most of a stream."""
+        mould = self._moulds.get(part.choice)
+        if mould is None:
+            mould = self._moulds[part.choice] = Mould(self._body(part.choice, {"content": Mould.HOLE}))
+        return mould.cast(part.text)
+
     def _chunk(self, choice: int, delta: Json, reason: str | None = None, logprobs: Json | None = None) -> Sse:
+        return Sse(msgspec.json.encode(self._body(choice, delta, reason, logprobs)))
+
+    def _body(self, choice: int, delta: Json, reason: str | None = None, logprobs: Json | None = None) -> Json:
         body = self._base("chat.completion.chunk")
         body["choices"] = [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]
         if self._memo.usage:
             body["usage"] = None
-        return Sse(msgspec.json.encode(body))
+        return body
 
     def head(self) -> Sequence[Sse]:
         return ()
@@ -272,7 +283,9 @@ class ChatWriter:
         if part.choice not in self._begun:
             self._begun.add(part.choice)
             events.append(self._chunk(part.choice, {"role": "assistant", "content": "", "refusal": None}))
-        if isinstance(part, Text):
+        if isinstance(part, Text) and not self._memo.logprobs and not self._memo.hops:
+            events.append(self._said(part))
+        elif isinstance(part, Text):
             delta: Json = {"content": part.text}
             if self._memo.hops:
                 delta["hops"] = hops_of(part.pieces)

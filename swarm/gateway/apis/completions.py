@@ -25,7 +25,7 @@ from swarm.gateway.apis.bodies import (
 )
 from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options
 from swarm.gateway.apis.tokens import hops_of, text_logprobs, usage
-from swarm.gateway.apis.writer import Json, Sse
+from swarm.gateway.apis.writer import Json, Mould, Sse
 from swarm.gateway.ask import Ask
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, unsupported, wrong
@@ -154,11 +154,22 @@ class CompletionWriter:
         self._id = "cmpl-" + request_id
         self._offsets: dict[int, int] = {}
         self._begun: set[int] = set()
+        self._moulds: dict[int, Mould] = {}  # by choice
 
     def _base(self) -> Json:
         return {"id": self._id, "object": "text_completion", "created": self._memo.created, "model": self._served.name}
 
+    def _said(self, part: Text) -> Sse:
+        """The event of a text with nothing beside it: most of a stream."""
+        mould = self._moulds.get(part.choice)
+        if mould is None:
+            mould = self._moulds[part.choice] = Mould(self._body(part.choice, Mould.HOLE))
+        return mould.cast(part.text)
+
     def _chunk(self, choice: int, text: str, reason: str | None = None, part: Text | None = None) -> Sse:
+        return Sse(msgspec.json.encode(self._body(choice, text, reason, part)))
+
+    def _body(self, choice: int, text: str, reason: str | None = None, part: Text | None = None) -> Json:
         entry: Json = {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
         if part is not None and self._memo.logprobs:
             entry["logprobs"] = self._logprobs(part)
@@ -167,7 +178,7 @@ class CompletionWriter:
         body = {**self._base(), "choices": [entry]}
         if self._memo.usage:
             body["usage"] = None
-        return Sse(msgspec.json.encode(body))
+        return body
 
     def _logprobs(self, part: Text) -> Json:
         result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, self._offsets.get(part.choice, 0))
@@ -181,7 +192,9 @@ class CompletionWriter:
         if self._echoes and part.choice not in self._begun:
             self._begun.add(part.choice)
             events.append(self._chunk(part.choice, self._echoes[part.choice]))
-        if isinstance(part, Text):
+        if isinstance(part, Text) and not self._memo.logprobs and not self._memo.hops:
+            events.append(self._said(part))
+        elif isinstance(part, Text):
             events.append(self._chunk(part.choice, part.text, part=part))
         elif isinstance(part, End):
             events.append(self._chunk(part.choice, "", part.reason))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from swarm.gateway.answer import Counts, Part
 from swarm.gateway.errors import Problem
 
@@ -22,6 +24,19 @@ class Sse:
     def encode(self) -> bytes:
         name = f"event: {self.event}\n".encode() if self.event else b""
         return name + b"data: " + self.data + b"\n\n"
+
+
+class Mould:
+    """An event of which only one text changes: everything else of its JSON is written once."""
+
+    HOLE = "\x00text\x00"  # in no JSON as it is
+
+    def __init__(self, body: Json) -> None:
+        """``body`` has ``HOLE`` where the text shall stand."""
+        self._before, _, self._after = msgspec.json.encode(body).partition(msgspec.json.encode(self.HOLE))
+
+    def cast(self, text: str) -> Sse:
+        return Sse(self._before + msgspec.json.encode(text) + self._after)
 
 
 class Writer(Protocol):

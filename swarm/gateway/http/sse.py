@@ -31,6 +31,7 @@ class Numbering:
         self._request_id = request_id
         self._counts = [0] * (num_choices + 1)
         self._seen = list(seen) if len(seen) == len(self._counts) else list(self._counts)
+        self._is_fresh = not any(self._seen)
 
     def encode(self, events: Sequence[Sse], choice: int) -> bytes:
         """The bytes of these events of a choice; -1: of those behind all."""
@@ -39,7 +40,7 @@ class Numbering:
             self._counts[choice] += 1
             if self._counts[choice] <= self._seen[choice]:
                 continue
-            at = ".".join(map(str, map(max, self._counts, self._seen)))
+            at = ".".join(map(str, self._counts if self._is_fresh else map(max, self._counts, self._seen)))
             written += f"id: {self._request_id}:{at}\n".encode()
             written += event.encode()
         return bytes(written)
