@@ -41,15 +41,18 @@ sys.path.insert(0, str(ROOT))
 from swarm import AsyncClient  # noqa: E402
 from swarm.client.results import Piece  # noqa: E402
 from swarm.client.text.tokenizer import TextModel  # noqa: E402
+from swarm.config import Settings  # noqa: E402
 from swarm.demo import model_path  # noqa: E402
-from swarm.gateway.app import make_app  # noqa: E402
 from swarm.gateway.desk.desk import Desk  # noqa: E402
+from swarm.gateway.doors.build import Doors  # noqa: E402
+from swarm.gateway.doors.connection import connections_of  # noqa: E402
 from tests.integration import fake_broker  # noqa: E402
 from tests.integration.fake_broker import FakeBroker, manifest_of, say, tokenizer_files  # noqa: E402
 
 STREAMS = (1, 16, 64, 256)
 WORDS = (" the", " village", " baker", " and", " 🙂", " fisher", ".", " Anna")
 START_S = 60.0
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
 
 
 # --- a swarm as fast as it is taken from ------------------------------------------------------------------------------
@@ -71,7 +74,11 @@ class FastStream:
 
     @property
     def completion(self) -> Any:
-        return None if self._left else SimpleNamespace(usage=SimpleNamespace(num_prompt=3, num_tokens=self._num))
+        return (
+            None
+            if self._left
+            else SimpleNamespace(usage=SimpleNamespace(num_prompt=3, num_tokens=self._num, num_cached=0))
+        )
 
     def close(self, *, cancel: bool = False) -> None:
         pass
@@ -93,6 +100,9 @@ class FastClient:
     def stream(self, _ids: object, params: Any, **_: object) -> FastStream:
         return FastStream(params.max_tokens)
 
+    async def trace(self, _: str) -> Any:
+        return {}
+
     async def aclose(self) -> None:
         pass
 
@@ -102,8 +112,11 @@ def serve(source: str, port: int, profile: str) -> None:
 
     async def main() -> None:
         client: Any = FastClient() if source == "client" else AsyncClient(source)
-        app = make_app(Desk(client, ("*",)))
-        config = uvicorn.Config(app, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        settings = Settings()
+        app, connections = Doors(settings, Desk(client, ("*",))).app, connections_of(settings.gateway)
+        config = uvicorn.Config(
+            app, port=port, http=connections, log_config=None, access_log=False, timeout_graceful_shutdown=1
+        )
         await uvicorn.Server(config).serve()
 
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server raises it again when it has ended
@@ -138,9 +151,7 @@ async def read_stream(port: int, num_tokens: int) -> int:
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"{HEAD}Content-Length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     num, rest = 0, b""
     while more := await reader.read(1 << 18):
@@ -249,9 +260,7 @@ async def over_http(port: int, num_tokens: int) -> list[float]:
     body = {"model": "village", "prompt": PROMPT, "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"{HEAD}Content-Length: {len(content)}\r\n\r\n"
     began, times = time.perf_counter(), []
     writer.write(head.encode() + content)
     while line := await reader.readline():
@@ -295,7 +304,7 @@ async def take_turns(url: str, port: int, rounds: int, num_tokens: int) -> dict[
 def one_stream(rounds: int, num_tokens: int) -> dict[str, dict[str, float]]:
     broker_port, port = free_port(), free_port()
     url = f"tcp://127.0.0.1:{broker_port}"
-    command = [sys.executable, "-m", "swarm", "up", "--port", str(broker_port), "--workers", "1", "--json"]
+    command = [sys.executable, "-m", "swarm", "up", "--port", str(broker_port), "--workers", "1", "--no-http", "--json"]
     command += ["--model", str(model_path())]
     made = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL), start("--serve", url, port, "")]
     try:

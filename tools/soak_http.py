@@ -3,8 +3,8 @@
 
 A swarm of the embedded model, a gateway, and ``--streams`` readers in this process. Each asks and reads, and more often
 than not hangs up somewhere: at once, before the first byte, or under way. The gateway's memory, descriptors and threads
-are read all the while; at the end, when everybody has left, the stages must hold nothing and the gateway what it held in
-the first quarter, within ``--more-mib``. A task that is left behind holds a connection, or memory.
+are read all the while. At the end, when everybody has left, the stages must hold nothing, and the gateway what it held
+in the first quarter, within ``--more-mib``. A task that is left behind holds a connection, or memory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Soak:
         patience = chance.choice([None, None, 0.0, chance.random(), 3 * chance.random()])
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
             writer.write(head.encode() + b"\r\n" + content)
             await writer.drain()
@@ -81,7 +81,10 @@ class Soak:
                 taken = await asyncio.wait_for(reader.read(-1), patience or READ_S)
             except TimeoutError:
                 return "hung up" if patience is not None else "too slow"
-            return "whole" if b"data: [DONE]" in taken and b'"error"' not in taken else "error"
+            if b"data: [DONE]" in taken and b'"error"' not in taken:
+                return "whole"
+            at = max(0, taken.find(b'"error"'))
+            return taken[at : at + 160].decode(errors="replace") or "cut off"
         finally:
             writer.close()
 
@@ -175,11 +178,23 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--more-mib", type=float, default=16.0)
-    parser.add_argument("--port", type=int, default=5890, help="of the broker; the gateway has the one 10 above")
+    parser.add_argument("--port", type=int, default=5890, help="of the broker")
+    parser.add_argument("--http", type=int, default=8890, help="of the gateway")
     options = parser.parse_args()
-    url, port = f"tcp://127.0.0.1:{options.port}", options.port + 10
+    url, port = f"tcp://127.0.0.1:{options.port}", options.http
     swarm = [sys.executable, "-m", "swarm"]
-    up = [*swarm, "up", "--port", str(options.port), "--workers", "2", "--json", "--model", str(model_path())]
+    up = [
+        *swarm,
+        "up",
+        "--port",
+        str(options.port),
+        "--workers",
+        "2",
+        "--no-http",
+        "--json",
+        "--model",
+        str(model_path()),
+    ]
     made = [
         subprocess.Popen(up, cwd=ROOT, stdout=subprocess.DEVNULL),
         subprocess.Popen([*swarm, "gateway", "--url", url, "--http", str(port)], cwd=ROOT, stderr=subprocess.DEVNULL),

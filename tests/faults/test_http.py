@@ -146,9 +146,8 @@ class Stream:
 async def opened(gateway: Gateway, method: str, path: str, body: Any = None, last: str = "") -> AsyncIterator[Stream]:
     """HTTP 1.0, so that what comes is the bytes of the stream and nothing else."""
     content = b"" if body is None else json.dumps(body).encode()
-    head = (
-        f"{method} {path} HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-    )
+    head = f"{method} {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
     head += f"Last-Event-ID: {last}\r\n" if last else ""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:

@@ -301,7 +301,9 @@ def _bare(served: Served, body: bytes) -> bytes:
     """The answer to a body without a content type, which no library would send."""
     import socket
 
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     answer = b""
     with socket.create_connection(("127.0.0.1", served.gateway.port), timeout=60) as link:
         link.sendall(head.encode() + body)

@@ -21,7 +21,7 @@ from swarm.gateway.errors import Problem
 
 QUIET_S = 1.0  # without a byte, until a comment says that all is well
 COMMENT = b": still here\n\n"
-_ID = re.compile(r"^([0-9A-Za-z_-]{1,128})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){1,64}))?$")
+_ID = re.compile(r"([0-9A-Za-z_-]{1,128})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){1,64}))?")
 
 
 class Numbering:
@@ -49,7 +49,7 @@ class Numbering:
 def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
     """The request and the counts of an event's id; none for a request's id alone, which is from the beginning. Raises
     Problem."""
-    match = _ID.match(text)
+    match = _ID.fullmatch(text)
     if match is None:
         raise Problem(400, f"{text[:80]!r} is not the id of an event of this server", param="Last-Event-ID")
     return match[1], tuple(int(number) for number in match[2].split(".")) if match[2] else ()

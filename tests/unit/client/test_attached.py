@@ -28,7 +28,7 @@ from swarm.client.events import (
     Tick,
 )
 from swarm.client.session import Session
-from swarm.errors import InvalidRequest, ReadElsewhere
+from swarm.errors import InvalidRequest, ReadElsewhere, RequestCancelled
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
     Accepted,
@@ -245,3 +245,37 @@ def end_of(request_id: str, index: int, reason: str, num_tokens: int = 0) -> Fin
         num_tokens=num_tokens,
         timing=Timing(0.0, 0.0, 0.0, 0),
     )
+
+
+# --- a later reader in the same client -------------------------------------------------------------------------------
+
+
+def test_a_later_reader_in_the_same_client_has_the_request_from_then_on() -> None:
+    """As between clients: the one before it is told, and the request goes on; leaving it then cancels nothing."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    of = submit_of("r")
+    session.handle(Start(of), 0.0)
+    session.handle(Received(Tokens(request_id="r", index=0, start=0, ids=(5, 6))), 0.1)
+    told, attach = session.handle(Start(of, attached=True), 0.2)
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, ReadElsewhere)
+    assert attach == Send(Attach(request_id="r", next_index=(0,), again=False))
+    [again] = session.handle(Received(Tokens(request_id="r", index=0, start=0, ids=(5, 6))), 0.3)
+    assert again == Deliver("r", 0, 0, (5, 6), (), ())
+    assert session.handle(Leave("r"), 0.4) == [Send(Detach(request_id="r"))]
+    assert session.idle
+
+
+def test_a_request_can_be_made_once_and_not_read_once_it_is_cancelled() -> None:
+    """A second submission of its name is a mistake; a cancelled request has nothing to be read."""
+    session = Session("tcp://here")
+    session.handle(Connected(), 0.0)
+    of = submit_of("r")
+    session.handle(Start(of), 0.0)
+    with pytest.raises(InvalidRequest):
+        session.handle(Start(of), 0.1)
+    session.handle(Received(Accepted(request_id="r")), 0.1)
+    session.handle(Leave("r"), 0.2)
+    with pytest.raises(RequestCancelled):
+        session.handle(Start(of, attached=True), 0.3)
