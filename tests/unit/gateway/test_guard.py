@@ -175,7 +175,7 @@ async def test_tokens_are_written_to_the_key(keyed: Keyed) -> None:
     shown = keyed.add("thrifty", Limits(tokens_per_day=10))
     guard = keyed.guard()
     assert (await ask(guard, x_api_key=shown)).status == 200
-    guard.began(keyed.routes.seen[0][0]["owner"])
+
     guard.ended(keyed.routes.seen[0][0]["owner"], Counts(4, 6))
     assert (await ask(guard, x_api_key=shown)).json["error"]["code"] == "tokens_per_day"
     assert (await ask(guard, x_api_key=keyed.shown)).status == 200
