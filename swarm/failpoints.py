@@ -16,7 +16,8 @@ Switched on by the environment alone, when a service starts (``arm``); off, a pl
     advertise=port:-10000                  the data endpoint is told with another port: somebody stands between
 
 ``SWARM_FAILPOINTS_TRACE`` names a file to which each fault that happens is appended: process, place, action, how often
-the place had been reached, and when (monotonic clock).
+the place had been reached, and when (monotonic clock). ``SWARM_FAILPOINTS_FROM`` names a file that is made later:
+places that are reached before that do nothing and don't count.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "SWARM_FAILPOINTS"
 TRACE_VARIABLE = "SWARM_FAILPOINTS_TRACE"
+FROM_VARIABLE = "SWARM_FAILPOINTS_FROM"
 
 PLACES: dict[str, str] = {
     "step.arrived": "a step came over the data edge",
@@ -100,13 +102,15 @@ class _Fault:
 
 armed: dict[str, list[_Fault]] | None = None
 _trace: str = ""
+_awaited: str = ""  # the file without which nothing counts yet
 _lock = threading.Lock()  # places are reached in several threads
 
 
 def arm(environment: Mapping[str, str]) -> None:
     """Switch on what the environment names. Raises ConfigError if it can't be understood."""
-    global armed, _trace  # noqa: PLW0603  (the point of it: nothing but a name to look at)
+    global armed, _trace, _awaited  # noqa: PLW0603  (the point of it: nothing but a name to look at)
     spec, _trace = environment.get(VARIABLE, "").strip(), environment.get(TRACE_VARIABLE, "")
+    _awaited = environment.get(FROM_VARIABLE, "")
     faults: dict[str, list[_Fault]] = {}
     for text in filter(None, (part.strip() for part in spec.split(","))):
         fault = _parse(text)
@@ -140,7 +144,7 @@ def retold(place: str, endpoint: str) -> str:
 
 def _due(place: str, facts: Mapping[str, Collection[int]]) -> list[_Fault]:
     found = (armed or {}).get(place)
-    if found is None:
+    if found is None or (_awaited and not os.path.exists(_awaited)):
         return []
     with _lock:
         due = [fault for fault in found if fault.is_due(facts)]

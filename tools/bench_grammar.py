@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Time what a grammar costs per token on the last stage: each token drawn by it and, in turns, without it, from the
 same logits, in one process. The tokenizer is trained on Python's own library; answers are walks at random through what
-the grammar allows, which lead to odder places than a model's answers do. Times are the thread's own, so that other work on
-the machine is not in them; compiling, which has a thread of its own, is timed by the clock."""
+the grammar allows, which lead to odder places than a model's answers do. Times are the thread's own: other
+work on the machine is not in them. Compiling, which has a thread of its own, is timed by the clock."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _about(point: Result, document: Document) -> list[str]:
     elif figures.counted_by != "usage":
         some = "for some answers " if figures.counted_by == "mixed" else ""
         found.append(f"{some}the server gave no usage figures; pieces that carried text were counted as tokens.")
-    if 0 < figures.succeeded < 100:
+    if 0 < figures.succeeded < 100 and point is document.best:
         found.append(f"p99 rests on {figures.succeeded} requests: it is about the slowest of them.")
     if point.cpu and max(point.cpu) > BUSY:
         found.append(f"a client process used {max(point.cpu):.0%} of a core: give more with --processes.")

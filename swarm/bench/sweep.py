@@ -44,8 +44,8 @@ def following(points: Sequence[Measured], first: int, most: int, gain: float) ->
     if before is not None and last.tokens_per_s < before.tokens_per_s * (1 + _wanted(before, last, gain)):
         change = last.tokens_per_s / before.tokens_per_s - 1
         reason = (
-            f"{last.concurrency} in flight change tokens/s by {change:+.1%} against {before.concurrency}, less than "
-            f"{_wanted(before, last, gain):+.1%}"
+            f"with {last.concurrency} in flight tokens/s change by {change:+.1%} against {before.concurrency}, less "
+            f"than the {_wanted(before, last, gain):+.1%} asked for"
         )
         return Verdict(before.concurrency, before.tokens_per_s, reason, True)
     if last.concurrency >= most:

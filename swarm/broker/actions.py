@@ -195,3 +195,10 @@ Action = (
     | OpenDoor
     | Note
 )
+
+
+class Outbox(list[Action]):
+    """What is to be done, in order: whoever decides appends to it. What is to be logged goes the same way."""
+
+    def note(self, event: str, level: str = "info", **fields: object) -> None:
+        self.append(Note(event, level, fields))

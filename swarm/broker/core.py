@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broker.actions import Action, Dispatch, Note, OrderWorker, WriteAnew
+from swarm.broker.actions import Action, Dispatch, OrderWorker, Outbox, WriteAnew
 from swarm.broker.events import (
     AcceptanceWritten,
     AssetPartArrived,
@@ -45,7 +45,7 @@ from swarm.broker.events import (
     WorkerSaid,
 )
 from swarm.broker.members.doors import Doors
-from swarm.broker.members.health import HealthSettings, Judgement
+from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.hosts import Hosts
 from swarm.broker.members.lost_steps import LostSteps
 from swarm.broker.members.recheck import RecheckSettings
@@ -59,6 +59,7 @@ from swarm.broker.requests.door import Requests, RequestSettings
 from swarm.broker.state import Flight, SequenceState, State
 from swarm.broker.state.past import Past
 from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
@@ -123,8 +124,9 @@ class BrokerCore:
 
     def __init__(self, settings: BrokerSettings, now: float, past: Past | None = None) -> None:
         self.settings = settings
-        self.state = State(lineage=settings.lineage, started_at=now, prefix=PrefixCache(enabled=settings.prefix_cache))
-        self._out: list[Action] = []
+        prefix = PrefixCache(enabled=settings.prefix_cache)
+        self.state = State(lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=prefix)
+        self._out = Outbox()
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         latencies = Latencies()
@@ -149,7 +151,6 @@ class BrokerCore:
         )
         self._lost_steps = LostSteps(self.state, self._members, self._procedure, self._out)
         self._usual_step_s = 0.0  # moving average of a step's way through all stages
-        self._last_event_at = self._last_tick_at = now
         self._num_events = 0
         if past is not None:
             self._restore(past, now)
@@ -164,16 +165,16 @@ class BrokerCore:
             self._requests.durability.model_known(now)
         self.state.journal_notes = past.notes
         for text in past.notes:
-            self._note("journal_was_damaged", "error", what=text)
+            self._out.note("journal_was_damaged", "error", what=text)
         if past.requests:
             unended = sum(not request.ended for request in past.requests)
-            self._note("requests_restored", epoch=past.epoch, requests=len(past.requests), unended=unended)
+            self._out.note("requests_restored", epoch=past.epoch, requests=len(past.requests), unended=unended)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one fact, return what is to be done, in order."""
-        self.state.now = now
         self._num_events += 1
         self._notice_own_pause(event, now)
+        self.state.now = now
         self._route(event, now)
         self._fill_pipe(now)
         actions = [self._of_this_life(action) for action in self._out]
@@ -252,13 +253,13 @@ class BrokerCore:
             case JournalRenewed(note, next_sequence):
                 self._journal_renewed(note, next_sequence, now)
             case JournalRewritten():
-                self._note("journal_rewritten", requests=len(self.state.requests))
+                self._out.note("journal_rewritten", requests=len(self.state.requests))
 
     def _journal_renewed(self, note: str, next_sequence: int, now: float) -> None:
         """It is told what it must know, the epoch last: with that it is whole."""
         self.state.count("journals_renewed")
         self.state.journal_notes = (*self.state.journal_notes, note)[-MAX_NOTES:]
-        self._note("journal_begun_anew", "error", what=note)
+        self._out.note("journal_begun_anew", "error", what=note)
         self._requests.durability.journal_renewed(next_sequence, now)
         self._out.append(WriteAnew(self._procedure.as_written(), self.state.next_sequence))
 
@@ -297,11 +298,11 @@ class BrokerCore:
         if self._statistics.finished(now - flight.sent_at, done) and self._statistics.is_due(
             self.settings.profile_every
         ):
-            self._out.append(Note("profile", "info", self._statistics.profile()))
+            self._out.note("profile", "info", **self._statistics.profile())
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
         self._acknowledge(done, flight)
-        recoveries, rebuilder = self.state.recoveries, self._procedure.rebuilder
-        self._procedure.recovered(recoveries.step_done(rebuilding=not rebuilder.is_idle, now=now))
+        rebuilding = not self.state.rebuilding.is_idle
+        self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))
         self._requests.growth.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
@@ -388,31 +389,19 @@ class BrokerCore:
         if not self.state.running:
             self._procedure.recovered(self.state.recoveries.nothing_runs(now))
         self._procedure.tick(now)
+        self.state.ticked_at = now
         for wrong in self.state.check() if self.settings.check_rules else ():
             self.state.count("rules_broken")
-            self._note("rule_broken", "error", what=wrong)
+            self._out.note("rule_broken", "error", what=wrong)
 
     def _notice_own_pause(self, event: Event, now: float) -> None:
         """If the broker itself stood still, every deadline moves by that much. Many short pauses between two ticks are
         one long one: what waits to be heard is heard before a tick, and nobody is judged but at one."""
-        gap_s = now - self._last_event_at
-        if gap_s > PAUSE_S:
-            self._forgive(gap_s - USUAL_GAP_S, now)
+        self._forgive_since(self.state.now, now)
         if isinstance(event, Tick):
-            gap_s = now - self._last_tick_at
-            if gap_s > PAUSE_S:
-                self._forgive(gap_s - USUAL_GAP_S, now)
-            self._last_tick_at = now
-        self._last_event_at = now
+            self._forgive_since(self.state.ticked_at, now)
 
-    def _forgive(self, pause_s: float, now: float) -> None:
-        self.state.count("own_pauses")
-        self._last_tick_at += pause_s
-        self._members.vigil.forgive(pause_s, now)
-        for flight in self.state.flights.values():
-            flight.sent_at = min(now, flight.sent_at + pause_s)
-        self._procedure.forgive(pause_s)
-        self._requests.ends.forgive(pause_s)
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields))
+    def _forgive_since(self, last_at: float, now: float) -> None:
+        if now - last_at > PAUSE_S:
+            self.state.count("own_pauses")
+            self.state.forgive(now - last_at - USUAL_GAP_S, now)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from swarm.cli.attach import attach
+from swarm.cli.answers.attach import attach
+from swarm.cli.answers.chat import chat
+from swarm.cli.answers.generate import generate
 from swarm.cli.bench import bench
-from swarm.cli.chat import chat
-from swarm.cli.generate import generate
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 from swarm.client.events import Ask, Failed, Reply, Revoke
 from swarm.client.link import Link, Mailbox
@@ -42,6 +42,9 @@ from swarm.wire.messages import (
     Submit,
     Suppose,
 )
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
 _GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
@@ -279,6 +282,11 @@ class AsyncClient:
         Raises InvalidRequest (code "grammar") that says why not."""
         if params.grammar is not None:
             await self._check_grammar(params)
+
+    async def words(self) -> LLTokenizer | None:
+        """The model's tokens as bytes (``decode_bytes``); None if it has no tokenizer."""
+        checker = (await self._model.get()).grammars
+        return checker.ready if checker.ready is not None else await asyncio.to_thread(checker.words)
 
     async def text_model(self) -> TextModel | None:
         """The model's tokenizer and chat template; None if it has none."""

@@ -65,7 +65,7 @@ _NOBODY = Key("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
 
 def make(name: str, limits: Limits, created: str) -> tuple[Key, str]:
     """A new key: what is kept, and what its owner gets, once. Raises ConfigError."""
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
     limits.check()
     key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
@@ -82,7 +82,7 @@ class Ring:
 
     def find(self, shown: str) -> Key | None:
         """The key that somebody shows; None if it is none of ours. Unknown ids take as long as wrong secrets."""
-        match = _KEY.match(shown)
+        match = _KEY.fullmatch(shown)
         if match is None:
             return None
         key = self._by_id.get(match[1], _NOBODY)

@@ -34,7 +34,7 @@ async def render(
     """Write everything as Prometheus reads it; the second is the content type. ``query`` is ``AsyncClient.query``;
     None: there is no broker. ``http_numbers`` None: there is no gateway."""
     answers = None if query is None else await _asked(query, deadline_s)
-    text = written(answers)
+    text = await asyncio.to_thread(written, answers)  # 2.5 ms with two workers, 10 with 32
     if http_numbers is not None:
         text += generate_latest(http_numbers.registry)
     return text, CONTENT_TYPE

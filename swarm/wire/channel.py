@@ -18,7 +18,7 @@ Data plane, all of it in one plain thread::
     wake = Wake()                                    # any thread may call wake.set()
     pull = PullChannel(host, DATA.frame_limit_bytes)
     push = PushChannel(context, endpoint)            # one per directed edge and epoch
-    pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready
+    pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready; incoming=False: but for pull
     frames = pull.receive()                          # None: nothing there
     push.send(frames)                                # False: can't be sent now, keep it
 
@@ -74,6 +74,7 @@ DATA_QUEUE = 4  # messages, each up to many MB; the broker bounds the steps in f
 BEAT_QUEUE = 16  # old beats are worthless
 _NO_MESSAGES_BYTES = 4096  # who only sends receives nothing but the handshake
 _CONTROL_LINGER_MS = 1000  # a last word (a denial, an end of stream) should still leave when a socket closes
+_KNOCK_AGAIN_S = 0.1  # without a descriptor for a new connection
 _BATCH = 64  # receiving from a ready socket does not yield to the loop: do it ourselves, every so many messages
 
 
@@ -204,19 +205,26 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
     def __init__(self, context: Context, endpoint: str, identity: bytes, limit_bytes: int) -> None:
         super().__init__(_CONTROL_QUEUE)
         self._context, self._endpoint, self._identity, self._limit_bytes = context, endpoint, identity, limit_bytes
+        self._socket: Socket | None = None  # None: there was no descriptor for a new one
+        self._knocks_again: asyncio.TimerHandle | None = None
         self._knock()
 
     def _knock(self) -> None:
-        self._socket = self._context.socket(zmq.DEALER)
-        set_options(self._socket, self._limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
-        self._socket.set(zmq.IDENTITY, self._identity)
+        made = self._context.socket(zmq.DEALER)
+        set_options(made, self._limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
+        made.set(zmq.IDENTITY, self._identity)
         # Nothing queues for a broker that isn't there, to reach it before UP is told.
-        self._socket.set(zmq.IMMEDIATE, 1)
-        self._monitor = Monitor(self._context, self._socket)
-        for each in (self._socket, self._monitor.socket):
+        made.set(zmq.IMMEDIATE, 1)
+        try:
+            self._monitor = Monitor(self._context, made)
+        except zmq.ZMQError:
+            made.close()
+            raise
+        self._socket = made
+        for each in (made, self._monitor.socket):
             self._loop.add_reader(descriptor(each), self._look_again)
         try:
-            connect(self._socket, self._endpoint)
+            connect(made, self._endpoint)
         except ConfigError:
             self.close()
             raise
@@ -224,7 +232,7 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
 
     def send(self, frames: Sequence[Bytes]) -> bool:
         """False: not connected, or the other end does not read and the queue is full."""
-        sent = send_now(self._socket, frames)
+        sent = self._socket is not None and send_now(self._socket, frames)
         self._look_again()
         return sent
 
@@ -232,18 +240,32 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         """Hang up and knock again: DOWN at once, UP when the new connection stands. With a new socket: the former
         connection's end may come late, and must not be taken for the new one's."""
         self.close()
-        self._knock()
         self._arrived.append(Link.DOWN)
         self._ready.set()
+        self._knock_as_soon_as_possible()
+
+    def _knock_as_soon_as_possible(self) -> None:
+        """Where there is no descriptor for it, again and again until there is one."""
+        try:
+            self._knock()
+        except zmq.ZMQError:
+            self._knocks_again = self._loop.call_later(_KNOCK_AGAIN_S, self._knock_as_soon_as_possible)
 
     def close(self) -> None:
         """Close the socket. End the task that receives first: nothing will wake it any more."""
+        if self._knocks_again is not None:
+            self._knocks_again.cancel()
+        if self._socket is None:
+            return
         for each in (self._socket, self._monitor.socket):
             self._loop.remove_reader(descriptor(each))
         self._monitor.close()
         self._socket.close()
+        self._socket = None
 
     def _take(self) -> bool:
+        if self._socket is None:
+            return False
         frames = receive_now(self._socket)
         for event in self._monitor.events():  # after the message: UP is told before what came over that connection
             if event is zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -255,7 +277,7 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         return frames is not None
 
     def _look_again(self) -> None:
-        if has(self._socket, zmq.POLLIN) or has(self._monitor.socket, zmq.POLLIN):
+        if self._socket is not None and (has(self._socket, zmq.POLLIN) or has(self._monitor.socket, zmq.POLLIN)):
             self._ready.set()
 
 
@@ -372,19 +394,29 @@ class PullChannel:
         message, self._message = self._message, None
         return message
 
-    def wait(self, timeout_s: float, *, wake: Wake | None = None, outgoing: Sequence[PushChannel] = ()) -> bool:
-        """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed."""
+    def wait(
+        self,
+        timeout_s: float,
+        *,
+        wake: Wake | None = None,
+        outgoing: Sequence[PushChannel] = (),
+        incoming: bool = True,
+    ) -> bool:
+        """Wait until a message is there, ``wake`` is set or one of ``outgoing`` can send. False: the time passed.
+        Without ``incoming``, for who would not take it now, a message ends no wait: one is kept, the rest comes no
+        further than the kernel."""
         if wake is not self._wake or outgoing != self._outgoing:
             self._watch(wake, outgoing)
         give_up_at = time.monotonic() + timeout_s
         own, left_s = self._poll.fileno(), timeout_s
-        while not self._has_message():
-            found = zmq.zmq_poll(self._watched, ceil(max(0.0, left_s) * 1000))
-            if any(each != own for each, _ in found) or (found and self._look()):
+        while not (incoming and self._has_message()):
+            watched = self._watched if self._message is None else self._watched[1:]
+            found = zmq.zmq_poll(watched, ceil(max(0.0, left_s) * 1000))
+            if any(each != own for each, _ in found) or (found and self._look() and incoming):
                 return True
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
-                return self._look()
+                return self._look() and incoming
         return True
 
     def _has_message(self) -> bool:
@@ -412,7 +444,7 @@ class PullChannel:
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
         """Set what ends the waits from now on. Kept, because it seldom changes and every hop waits."""
         self._wake, self._outgoing = wake, outgoing
-        self._watched: list[tuple[Socket | int, int]] = [(self._poll.fileno(), zmq.POLLIN)]
+        self._watched: list[tuple[Socket | int, int]] = [(self._poll.fileno(), zmq.POLLIN)]  # the own one first
         self._watched += [(channel.socket, zmq.POLLOUT) for channel in outgoing]
         if wake is not None:
             self._watched.append((wake.fileno(), zmq.POLLIN))

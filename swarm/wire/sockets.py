@@ -169,8 +169,12 @@ class Monitor:
         # events per connection can't pile up to much.
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.set(zmq.LINGER, 0)
-        watched.monitor(endpoint, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self.socket.connect(endpoint)
+        try:
+            watched.monitor(endpoint, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self.socket.connect(endpoint)
+        except zmq.ZMQError:  # no descriptor for it
+            self.socket.close()
+            raise
 
     def events(self) -> Iterator[zmq.Event]:
         """Yield what has happened since the last call; does not wait."""

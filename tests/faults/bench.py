@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm import AsyncClient, Completion
-from swarm.failpoints import TRACE_VARIABLE, VARIABLE
+from swarm.failpoints import FROM_VARIABLE, TRACE_VARIABLE, VARIABLE
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
@@ -115,11 +115,11 @@ class Swarm(Processes):
         super().start_worker(name, *more, **armed, **environment)
         (self.harmed.add if faults else self.harmed.discard)(name)
 
-    def start_again(self, name: str, faults: str = "") -> None:
+    def start_again(self, name: str, faults: str = "", **environment: str) -> None:
         """A fresh process under this name."""
         if name in self.workers:
             self.kill(name)
-        self.start_worker(name, faults=faults)
+        self.start_worker(name, faults=faults, **environment)
 
     def happened(self) -> list[Fault]:
         """The failpoints that struck so far."""
@@ -220,19 +220,18 @@ class Bench:
 
     # --- harm --------------------------------------------------------------------------------------------------------
 
-    async def replace(self, name: str, faults: str) -> None:
-        """A fresh process under this name, with failpoints, before anything runs; three serve again."""
-        self.swarm.start_again(name, faults)
-        await self.serving()
-
     async def arm(self, place: int, faults: str) -> str:
-        """Failpoints for the worker at this place of the pipe (-1: the last); returns its name. Newcomers come to the
-        middle as a rule: if its place is at an end, who is there is started again until it has moved."""
+        """Failpoints for the worker at this place of the pipe (-1: the last); returns its name. They count from now on,
+        whatever it went through to get there: where a newcomer comes to is the plan's affair, so who is in its place is
+        started again until it has moved."""
         name = (await self.order())[1]
-        await self.replace(name, faults)
+        begun = self.swarm.trace.with_name(f"begun.{time.monotonic_ns()}")
+        self.swarm.start_again(name, faults, **{FROM_VARIABLE: str(begun)})
+        await self.serving()
         for _ in range(6):
             there = (await self.order())[place]
             if there == name:
+                begun.touch()
                 return name
             self.swarm.start_again(there)
             await self.serving()
@@ -250,6 +249,18 @@ class Bench:
                 raise AssertionError(f"the fault never happened; before: {found}")
             await asyncio.sleep(0.01)
         return found[times - 1]
+
+    async def struck_or_in_the_middle(self, times: int, newcomer: str, within_s: float = 5.0) -> str | None:
+        """Wait until failpoints have struck so many times. If they don't, and the newcomer has come to an end of the
+        pipe, return who is in the middle."""
+        give_up_at = time.monotonic() + within_s
+        while len(self.swarm.happened()) < times:
+            if time.monotonic() > give_up_at:
+                await self.serving()
+                middle = (await self.order())[1]
+                return None if middle == newcomer else middle
+            await asyncio.sleep(0.01)
+        return None
 
     def stop(self, process: Any) -> None:
         """SIGSTOP; it will be woken at the end of the test if nobody does so before."""

@@ -214,6 +214,39 @@ def test_a_killed_run_leaves_no_client_process_behind(server: FakeOpenAI) -> Non
     assert not psutil.wait_procs(children, timeout=10)[1]
 
 
+def test_a_second_ctrl_c_ends_it_at_once_and_leaves_nothing_behind(server: FakeOpenAI) -> None:
+    code, _, children = interrupted(server, signal.SIGINT, signal.SIGINT)
+    assert code == 130
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_a_client_process_that_dies_ends_the_run_with_one_clear_line(server: FakeOpenAI, tmp_path: Path) -> None:
+    """Its share of the load is gone: figures of the rest would be of another load."""
+    asked = command(server, "--model", "good", "-d", "50s", "--output", "8", "--no-ceiling", "--warmup", "0")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=file)
+    try:
+        ends_at = time.monotonic() + ENDS_S
+        while '"progress"' not in log.read_text() and time.monotonic() < ends_at:
+            time.sleep(0.05)
+        (child,) = psutil.Process(process.pid).children(recursive=True)
+        child.kill()
+        assert process.wait(ENDS_S) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert "ended with code -9" in log.read_text().splitlines()[-1]
+
+
+def test_a_warm_up_of_some_seconds_is_the_same_load_and_not_measured(server: FakeOpenAI) -> None:
+    some = ("--model", "good", "-c", "2", "--output", "8", "--no-ceiling", "--warmup", "1s", "-d", "1s")
+    figures = run(server, *some)["points"][0]["figures"]
+    asked = sum(1 for body in server.bodies if body["max_tokens"] == 8)
+    assert 0 < figures["requests"] < asked
+    assert figures["seconds"] == 1.0
+
+
 def test_a_run_ends_at_its_deadline_whatever_the_server_does(server: FakeOpenAI) -> None:
     begun = time.monotonic()
     some = ("--model", "silent", "-n", "4", "--no-ceiling", "--deadline", "2s", "--warmup", "0")

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import numpy as np
@@ -464,6 +464,22 @@ def test_any_thread_can_wake_the_data_thread(pull: PullChannel) -> None:
     wake.clear()
     assert pull.wait(0, wake=wake) is False
     wake.clear()  # twice does no harm
+    wake.close()
+
+
+def test_who_takes_no_message_now_is_not_woken_by_one(pull: PullChannel, push: PushChannel) -> None:
+    """The time passes, without work, as if none were there; a wake ends it. Then all of them are there, in order."""
+    for word in (b"one", b"two", b"three"):
+        sent_when_possible(pull, push, [word])
+    assert pull.wait(SOON_S)
+    wake = Wake()
+    began, worked_s = monotonic(), thread_time()
+    assert not pull.wait(0.5, wake=wake, incoming=False)
+    assert monotonic() - began >= 0.45
+    assert thread_time() - worked_s < 0.2
+    wake.set()
+    assert pull.wait(SOON_S, wake=wake, incoming=False)
+    assert [received(pull) for _ in range(3)] == [[b"one"], [b"two"], [b"three"]]
     wake.close()
 
 

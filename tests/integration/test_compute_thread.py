@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import socket
 import time
@@ -92,9 +93,10 @@ class Stage:
     context: zmq.Context[zmq.Socket[bytes]]
     executor: BrittleExecutor = field(default_factory=lambda: BrittleExecutor(fake_manifest(6)))
     outward: queue.Queue[act.Action] = field(default_factory=queue.Queue)
+    pull: PullChannel = field(init=False)
 
     def __post_init__(self) -> None:
-        pull = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
+        self.pull = pull = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
         self.core = StageCore(StageSettings("w0", "w0.1", 6))
         clock = SystemClock()
         self.vitals = Vitals(clock)
@@ -172,6 +174,46 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     assert isinstance(sent, Step)
     assert sent.rows == step.rows
     assert not taker.wait(0.2)
+    taker.close()
+
+
+def test_a_blocked_worker_waits_though_a_step_has_come(
+    context: zmq.Context[zmq.Socket[bytes]], stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't take the step before it is rid of the one that it has: until then it looks a few times a second, and not
+    without a pause. Then both go on, in order."""
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
+    endpoint = taker.endpoint
+    port = int(endpoint.rpartition(":")[2])
+    taker.close()  # the next stage is away
+    place = held(port)
+    stage.prepare(endpoint)
+    assert isinstance(stage.says(), act.Tell)
+    stage.order(Fence(epoch=1))
+    stage.order(Activate(epoch=1, first_step=1, live=()))
+    assert isinstance(stage.says(), act.Tell)
+    opening = (Open(7, SamplingParams(), 0, 1, 8, (5,)),)
+    steps = [
+        Step(epoch=1, step=number, rows=(Row(7, number - 1, 1, False),), tokens=(5,), open=opening * (number == 1))
+        for number in (1, 2)
+    ]
+    assert stage.before.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
+    for step in steps:
+        assert stage.before.send(DATA.encode(step))
+    until(lambda: stage.vitals.condition == "blocked")
+    turns, wait = itertools.count(), stage.pull.wait
+    monkeypatch.setattr(stage.pull, "wait", lambda *args, **options: (next(turns), wait(*args, **options)))
+    time.sleep(0.5)
+    assert next(turns) < 50
+    place.close()
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes, range(port, port + 1), key=address_and_key(endpoint)[1])
+    found = []
+    for _ in steps:
+        assert taker.wait(PATIENCE_S)
+        frames = taker.receive()
+        assert frames is not None
+        found.append(DATA.decode(frames)[0])
+    assert [step.step for step in found if isinstance(step, Step)] == [1, 2]
     taker.close()
 
 

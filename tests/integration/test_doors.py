@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -226,13 +227,45 @@ async def test_who_knocks_anew_takes_its_own_place(router: RouterChannel, dealer
     dealer.renew()
     assert await soon(anext(dealer)) is Link.DOWN
     assert await soon(anext(dealer)) is Link.UP
-    assert dealer.send([b"again"])
-    events = [await soon(anext(router))]
-    if events == [PeerLost(b"me")]:  # its end was seen before the new one
-        events = [await soon(anext(router))]
-    assert events == [Arrived(b"me", [b"again"])]
+    await until_heard(router, dealer, b"again")
     assert router.send(b"me", [b"answer"])
     assert await soon(anext(dealer)) == [b"answer"]
+
+
+async def test_who_knocks_anew_without_descriptors_waits_for_some(
+    router: RouterChannel, dealer: DealerChannel, descriptors: Callable[[int], None]
+) -> None:
+    """``renew`` says DOWN, sends nothing, and knocks as soon as there are descriptors again; it raises nothing. It can
+    be renewed once more meanwhile, or closed."""
+    await served(router, dealer)
+    descriptors(3)  # those of the three standard streams; with less, poll() itself fails
+    dealer.renew()
+    assert await soon(anext(dealer)) is Link.DOWN
+    assert not dealer.send([b"lost"])
+    dealer.renew()
+    assert await soon(anext(dealer)) is Link.DOWN
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(dealer), 0.5)
+    descriptors(1 << 10)
+    assert await soon(anext(dealer)) is Link.UP
+    await until_heard(router, dealer, b"again")
+
+
+@pytest.fixture
+def descriptors() -> Iterator[Callable[[int], None]]:
+    """Lets this process have no descriptor from this number on, beside those that it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def until_heard(router: RouterChannel, dealer: DealerChannel, words: bytes) -> None:
+    """What the dealer says arrives; the end of its former connection may be told before."""
+    assert dealer.send([words])
+    events = [await soon(anext(router))]
+    if events == [PeerLost(b"me")]:
+        events = [await soon(anext(router))]
+    assert events == [Arrived(b"me", [words])]
 
 
 def test_a_data_door_hears_only_who_knows_its_key(context: Context) -> None:

@@ -257,12 +257,15 @@ static void draws(int kind, int64_t words) {
   int64_t history[PAST], biased[] = {1, words / 2, words + 5}, forbidden[] = {0, 2}, ids[ROWS][1 + BEST];
   double biases[] = {2.5, -4.0, 1.0}, logs[ROWS][1 + BEST];
   SwarmDraw rows[ROWS];
+  uint32_t *allowed = calloc((size_t)words / 32 + 1, sizeof *allowed); /* about a quarter of the words */
+  for (int64_t at = 0; at <= words / 32; at++) allowed[at] = (uint32_t)(next_of(&chance) & next_of(&chance));
+  allowed[0] |= 8;
   for (int at = 0; at < PAST; at++) history[at] = (int64_t)(next_of(&chance) % (uint64_t)words);
   for (int row = 0; row < ROWS; row++) {
     rows[row] = (SwarmDraw){.logits = (char *)logits + row * words * bytes_of(kind), .history = history,
                             .num_history = row % 3 ? PAST : 0, .num_prompt = row % 3 ? 11 : 0, .biased = biased,
                             .biases = biases, .num_biased = row % 4 == 1 ? 3 : 0, .forbidden = forbidden,
-                            .num_forbidden = row % 5 == 2 ? 2 : 0, .seed = (uint64_t)row * 77, .position = 5 + row % 7,
+                            .num_forbidden = row % 5 == 2 ? 2 : 0, .allowed = row % 7 > 4 ? allowed : NULL, .seed = (uint64_t)row * 77, .position = 5 + row % 7,
                             .greedy = row % 8 == 0, .top_k = row % 4 == 2 ? 7 : 0, .temperature = 0.3 + 0.2 * row,
                             .top_p = row % 2 ? 0.9 : 1.0, .min_p = row % 6 == 3 ? 0.03 : 0.0,
                             .repetition = row % 3 ? 1.2 : 1.0, .presence = row % 3 == 1 ? 0.6 : 0.0,
@@ -280,7 +283,7 @@ static void draws(int kind, int64_t words) {
              hash);
     }
   }
-  free(logits);
+  free(logits), free(allowed);
 }
 
 static void cases(void) {

@@ -243,6 +243,7 @@ def test_the_file_shows_the_true_defaults() -> None:
     assert shown.pop("state_dir")
     assert shown["worker"].pop("memory_limit")
     assert shown["gateway"].pop("keys_file")
+    assert shown["gateway"].pop("traces")
     assert config.Settings(**shown) == config.Settings()
 
 

@@ -51,6 +51,18 @@ def test_with_a_plus_it_goes_on() -> None:
             failpoints.reached("beat.due")
 
 
+def test_nothing_counts_before_the_file_is_there(tmp_path: Path) -> None:
+    """SWARM_FAILPOINTS_FROM: while its file is missing nothing happens, and @2 counts from its making on."""
+    begun = tmp_path / "begun"
+    failpoints.arm({failpoints.VARIABLE: "step.computes=raise@2", failpoints.FROM_VARIABLE: str(begun)})
+    for _ in range(3):
+        failpoints.reached("step.computes")
+    begun.touch()
+    failpoints.reached("step.computes")
+    with pytest.raises(RuntimeError):
+        failpoints.reached("step.computes")
+
+
 def test_only_what_the_condition_names_counts() -> None:
     """token=7: batches without that token don't, nor do they count."""
     arm("step.computes[token=7]=memory")

@@ -62,7 +62,9 @@ class Exchange:
     def __init__(self, target: Target, meter: Meter) -> None:
         self._target = target
         self._meter = meter
-        headers = {"User-Agent": f"swarm-bench/{__version__}", "Content-Type": "application/json"}
+        # Not compressed: who compresses a stream holds tokens back.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers["User-Agent"] = f"swarm-bench/{__version__}"
         if target.key_env is not None:
             headers["Authorization"] = f"Bearer {os.environ[target.key_env]}"
         self._session = aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""Rules that a plan must keep to, as they were set by hand."""
+"""Rules that a plan must keep to, as they were set by hand; which devices can be planned with at all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from dataclasses import dataclass, field
 from swarm.broker.planner.load import Load, Speeds
 from swarm.broker.planner.standby import Standby
 from swarm.wire.messages import Hello, LayerRange
+
+DEVICES = ("cpu", "cuda", "mps")
+
+
+def is_supported(device: str) -> bool:
+    """``device`` is one of DEVICES, perhaps with a number: ``cuda:1``."""
+    return device.partition(":")[0] in DEVICES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, CountDescriptors, Note, OpenDoor
+from swarm.broker.actions import CountDescriptors, OpenDoor, Outbox
 from swarm.broker.events import DescriptorsCounted, DoorClosed
 from swarm.broker.state import DoorBook
 
@@ -27,7 +27,7 @@ class Doors:
     """Decides for all of them together: they share the descriptors."""
 
     book: DoorBook
-    out: list[Action]
+    out: Outbox
     closed: set[str] = field(default_factory=set)
     closed_at: float = 0.0
     look_at: float = 0.0
@@ -53,7 +53,7 @@ class Doors:
             self.closed_at = now
             self.book.times += 1
             fields: dict[str, object] = {"door": event.door, "limit": event.limit, "reason": reason, "remedy": remedy}
-            self.out.append(Note("newcomers_wait", "warning" if is_new else "info", fields))
+            self.out.note("newcomers_wait", "warning" if is_new else "info", **fields)
         self.closed.add(event.door)
         self.look_at = now + self.pause_s
         self.book.reason = f"{reason}: {remedy}"
@@ -69,9 +69,7 @@ class Doors:
         self.book.problem = ""
         self.book.closed_s += now - self.closed_at
         self.book.opened_at = now
-        self.out.append(
-            Note("newcomers_let_in", fields={"after_s": round(now - self.closed_at, 1), "used": used, "limit": limit})
-        )
+        self.out.note("newcomers_let_in", after_s=round(now - self.closed_at, 1), used=used, limit=limit)
 
 
 def room_for_opening(limit: int) -> int:

@@ -26,10 +26,10 @@ The broker's own pauses are not the workers' fault: ``forgive`` moves every dead
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from swarm.broker.state.workers import Judgement, Pulse, Verdict
 from swarm.wire.messages import Beat
 
 # A load shows progress with every tensor and at its end warms up: half a minute (of the default two seconds) is enough
@@ -41,23 +41,6 @@ LOOP_FACTOR = 5
 # a while: before, the counter's speed is still that of the steps before it.
 SLOW_FACTOR = 3.0
 SLOW_AFTER_S = 2.0
-RATE_OVER_S = 1.0  # the counter's speed is that of about the last second
-
-
-class Verdict(enum.Enum):
-    WELL = "well"
-    SLOW = "slow"
-    LOADING = "loading"
-    BLOCKED = "blocked"
-    SILENT = "silent"
-    HUNG = "hung"
-    DEAD = "dead"
-    LEFT = "left"
-    LIED = "lied"  # what it sent was proven wrong
-
-    @property
-    def is_out(self) -> bool:
-        return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,49 +64,6 @@ class Expected:
         """The larger of what was predicted (for a worker as slow as this one is known to be) and what is usual: a long
         prompt takes longer than anything before it."""
         return max(self.usual_s, self.in_hand_s * max(1.0, self.pace or 1.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    verdict: Verdict
-    evidence: str
-    since: float = field(default=0.0, compare=False)  # when this verdict was first given
-
-
-@dataclass(slots=True)
-class Pulse:
-    """What is known of one worker's beats."""
-
-    heard_at: float
-    beat: Beat | None = None
-    beat_at: float | None = None  # when the last one really came: ``heard_at`` without what was forgiven
-    moved_at: float = 0.0  # when it last showed progress, began with what it does, or had nothing to do
-    rate: float = 0.0  # the counter's speed, in layers (or tensors) per second
-    loop_lag_s: float = 0.0  # for how long its control loop has stood still, as two beats in a row say
-
-    def take(self, beat: Beat, now: float) -> None:
-        before = self.beat
-        if before is None or (beat.progress, beat.state) != (before.progress, before.state):
-            self.moved_at = now
-        if beat.state not in ("computing", "loading"):
-            self.moved_at = now
-        if before is not None:
-            # A process that was stopped and goes on says once that its loop stood still.
-            self.loop_lag_s = min(before.loop_lag_s, beat.loop_lag_s)
-            self._take_rate(beat.progress - before.progress, now)
-        self.beat = beat
-        self.heard_at = self.beat_at = now
-
-    def _take_rate(self, moved: int, now: float) -> None:
-        passed_s = max(1e-3, now - self.heard_at)
-        weight = min(1.0, passed_s / RATE_OVER_S)
-        self.rate += weight * (max(0, moved) / passed_s - self.rate)
-
-    def forgive(self, pause_s: float, now: float) -> None:
-        """The broker stood still for so long. A beat that was heard before the pause was noticed is no younger than
-        now."""
-        self.heard_at = min(now, self.heard_at + pause_s)
-        self.moved_at = min(now, self.moved_at + pause_s)
 
 
 def judge(pulse: Pulse, settings: HealthSettings, expected: Expected, now: float) -> Judgement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.actions import Action, SayClient
+from swarm.broker.actions import Outbox, SayClient
 from swarm.wire.messages import HostDone, HostHello, Join, Report, StartWorkers
 
 MAX_TICKETS = 64  # joins that a host has not answered yet
@@ -21,7 +21,7 @@ class _Ticket:
 class Hosts:
     """Who can start workers, and who asked for some."""
 
-    def __init__(self, out: list[Action]) -> None:
+    def __init__(self, out: Outbox) -> None:
         self._out = out
         self._hosts: dict[bytes, HostHello] = {}
         self._tickets: dict[int, _Ticket] = {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from swarm.broker.actions import Action, Note, OrderWorker
+from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
 from swarm.broker.steps.scheduler import opening
 from swarm.wire.messages import (
@@ -68,7 +68,7 @@ class Rechecker:
 
     state: State
     settings: RecheckSettings
-    out: list[Action]
+    out: Outbox
     under_way: _Trial | None = None
     _last_at: float = 0.0
     _num_begun: int = 0
@@ -235,7 +235,7 @@ class Rechecker:
         if trial.found == trial.expected:
             self.state.count("rechecks_agreed")
             suspect.num_confirmed += 1
-            self.out.append(Note("recheck_agreed", "debug", fields))
+            self.out.note("recheck_agreed", "debug", **fields)
             return
         self.state.count("rechecks_disagreed")
         for name in trial.checkers:
@@ -243,10 +243,10 @@ class Rechecker:
         for worker in self.state.workers.values():
             if worker.name in trial.checkers and not worker.is_gone:
                 worker.disagreed_with[suspect.name] = worker.disagreed_with.get(suspect.name, 0) + 1
-        self.out.append(Note("recheck_disagreed", "error", fields | {"who_is_right": "not known from one comparison"}))
+        self.out.note("recheck_disagreed", "error", **fields, who_is_right="not known from one comparison")
 
     def _void(self, why: str) -> None:
         trial, self.under_way = self.under_way, None
         assert trial is not None
         self.state.count("rechecks_void")
-        self.out.append(Note("recheck_void", "info", {"worker": trial.stage.name, "why": why}))
+        self.out.note("recheck_void", worker=trial.stage.name, why=why)

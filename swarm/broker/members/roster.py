@@ -9,21 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swarm.broker.actions import Action, Note, OrderWorker
-from swarm.broker.drafts.pipeline import DEVICES, is_supported
+from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
-from swarm.broker.members.health import HealthSettings, Verdict
+from swarm.broker.members.entry import why_not
+from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
+from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery import speeds
 from swarm.broker.recovery.inventory import what_counts
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests.door import Requests
-from swarm.broker.state import Plan, State, Worker, WorkerState
+from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import (
-    PROTOCOL_VERSION,
     Activated,
     Alive,
     Beat,
@@ -33,7 +34,6 @@ from swarm.wire.messages import (
     Fence,
     Hello,
     Kept,
-    LayerRange,
     Leaving,
     LoadProgress,
     NotFinite,
@@ -51,7 +51,6 @@ from swarm.wire.messages import (
     Welcome,
     WorkerMessage,
 )
-from swarm.wire.schema import schema
 
 T = TypeVar("T")
 
@@ -81,7 +80,7 @@ class Members:
         procedure: Procedure,
         requests: Requests,
         *,
-        out: list[Action],
+        out: Outbox,
         now: float,
     ) -> None:
         self._state = state
@@ -92,10 +91,8 @@ class Members:
         self._uploads = Uploads(state)
         self.lies = Lies(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
-        self.vigil = Vigil(state, settings.health, procedure.rebuilder)
-        self._strangers: dict[str, float] = {}  # incarnation -> when it was last told something, the latest last
-        self._replaced: dict[str, str] = {}  # incarnation -> why it was told to end, the latest last
-        self._leases_renewed_at = now
+        self.vigil = Vigil(state, settings.health)
+        state.leases_renewed_at = now
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
@@ -135,8 +132,8 @@ class Members:
                 self._state.count("unexpected_control")  # it has said so, and finding out what to do takes its time
             case Leaving():
                 worker.wants_to_leave = True
-                self._note("worker_leaves", worker=worker.name, reason=message.reason)
-                self.leave(worker, now, at_once=self._procedure.wanted.shortage_without(worker) is not None)
+                self._out.note("worker_leaves", worker=worker.name, reason=message.reason)
+                self.let_go(worker, now)
             case _:
                 self._state.count("unexpected_control")
 
@@ -159,7 +156,7 @@ class Members:
         if current is None or message.epoch != current.epoch:
             self._state.count("stale_control")
             return
-        self._note("trouble", "error", worker=worker.name, reason=message.reason)
+        self._out.note("trouble", "error", worker=worker.name, reason=message.reason)
         self._state.count("troubles")
         if message.damaged:
             self.damaged(now)
@@ -202,10 +199,11 @@ class Members:
             self._requests.durability.model_known(now)
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+        restart, rules = self._procedure.restart, self._procedure.wanted.rules
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
-        reason = self._replaced.get(hello.incarnation) or self._why_not(hello, now)
+        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
         if reason is not None:
-            self._note("worker_denied", "warning", worker=hello.name, reason=reason)
+            self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
             return
         known = self._state.workers.get(hello.incarnation)
@@ -222,14 +220,13 @@ class Members:
         pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
         worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
         worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
-        self.vigil.begin(hello.incarnation, now)
         self._welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
             # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
             self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
         self._procedure.changed(now)
-        self._note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
+        self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
 
     def not_understood(self, peer: bytes, reason: str) -> None:
         """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
@@ -247,29 +244,10 @@ class Members:
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
-            _remember(self._replaced, former.incarnation, reason)
+            _remember(self._state.replaced, former.incarnation, reason)
         self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
         self._forget(former.incarnation)
-        _remember(self._strangers, former.incarnation, now)
-
-    def _why_not(self, hello: Hello, now: float) -> str | None:
-        if PROTOCOL_VERSION not in hello.wire_versions:
-            return (
-                f"this broker speaks protocol {PROTOCOL_VERSION}, the worker {hello.wire_versions}: install one version"
-            )
-        if hello.schema != schema():
-            return "the worker's messages are those of another build than the broker's: install one version on both"
-        if not is_supported(hello.device):
-            return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-        restart = self._procedure.restart
-        # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does
-        # not take the swarm away from those that are waited for.
-        is_free = restart.model_is_remembered and (hello.name in restart.awaited or restart.waits_for(now) is None)
-        if self._state.manifest is not None and not is_free:
-            difference = self._state.manifest.difference(hello.manifest)
-            if difference is not None:
-                return f"this swarm serves another model: {difference}"
-        return self._procedure.wanted.rules.why_not(hello)
+        _remember(self._state.strangers, former.incarnation, now)
 
     def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
         """Tell a worker that it is a member (again: it is how a member is asked for files)."""
@@ -286,14 +264,19 @@ class Members:
     def asset_part_arrived(self, event: AssetPartArrived, now: float) -> None:
         self._uploads.take(self._member(event.peer), event, now)
 
-    def leave(self, worker: Worker, now: float, *, at_once: bool) -> None:
-        """In good order: the plan is made without it first, unless nobody else can take its layers."""
-        if at_once:
-            self._procedure.release(worker, "it was asked to leave", now)
-            self._procedure.lost(worker, now, blame=False)
-        elif not worker.is_gone:
+    def leave(self, worker: Worker, now: float) -> None:
+        """In good order: the plan is made without it first."""
+        if worker.state is not WorkerState.LEAVING and not worker.is_gone:
             worker.start_leaving()
             self._procedure.leaving(worker, now)
+
+    def let_go(self, worker: Worker, now: float) -> None:
+        """It goes, whatever that means for the swarm: in good order, or at once if nobody else can take its layers.
+        Which of them is told by the plan that is made next, without it; so this takes no longer than that."""
+        self.leave(worker, now)
+        if not worker.is_gone and isinstance(self._procedure.wanted.now(), Shortage):
+            self._procedure.release(worker, "it was asked to leave", now)
+            self._procedure.lost(worker, now, blame=False)
 
     def disconnected(self, peer: bytes, now: float) -> None:
         """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
@@ -308,19 +291,30 @@ class Members:
     ) -> None:
         if worker.is_gone:
             return
+        self._put_out(worker, evidence, verdict, now)
+        self._procedure.lost(worker, now, blame=blame and worker.state is WorkerState.OUT)
+        self._end_the_dangerous(now)
+
+    def _lose_the_late(self, now: float) -> None:
+        """Whoever has not answered by a plan's deadline is out; the next plan is made without any of them."""
+        late = self._procedure.late(now)
+        for worker, evidence in late:
+            self._put_out(worker, evidence, Verdict.DEAD, now)
+        for worker, _ in late:
+            self._procedure.lost(worker, now, blame=False)
+
+    def _put_out(self, worker: Worker, evidence: str, verdict: Verdict, now: float) -> None:
+        """The one way to go that is not a release: counted, told, and recorded."""
         self._uploads.forget(worker.incarnation)
         if worker.wants_to_leave:
             worker.leave(evidence)
-            blame = False
-            self._note("worker_left", worker=worker.name, evidence=evidence)
+            self._out.note("worker_left", worker=worker.name, evidence=evidence)
         else:
             worker.fall_out(evidence)
             self._state.count("workers_lost")
-            self._note("worker_out", "warning", worker=worker.name, evidence=evidence)
-        self.vigil.note_end(worker, verdict, now)
+            self._out.note("worker_out", "warning", worker=worker.name, evidence=evidence)
+        worker.be_judged(Judgement(verdict, worker.reason, now))
         self._record_loss(worker, evidence, now)
-        self._procedure.lost(worker, now, blame=blame)
-        self._end_the_dangerous(now)
 
     def _record_loss(self, worker: Worker, evidence: str, now: float) -> None:
         """For the report on recoveries, if there is something to recover from."""
@@ -328,8 +322,8 @@ class Members:
         held = None if book.current is None else book.current.stage_of(worker.incarnation)
         is_coming = book.coming is not None and worker.incarnation in book.coming.members
         if held is not None or (is_coming and recoveries.current is not None):
-            heard_at = self.vigil.heard_at(worker.incarnation)
-            recoveries.lost(worker.name, evidence, None if held is None else held.layers, heard_at, now)
+            layers = None if held is None else held.layers
+            recoveries.lost(worker.name, evidence, layers, worker.pulse.heard_at, now)
 
     def _end_the_dangerous(self, now: float) -> None:
         for sequence, detail in self.lies.dangerous():
@@ -350,7 +344,7 @@ class Members:
             self._call_stranger(beat.incarnation, now)
             return
         self._state.count("beats")
-        self.vigil.heard(beat, now)
+        worker.pulse.take(beat, now)
         was_called = worker.called_at is not None and now - worker.called_at <= CALL_AGAIN_S
         if worker.is_gone and not was_called and self.lies.may_be_called(worker):
             worker.be_called(now)
@@ -368,42 +362,31 @@ class Members:
 
     def _call_stranger(self, incarnation: str, now: float) -> None:
         """Somebody beats whom the broker does not know (any more): it may say Hello."""
-        told_at = self._strangers.get(incarnation)
+        told_at = self._state.strangers.get(incarnation)
         if told_at is not None and now - told_at <= CALL_AGAIN_S:
             return
-        _remember(self._strangers, incarnation, now)
+        _remember(self._state.strangers, incarnation, now)
         reason = "the broker does not know this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
     def tick(self, usual_step_s: float, now: float) -> None:
-        """Verdicts are carried out, leases renewed."""
+        """Verdicts and deadlines are carried out, leases renewed."""
         for incarnation, judgement in self.vigil.judgements(usual_step_s, now).items():
             worker = self._state.workers[incarnation]
             if judgement.verdict.is_out and not worker.is_gone:
                 blame = judgement.verdict is Verdict.HUNG and self.vigil.computes(incarnation)
                 self._lose(worker, judgement.evidence, now, blame=blame, verdict=judgement.verdict)
+        self._lose_the_late(now)
         for worker, names in self._uploads.ask_others(now):
             self._welcome(worker, names)
         self._rechecker.tick(now)
         self._forget_the_long_gone()
         self._renew_leases(now)
 
-    def set_apart(self, plan: Plan, now: float) -> bool:
-        """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has
-        nothing to do and is well: these two can't reach each other. The plan does without the second for a while."""
-        for stage in plan.stages:
-            holder = self._state.workers.get(self.vigil.blocked_on(stage.incarnation))
-            if holder is not None and not holder.is_gone and holder.incarnation in plan.members:
-                holder.refuse(LayerRange(0, 1), f"{stage.name} can't reach it, though both live", now)
-                self._note("worker_unreachable", "error", worker=holder.name, by=stage.name)
-                self._state.count("workers_unreachable")
-                return True
-        return False
-
     def _renew_leases(self, now: float) -> None:
-        if now - self._leases_renewed_at < self._settings.lease_s / 5:
+        if now - self._state.leases_renewed_at < self._settings.lease_s / 5:
             return
-        self._leases_renewed_at = now
+        self._state.leases_renewed_at = now
         for worker in self._state.workers.values():
             if not worker.is_gone:
                 self._out.append(OrderWorker(worker.peer, Alive(epoch=self._state.book.written)))
@@ -416,10 +399,6 @@ class Members:
 
     def _forget(self, incarnation: str) -> None:
         del self._state.workers[incarnation]
-        self.vigil.forget(incarnation)
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields))
 
 
 def _remember(memory: dict[str, T], incarnation: str, what: T) -> None:

@@ -1,4 +1,4 @@
-"""The watch over the workers: takes their beats, keeps what they say, and gives the verdict on each (``health``).
+"""The watch over the workers: reads what their beats said, and gives the verdict on each (``health``).
 
 What a verdict leads to is not decided here.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from swarm.broker.members.health import Expected, HealthSettings, Judgement, Pulse, Verdict, judge, judge_blocked
+from swarm.broker.members.health import Expected, HealthSettings, judge, judge_blocked
 from swarm.broker.planner.load import Shape
-from swarm.broker.recovery.rebuild import Rebuilder
 from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import Beat
 
 MOST_ON_THE_WIRE_S = 60.0  # whatever was measured, nobody waits longer
@@ -31,38 +31,11 @@ class VitalSigns:
 
 
 class Vigil:
-    """Knows a pulse of every incarnation between ``begin`` and ``forget``."""
+    """Reads every worker's pulse."""
 
-    def __init__(self, state: State, settings: HealthSettings, rebuilder: Rebuilder) -> None:
+    def __init__(self, state: State, settings: HealthSettings) -> None:
         self._state = state
         self._settings = settings
-        self._rebuilder = rebuilder
-        self._pulses: dict[str, Pulse] = {}
-        self._verdicts: dict[str, Judgement] = {}  # the last one on each; of those that are gone: why they went
-
-    def __len__(self) -> int:
-        return len(self._pulses)
-
-    def begin(self, incarnation: str, now: float) -> None:
-        """It said Hello: whatever was known of it before no longer counts."""
-        self._pulses[incarnation] = Pulse(now)
-        self._verdicts.pop(incarnation, None)
-
-    def heard(self, beat: Beat, now: float) -> None:
-        self._pulses[beat.incarnation].take(beat, now)
-
-    def heard_at(self, incarnation: str) -> float | None:
-        """When this worker last gave a sign of life."""
-        pulse = self._pulses.get(incarnation)
-        return None if pulse is None else pulse.heard_at
-
-    def note_end(self, worker: Worker, verdict: Verdict, now: float) -> None:
-        """It is out, for the reason that it carries."""
-        self._verdicts[worker.incarnation] = Judgement(verdict, worker.reason, now)
-
-    def forget(self, incarnation: str) -> None:
-        self._pulses.pop(incarnation, None)
-        self._verdicts.pop(incarnation, None)
 
     def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence, and since when it has held."""
@@ -73,7 +46,7 @@ class Vigil:
                 found[incarnation] = self._last_verdict(worker)
             else:
                 expected = self._expected(worker, replays, usual_step_s)
-                found[incarnation] = judge(self._pulses[incarnation], self._settings, expected, now)
+                found[incarnation] = judge(worker.pulse, self._settings, expected, now)
         told = {incarnation: self._in_full(incarnation, found) for incarnation in found}
         return {incarnation: self._dated(incarnation, judgement, now) for incarnation, judgement in told.items()}
 
@@ -92,23 +65,25 @@ class Vigil:
 
     def _last_verdict(self, worker: Worker) -> Judgement:
         """Of one that is gone: by what evidence. It may have gone by other ways than a verdict."""
-        last = self._verdicts.get(worker.incarnation)
+        last = worker.judged
         if worker.state is WorkerState.LEFT:
             return Judgement(Verdict.LEFT, worker.reason)
         return last if last is not None and last.verdict.is_out else Judgement(Verdict.DEAD, worker.reason)
 
     def _dated(self, incarnation: str, judgement: Judgement, now: float) -> Judgement:
-        last = self._verdicts.get(incarnation)
+        worker = self._state.workers[incarnation]
+        last = worker.judged
         since = last.since if last is not None and last.verdict is judgement.verdict else now
-        dated = self._verdicts[incarnation] = Judgement(judgement.verdict, judgement.evidence, since)
+        dated = Judgement(judgement.verdict, judgement.evidence, since)
+        worker.be_judged(dated)
         return dated
 
     def _replays(self) -> list[Shape]:
         """Those under way, which are steps too."""
-        rebuilder = self._rebuilder
+        rebuilding = self._state.rebuilding
         return [
-            Shape.of([(run.done, min(rebuilder.settings.chunk, run.stop - run.done), False)])
-            for sequence in rebuilder.under_way
+            Shape.of([(run.done, min(rebuilding.chunk, run.stop - run.done), False)])
+            for sequence in rebuilding.under_way
             for run in sequence.rebuilds[:1]
         ]
 
@@ -122,10 +97,14 @@ class Vigil:
         in_hand_s = gauge.in_hand_s(worker.name, replays) if self.computes(worker.incarnation) else 0.0
         return Expected(usual_step_s, in_hand_s, stage.num_layers, worker.pace if pace is None else pace)
 
+    def _beat_of(self, incarnation: str) -> Beat | None:
+        """What it said last."""
+        worker = self._state.workers.get(incarnation)
+        return None if worker is None else worker.pulse.beat
+
     def blocked_on(self, incarnation: str) -> str:
         """Whom it waits for, by its last beat; empty if for nobody."""
-        pulse = self._pulses.get(incarnation)
-        beat = pulse.beat if pulse is not None else None
+        beat = self._beat_of(incarnation)
         return beat.blocked_on if beat is not None and beat.state == "blocked" else ""
 
     def _name_of(self, incarnation: str) -> str:
@@ -134,31 +113,24 @@ class Vigil:
 
     def vital_signs(self, incarnation: str, now: float) -> VitalSigns:
         """What its beats say, for reports; of somebody who has never beaten, nothing."""
-        worker, pulse = self._state.workers.get(incarnation), self._pulses.get(incarnation)
-        beat = pulse.beat if pulse is not None else None
-        if worker is None or pulse is None or beat is None or pulse.beat_at is None:
+        worker, beat = self._state.workers.get(incarnation), self._beat_of(incarnation)
+        if worker is None or beat is None or worker.pulse.beat_at is None:
             return VitalSigns()
         stage = self._state.book.gauge.stages.get(worker.name)
         return VitalSigns(
-            beat_age_s=now - pulse.beat_at,
+            beat_age_s=now - worker.pulse.beat_at,
             doing=beat.state,
             doing_for_s=beat.since_s,
-            rate=pulse.rate,
+            rate=worker.pulse.rate,
             pace=None if stage is None or worker.is_gone else stage.recent_pace,
             loop_lag_s=beat.loop_lag_s,
             blocked_on=self._name_of(beat.blocked_on) if beat.state == "blocked" else "",
         )
 
-    def forgive(self, pause_s: float, now: float) -> None:
-        """The broker itself stood still: that is nobody's lateness."""
-        for pulse in self._pulses.values():
-            pulse.forgive(pause_s, now)
-
     def idle_s(self, incarnation: str) -> float:
         """For how long this worker has computed nothing, as far as its beats say: because there was nothing to do, or
         because it can't hand on what it has."""
-        pulse = self._pulses.get(incarnation)
-        beat = pulse.beat if pulse is not None else None
+        beat = self._beat_of(incarnation)
         return beat.since_s if beat is not None and beat.state in ("idle", "blocked") else 0.0
 
     def on_the_wire_s(self, members: Iterable[str], num_positions: int) -> float:
@@ -171,5 +143,5 @@ class Vigil:
 
     def computes(self, incarnation: str) -> bool:
         """It said last that it computes."""
-        pulse = self._pulses.get(incarnation)
-        return pulse is not None and pulse.beat is not None and pulse.beat.state == "computing"
+        beat = self._beat_of(incarnation)
+        return beat is not None and beat.state == "computing"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swarm.broker.actions import Action, ReadList, SayClient
+from swarm.broker.actions import Outbox, ReadList, SayClient
 from swarm.broker.events import ListRead, Solved
-from swarm.broker.members.health import Judgement
 from swarm.broker.members.roster import Members
 from swarm.broker.questions import status
 from swarm.broker.questions.what_if import Departure, Suppositions
@@ -21,6 +20,7 @@ from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.endings import RequestSettings
 from swarm.broker.state import State, Worker
+from swarm.broker.state.workers import Judgement
 from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
 from swarm.wire.tensors import pack_bytes
 
@@ -32,7 +32,7 @@ class Inquiries:
         self,
         state: State,
         settings: RequestSettings,
-        out: list[Action],
+        out: Outbox,
         *,
         version: str,
         procedure: Procedure,
@@ -125,30 +125,33 @@ class Inquiries:
         self._out.append(SayClient(client, answer, part))
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
-        """Find out whether a worker can be spared, then stop it."""
+        """Find out whether a worker can be spared, then stop it; by force, stop it without asking."""
         found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
         if not found:
             known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
             self._stopped(client, {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"})
             return
+        worker = found[0]
 
         def told(shortage: str, problem: str) -> None:
-            self._stop(client, message, found[0], shortage, problem)
+            self._stop(client, worker, shortage, problem)
 
-        self._suppositions.departure(Departure(found[0], told))
+        if message.force:
+            self._members.let_go(worker, self._state.now)
+            self._stopped(client, {"worker": worker.name, "state": worker.state.value})
+        else:
+            self._suppositions.departure(Departure(worker, told))
 
-    def _stop(self, client: bytes, message: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
-        """Stop a worker, if the swarm can do without it, or by force; or say why not."""
-        if (shortage or problem) and not message.force and not worker.is_gone:
-            name = message.worker
-            reason = f"whether the swarm can do without {name} is not known: {problem}"
+    def _stop(self, client: bytes, worker: Worker, shortage: str, problem: str) -> None:
+        """Stop a worker, if the swarm can do without it; or say why not."""
+        if (shortage or problem) and not worker.is_gone:
+            reason = f"whether the swarm can do without {worker.name} is not known: {problem}"
             if shortage:
-                reason = f"the swarm can't do without {name}, it would wait for {shortage}"
+                reason = f"the swarm can't do without {worker.name}, it would wait for {shortage}"
             self._stopped(client, {"error": f"{reason} (--force stops it anyway)"})
             return
-        if not worker.is_gone:
-            self._members.leave(worker, self._state.now, at_once=bool(shortage or problem))
-        self._stopped(client, {"worker": message.worker, "state": worker.state.value})
+        self._members.leave(worker, self._state.now)
+        self._stopped(client, {"worker": worker.name, "state": worker.state.value})
 
     def _stopped(self, client: bytes, body: Json) -> None:
         self._out.append(SayClient(client, Report(what="stop", ok="error" not in body, body=body)))

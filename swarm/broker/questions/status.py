@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swarm.broker.members.health import Judgement
 from swarm.broker.members.vigil import VitalSigns
 from swarm.broker.reports import scheduling
 from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.state.blocks import BLOCK
+from swarm.broker.state.workers import Judgement
 from swarm.wire.door.keys import address_and_key
 from swarm.wire.messages import Json
 

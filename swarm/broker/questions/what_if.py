@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from swarm.broker.actions import Action, SayClient, Solve
+from swarm.broker.actions import Outbox, SayClient, Solve
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.proposals import what_a_plan_rests_on
 from swarm.broker.drafts.questions import Found, Question
@@ -57,7 +57,7 @@ class Suppositions:
 
     state: State
     rules: PlanRules
-    out: list[Action]
+    out: Outbox
     _open: dict[int, _Open] = field(default_factory=dict)
     _known: OrderedDict[object, Found] = field(default_factory=OrderedDict)
     _num_asked: int = 0

@@ -1,21 +1,27 @@
-"""Orders to stages: a fence for everybody, and what all stages of a plan must obey before it goes on."""
+"""Orders to workers: a fence for everybody; what all stages of a plan must obey before it goes on; and, when a plan
+serves and nobody waits for anything, to keep layers warm for others.
+
+What a worker has warm is only what it said it has; what it was asked for counts for nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, OrderWorker
-from swarm.broker.state import State
-from swarm.wire.messages import Fence, Order
+from swarm.broker.actions import OrderWorker, Outbox
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.state import State, Worker
+from swarm.wire.messages import Fence, Keep, Kept, LayerRange, Order, layers_of
 
+LEAST_BYTES = 1 << 20  # what takes less says nothing about how quickly a worker loads
 ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to who has not answered it
 
 
 @dataclass(slots=True)
 class Orders:
     state: State
-    out: list[Action]
+    out: Outbox
     given: dict[str, Order] = field(default_factory=dict)  # to those who are awaited, to be said again
     again_at: float = 0.0
 
@@ -42,3 +48,57 @@ class Orders:
 
     def tell(self, incarnation: str, order: Order) -> None:
         self.out.append(OrderWorker(self.state.workers[incarnation].peer, order))
+
+
+@dataclass(slots=True)
+class Standby:
+    """Keeps ``worker.kept``. Appends orders to ``out``."""
+
+    state: State
+    out: Outbox
+
+    def ask(self, wanted: Proposal | None) -> None:
+        """Tell everybody what to keep. Those with a part in the plan in force have room for what that plan says;
+        ``wanted``, the plan that would be made now, tells it of the others."""
+        current = self.state.book.current
+        if current is None:
+            return
+        spares = {} if wanted is None else dict(wanted.standby)
+        for worker in self.state.workers.values():
+            if worker.is_gone:
+                continue
+            is_member = worker.incarnation in current.members
+            layers = current.standby_of(worker.incarnation) if is_member else spares.get(worker.incarnation, ())
+            known = worker.kept if worker.asked_to_keep is None else worker.asked_to_keep
+            if layers != known:
+                worker.asked_to_keep = layers
+                self.out.append(OrderWorker(worker.peer, Keep(epoch=self.state.book.written, layers=layers)))
+
+    def forget(self) -> None:
+        """Another plan: whoever loads for others stops, and must be asked again."""
+        for worker in self.state.workers.values():
+            worker.asked_to_keep = None
+
+    def told(self, worker: Worker, message: Kept) -> None:
+        """A worker says what it has."""
+        new = layers_of(message.layers) - layers_of(worker.kept)
+        worker.hold(message.layers, worker.believed)
+        took = sum(self._bytes(layer) for layer in new)
+        self.loaded(worker, took, message.load_s)
+        missing = layers_of(message.wanted) - layers_of(message.layers)
+        self.out.note(
+            "standby_warm",
+            worker=worker.name,
+            layers=[str(layers) for layers in message.layers],
+            missing=sorted(missing),
+            load_s=round(message.load_s, 3),
+        )
+
+    def loaded(self, worker: Worker, num_bytes: int, seconds: float) -> None:
+        """So many bytes were loaded and warmed in so long: what the next load is expected to take."""
+        if num_bytes >= LEAST_BYTES and seconds > 0:
+            worker.load_bytes_per_s = num_bytes / seconds
+
+    def _bytes(self, layer: int) -> int:
+        assert self.state.manifest is not None
+        return self.state.manifest.weight_bytes(LayerRange(layer, layer + 1))

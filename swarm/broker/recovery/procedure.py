@@ -24,18 +24,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, ClosePipe, Note, OpenPipe, OrderWorker, WriteEpoch
+from swarm.broker.actions import ClosePipe, OpenPipe, OrderWorker, Outbox, WriteEpoch
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.draft import draft
 from swarm.broker.drafts.proposals import Wanted, come_back
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.inventory import keep_what_fits, live_at
-from swarm.broker.recovery.orders import Orders
+from swarm.broker.recovery.orders import Orders, Standby
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart
 from swarm.broker.recovery.speeds import Paces, gauges
-from swarm.broker.recovery.standby import Standby
 from swarm.broker.state import (
     Plan,
     PlanPhase,
@@ -74,7 +73,7 @@ class PlanSettings:
 class Procedure:
     """Keeps ``state.book``. Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: list[Action]) -> None:
+    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: Outbox) -> None:
         self._state = state
         self._settings = settings
         self._data_endpoint = data_endpoint
@@ -90,22 +89,20 @@ class Procedure:
     # --- what moves the plan -----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Make a plan if one is wanted, and give up on whoever is late."""
+        """Make a plan if one is wanted, and say orders again that were not answered."""
         book = self._state.book
         for worker in self._state.workers.values():
             if worker.refusals and now >= worker.retry_at:
                 worker.forget_refusals()
-        if book.awaited and now >= book.deadline:
-            self._blame_the_late(now)
-        elif book.awaited:
+        if book.awaited:
             self._orders.tick(now)
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
         for worker in self._paces.take(now):
-            self._note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
+            self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
-            if self.rebuilder.is_idle:
+            if self._state.rebuilding.is_idle:
                 found = self.wanted.now()
                 self.standby.ask(None if isinstance(found, Shortage) else found)
             return
@@ -135,6 +132,15 @@ class Procedure:
         else:
             self.changed(now)
 
+    def late(self, now: float) -> list[tuple[Worker, str]]:
+        """Who has not answered by the deadline, with the evidence: to be put out, and reported as ``lost``."""
+        book = self._state.book
+        if now < book.deadline:
+            return []
+        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
+        evidence = f"did not {what} epoch {book.epoch} in time"
+        return [(w, evidence) for w in self._state.workers.values() if w.incarnation in book.awaited]
+
     def leaving(self, worker: Worker, now: float) -> None:
         """A worker wants to go. A plan under way that counts on it is not worth finishing."""
         if self._state.book.coming is not None and worker.incarnation in self._state.book.coming.members:
@@ -153,7 +159,7 @@ class Procedure:
     @property
     def awaits_steps(self) -> bool:
         """Steps or replays are in the pipe."""
-        return bool(self._state.flights) or self.rebuilder.under_way != []
+        return bool(self._state.flights) or self._state.rebuilding.under_way != []
 
     def epoch_written(self, epoch: int, now: float) -> None:
         book = self._state.book
@@ -214,7 +220,7 @@ class Procedure:
             self._state.count("stale_control")
             return
         worker.refuse(stage.layers, message.reason[:500], now)
-        self._note("plan_refused", "error", worker=worker.name, reason=message.reason)
+        self._out.note("plan_refused", "error", worker=worker.name, reason=message.reason)
         self._abandon()
         if self._state.book.current is None:
             self._start(now)
@@ -229,7 +235,7 @@ class Procedure:
         book.awaited.discard(message.incarnation)
         worker = self._state.workers[message.incarnation]
         worker.hold(message.kept, None)
-        self.rebuilder.heard(message)
+        self._state.rebuilding.said[message.incarnation] = message
         if not book.awaited:
             self._serve(now)
 
@@ -242,11 +248,6 @@ class Procedure:
             self._wait_for(found)
         else:
             self._state.book.waits_for = "a moment of quiet: workers have just come or gone"
-
-    def forgive(self, pause_s: float) -> None:
-        self._state.book.deadline += pause_s
-        self._state.book.changed_at += pause_s
-        self.rebuilder.forgive(pause_s)
 
     # --- making a plan ---------------------------------------------------------------------------------------------
 
@@ -318,7 +319,7 @@ class Procedure:
     def _wait_for(self, shortage: Shortage) -> None:
         book = self._state.book
         if book.waits_for != shortage.text:
-            self._note("swarm_waits", "warning", waits_for=shortage.text)
+            self._out.note("swarm_waits", "warning", waits_for=shortage.text)
         book.waits_for = shortage.text
         if book.current is None:
             book.phase = PlanPhase.NONE
@@ -341,7 +342,7 @@ class Procedure:
         book.capacity = dict(book.prepared)
         book.awaited = set(plan.members)
         book.deadline = now + self._settings.activate_timeout_s
-        self.rebuilder.clear()
+        self._state.rebuilding.clear()
         self.standby.forget()
         self._state.recoveries.prepared(now)
         self._state.empty_stages()
@@ -374,7 +375,7 @@ class Procedure:
         for worker in self._state.workers.values():
             if not worker.is_gone and worker.incarnation not in book.current.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
-        self._note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
+        self._out.note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
         self._fallen = None
         self.recovered(self._state.recoveries.activated(len(self._state.running), now))
         self.rebuilder.begin(now)
@@ -386,7 +387,7 @@ class Procedure:
             return
         told = recovery.as_json()
         names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
-        self._out.append(Note("recovered", fields={name: told[name] for name in names}))
+        self._out.note("recovered", "info", **{name: told[name] for name in names})
 
     # --- undoing -----------------------------------------------------------------------------------------------------
 
@@ -395,7 +396,7 @@ class Procedure:
         self._orders.tell(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
         worker.leave(reason)
         worker.be_called(now)
-        self._note("worker_released", worker=worker.name, reason=reason)
+        self._out.note("worker_released", worker=worker.name, reason=reason)
 
     def _release_the_leaving(self, now: float) -> None:
         current = self._state.book.current
@@ -421,7 +422,7 @@ class Procedure:
         book.phase = PlanPhase.NONE
         book.awaited = set()
         book.waits_for = "a new plan"
-        self.rebuilder.clear()
+        self._state.rebuilding.clear()
         self._state.empty_stages()
         self._out.append(ClosePipe())
         for sequence in self._state.running:
@@ -430,25 +431,12 @@ class Procedure:
     def _blame_sequences(self) -> None:
         """Whoever was in the pipe was present at the death; the core ends those present too often."""
         in_steps = {s for flight in self._state.flights.values() for s, _ in flight.sequences}
-        for sequence in in_steps | set(self.rebuilder.under_way):
+        for sequence in in_steps | set(self._state.rebuilding.under_way):
             sequence.be_present_at_death()
             self._state.count("sequences_at_deaths")
-
-    def _blame_the_late(self, now: float) -> None:
-        book = self._state.book
-        late = [w for w in self._state.workers.values() if w.incarnation in book.awaited]
-        what = "prepare" if book.phase is PlanPhase.PREPARING else "activate"
-        for worker in late:
-            worker.fall_out(f"did not {what} epoch {book.epoch} in time")
-            self._note("worker_out", "warning", worker=worker.name, evidence=worker.reason)
-        for worker in late:
-            self.lost(worker, now, blame=False)
 
     # --- small things ------------------------------------------------------------------------------------------------
 
     def _is_awaited(self, incarnation: str, epoch: int) -> bool:
         plan = self._state.book.coming or self._state.book.current
         return plan is not None and plan.epoch == epoch and incarnation in self._state.book.awaited
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self._out.append(Note(event, level, fields))

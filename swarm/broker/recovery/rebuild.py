@@ -12,12 +12,12 @@ queues where a step would have to wait for more than a chunk.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import Action, Dispatch, Note, OrderWorker
+from swarm.broker.actions import Dispatch, OrderWorker, Outbox
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State
+from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.scheduler import opening
 from swarm.wire.messages import (
     REPLAY_STEP,
@@ -95,32 +95,16 @@ def _nearest_log(
 
 @dataclass(slots=True)
 class Rebuilder:
-    """Orders replays and hears of their ends. Appends what is to be done to ``out``."""
+    """Keeps ``state.rebuilding``: orders replays and hears of their ends. Appends what is to be done to ``out``."""
 
     state: State
     settings: RebuildSettings
-    out: list[Action]
-    said: dict[str, Activated] = field(default_factory=dict)
-    queue: deque[Sequence] = field(default_factory=deque)
-    under_way: list[Sequence] = field(default_factory=list)
-    ordered_at: float = 0.0  # when an order was last given or answered
-    began_at: float = 0.0
+    out: Outbox
+    book: Rebuilding = field(init=False)
 
-    @property
-    def is_idle(self) -> bool:
-        """All layers are level."""
-        return not self.queue and not self.under_way
-
-    def clear(self) -> None:
-        """The epoch ended: what every layer holds will be told again."""
-        self.said.clear()
-        for sequence in (*self.under_way, *self.queue):
-            sequence.stop_rebuilding()
-        self.queue.clear()
-        self.under_way.clear()
-
-    def heard(self, message: Activated) -> None:
-        self.said[message.incarnation] = message
+    def __post_init__(self) -> None:
+        self.book = self.state.rebuilding
+        self.book.chunk = self.settings.chunk
 
     def begin(self, now: float) -> None:
         """All stages have said what they hold: find what lags, and begin with the cheapest."""
@@ -128,7 +112,7 @@ class Rebuilder:
         assert plan is not None
         waiting: list[Sequence] = []
         for sequence in self.state.running:
-            runs = runs_to_rebuild(sequence, plan, self.said, from_tokens=self.settings.from_tokens)
+            runs = runs_to_rebuild(sequence, plan, self.book.said, from_tokens=self.settings.from_tokens)
             if isinstance(runs, int):
                 self._count_as_prompt(sequence, plan, runs)
                 sequence.compute_from(runs)
@@ -136,9 +120,9 @@ class Rebuilder:
                 sequence.lag(runs)
                 waiting.append(sequence)
             self.state.running.refresh(sequence)
-        self.said.clear()
-        self.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
-        self.began_at = now
+        self.book.said.clear()
+        self.book.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
+        self.book.began_at = now
         if waiting:
             self._note_plan(waiting)
         self._fill(now)
@@ -153,7 +137,7 @@ class Rebuilder:
     def done(self, message: ReplayDone, now: float) -> None:
         """A chunk has gone through its layers."""
         sequence, run = self._find(message.sequence, message.epoch, message.layers)
-        if sequence is None or run is None or message.kv != min(run.stop, run.done + self.settings.chunk):
+        if sequence is None or run is None or message.kv != min(run.stop, run.done + self.book.chunk):
             self.state.count("stale_replays")
             return
         self.state.count("replayed_positions", message.kv - run.done)
@@ -163,10 +147,12 @@ class Rebuilder:
         if run.done >= run.stop:
             sequence.level(run)
         if not sequence.rebuilds:
-            self.under_way.remove(sequence)
+            self.book.under_way.remove(sequence)
             self.state.running.refresh(sequence)
             self.state.count("sequences_rebuilt")
-            self._note("sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.began_at)
+            self.out.note(
+                "sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.book.began_at
+            )
         else:
             self._order(sequence, sequence.rebuilds[0], now)
         self._fill(now)
@@ -187,14 +173,11 @@ class Rebuilder:
         self._fill(now)
         self._notice_end(now)
 
-    def forgive(self, pause_s: float) -> None:
-        self.ordered_at += pause_s
-
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _find(self, sequence_id: int, epoch: int, through: LayerRange | None) -> tuple[Sequence | None, Rebuild | None]:
         plan = self.state.book.current
-        sequence = next((s for s in self.under_way if s.id == sequence_id), None)
+        sequence = next((s for s in self.book.under_way if s.id == sequence_id), None)
         if sequence is None or plan is None or plan.epoch != epoch or not sequence.rebuilds:
             return None, None
         run = sequence.rebuilds[0]
@@ -203,30 +186,30 @@ class Rebuilder:
     def _fill(self, now: float) -> None:
         """As many sequences under way as there are stages."""
         plan = self.state.book.current
-        for sequence in [s for s in self.under_way if not s.rebuilds or s.state is not SequenceState.RUNNING]:
-            self.under_way.remove(sequence)
+        for sequence in [s for s in self.book.under_way if not s.rebuilds or s.state is not SequenceState.RUNNING]:
+            self.book.under_way.remove(sequence)
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
-        while self.queue and len(self.under_way) < most:
-            sequence = self.queue.popleft()
+        while self.book.queue and len(self.book.under_way) < most:
+            sequence = self.book.queue.popleft()
             if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
-                self.under_way.append(sequence)
+                self.book.under_way.append(sequence)
                 self._order(sequence, sequence.rebuilds[0], now)
 
     def _notice_end(self, now: float) -> None:
-        if self.is_idle and self.state.book.serving:
+        if self.book.is_idle and self.state.book.serving:
             self.state.recoveries.replayed(now)
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
         """It goes through all layers again, whichever were lost."""
-        positions = _positions(sequence.id, plan, self.said)
+        positions = _positions(sequence.id, plan, self.book.said)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.replays((sequence.kv - start) * len(positions), least)
 
     def _order(self, sequence: Sequence, run: Rebuild, now: float) -> None:
         plan = self.state.book.current
         assert plan is not None
-        stop = min(run.stop, run.done + self.settings.chunk)
-        self.ordered_at = now
+        stop = min(run.stop, run.done + self.book.chunk)
+        self.book.ordered_at = now
         alone = plan.shares_cores and not self.state.flights
         if run.source is not None:
             order = Replay(
@@ -256,7 +239,7 @@ class Rebuilder:
         runs = [run for sequence in waiting for run in sequence.rebuilds]
         cost, least = sum(run.cost for run in runs), sum((run.stop - run.done) * run.num_lost for run in runs)
         self.state.recoveries.replays(cost, least)
-        self._note(
+        self.out.note(
             "replay_begins",
             sequences=len(waiting),
             layer_positions=cost,
@@ -264,6 +247,3 @@ class Rebuilder:
             from_logs=sum(run.source is not None for run in runs),
             from_tokens=sum(run.source is None for run in runs),
         )
-
-    def _note(self, event: str, level: str = "info", **fields: object) -> None:
-        self.out.append(Note(event, level, fields))

@@ -7,7 +7,7 @@ that from its connection, whose queue has become full, is *stuck*: it is told no
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, SayClient
+from swarm.broker.actions import Outbox, SayClient
 from swarm.broker.requests.admission import Refusal
 from swarm.broker.requests.answers import finished
 from swarm.broker.state import Request, Sequence, SequenceState, State
@@ -20,7 +20,7 @@ MAX_TOKENS_PER_MESSAGE = 128
 class Delivery:
     """Methods append what is to be said to ``out``. ``has_journal``: an end is told once that is in the journal."""
 
-    def __init__(self, state: State, out: list[Action], *, has_journal: bool) -> None:
+    def __init__(self, state: State, out: Outbox, *, has_journal: bool) -> None:
         self._state = state
         self._out = out
         self._has_journal = has_journal

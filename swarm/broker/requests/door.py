@@ -11,12 +11,11 @@ journal, what is said about an id that memory doesn't know waits until the journ
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, ReadRequest, SayClient, WriteAcceptance
+from swarm.broker.actions import Outbox, ReadRequest, SayClient, WriteAcceptance
 from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import Refusal, limit_of, tenant_of
 from swarm.broker.requests.answers import finished
-from swarm.broker.requests.archive import About, Archive
 from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery
 from swarm.broker.requests.durability import Durability
 from swarm.broker.requests.endings import Ends, RequestSettings
@@ -25,6 +24,7 @@ from swarm.broker.requests.intake import Intake, no_journal
 from swarm.broker.requests.restored import derive_seed, remembered, was_taken_back
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.archive import About
 from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, Recall, Recalled, Report, Stop, Submit
 
@@ -36,24 +36,16 @@ class Requests:
     Methods append what is to be done to ``out``."""
 
     def __init__(
-        self, state: State, settings: RequestSettings, out: list[Action], *, tracer: Tracer, latencies: Latencies
+        self, state: State, settings: RequestSettings, out: Outbox, *, tracer: Tracer, latencies: Latencies
     ) -> None:
         self._state = state
         self._settings = settings
         self._out = out
-        self._archive = Archive()
         self._gone = Gone()
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
         self.ends = Ends(
-            state,
-            settings,
-            out,
-            tracer=tracer,
-            latencies=latencies,
-            delivery=self._delivery,
-            archive=self._archive,
-            gone=self._gone,
+            state, settings, out, tracer=tracer, latencies=latencies, delivery=self._delivery, gone=self._gone
         )
         self.growth = Growth(state, out, delivery=self._delivery, ends=self.ends, latencies=latencies)
         self.durability = Durability(
@@ -178,7 +170,7 @@ class Requests:
         request.detached_at = None
 
     def ack(self, client: bytes, ack: Ack) -> None:
-        if ack.request_id not in self._state.requests and self._archive.dropped.get(ack.request_id) == client:
+        if ack.request_id not in self._state.requests and self._state.archive.dropped.get(ack.request_id) == client:
             self._ask_journal(client, ack)  # if there is no room for that now, the client will attach after a while
             return
         sequence = self._find(ack.request_id, ack.index)
@@ -204,8 +196,8 @@ class Requests:
 
     def detach(self, client: bytes, detach: Detach, now: float) -> None:
         """Its reader goes on purpose."""
-        self._archive.dropped.pop(detach.request_id, None)
-        self._archive.withdraw(client, detach.request_id)
+        self._state.archive.dropped.pop(detach.request_id, None)
+        self._state.archive.withdraw(client, detach.request_id)
         request = self._state.requests.get(detach.request_id)
         if request is None:
             self._state.count("unknown_requests")
@@ -243,7 +235,7 @@ class Requests:
 
     def cancel(self, client: bytes, cancel: Cancel, now: float) -> None:
         """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once."""
-        if self._archive.withdraw(client, cancel.request_id):
+        if self._state.archive.withdraw(client, cancel.request_id):
             self._delivery.reject(
                 client, cancel.request_id, Refusal("cancelled", "it was cancelled before it was accepted")
             )
@@ -265,7 +257,7 @@ class Requests:
 
     def read(self, request_id: str, record: RequestRecord | None, problem: str, now: float) -> None:
         """The journal was asked for a request that is not in memory: now what was said about it can be answered."""
-        asked = self._archive.take(request_id)
+        asked = self._state.archive.take(request_id)
         is_wanted = bool(asked) and request_id not in self._state.requests
         if is_wanted and record is not None and not was_taken_back(record):
             request = remembered(record, now)
@@ -308,7 +300,7 @@ class Requests:
         """False: there is none to ask."""
         if not self._settings.has_journal:
             return False
-        first = self._archive.ask(client, message)
+        first = self._state.archive.ask(client, message)
         if first is None:
             reason = "too many requests are being looked up in the journal"
             self._delivery.reject(client, message.request_id, Refusal("overloaded", reason, 1.0))

@@ -6,7 +6,7 @@ journal, which asks for it before it takes an end. A journal that was begun anew
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, NewTokens, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import NewTokens, Outbox, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends, RequestSettings
 from swarm.broker.requests.gone import Gone
@@ -24,7 +24,7 @@ class Durability:
         self,
         state: State,
         settings: RequestSettings,
-        out: list[Action],
+        out: Outbox,
         *,
         intake: Intake,
         delivery: Delivery,

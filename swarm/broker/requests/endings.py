@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.broker.actions import Action, WriteEnd
+from swarm.broker.actions import Outbox, WriteEnd
 from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.admission import too_large
 from swarm.broker.requests.answers import summary
-from swarm.broker.requests.archive import Archive, Shelf
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.gone import Gone
-from swarm.broker.requests.timers import Timers
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.wire.messages import FinishReason
 
@@ -38,12 +36,11 @@ class Ends:
         self,
         state: State,
         settings: RequestSettings,
-        out: list[Action],
+        out: Outbox,
         *,
         tracer: Tracer,
         latencies: Latencies,
         delivery: Delivery,
-        archive: Archive,
         gone: Gone,
     ) -> None:
         self._state = state
@@ -52,11 +49,7 @@ class Ends:
         self._tracer = tracer
         self._latencies = latencies
         self._delivery = delivery
-        self._archive = archive
         self._gone = gone
-        self._shelf = Shelf()
-        self._timers = Timers()
-        self._ticked_at = 0.0
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -104,19 +97,19 @@ class Ends:
     def keep_deadline(self, request: Request) -> None:
         """It ends at its deadline, if it has one."""
         if request.deadline_at is not None:
-            self._timers.add(request.deadline_at, request.id)
+            self._state.timers.add(request.deadline_at, request.id)
 
     def await_client(self, request: Request, now: float) -> None:
         """Somebody has to come for it, and has the grace for that."""
-        self._timers.add(now + self._settings.client_grace_s, request.id)
+        self._state.timers.add(now + self._settings.client_grace_s, request.id)
 
     def tick(self, now: float) -> None:
         """Deadlines, clients that did not come back, what fits nowhere, and requests that nobody will ask for again."""
-        for request_id in self._timers.due(now):
+        for request_id in self._state.timers.due(now):
             request = self._state.requests.get(request_id)
             if request is not None:
                 self._look_at(request, now)
-        self._timers.tidy(self._state.requests)
+        self._state.timers.tidy(self._state.requests)
         self._end_the_too_large(now)
 
     def _look_at(self, request: Request, now: float) -> None:
@@ -127,7 +120,7 @@ class Ends:
             self.end_all(request, "cancelled", "the client went away and did not come back", now)
         if request.ended and self._is_old(request, now):
             if self._awaits_journal(request):
-                self._timers.add(now + self._settings.retain_s, request.id)
+                self._state.timers.add(now + self._settings.retain_s, request.id)
             else:
                 self._drop(request)
 
@@ -147,7 +140,7 @@ class Ends:
     def _end_the_too_large(self, now: float) -> None:
         """What was accepted under another plan may fit no longer. Only time in which a plan serves counts: between two
         plans nobody knows what the next one will hold."""
-        passed_s, self._ticked_at = now - self._ticked_at, now
+        passed_s = now - self._state.ticked_at
         if self._state.book.phase is not PlanPhase.SERVING:
             return
         for sequence in list(self._state.waiting.parked.values()):
@@ -160,41 +153,31 @@ class Ends:
                 self._state.count("sequences_too_large")
                 self.end(sequence, "failed", now, refusal.reason)
 
-    def forgive(self, pause_s: float) -> None:
-        """The broker itself stood still: that is nobody's lateness."""
-        self._ticked_at += pause_s
-        self._timers.forgive(pause_s)
-        for request in self._state.requests.values():
-            if request.deadline_at is not None:
-                request.deadline_at += pause_s
-            if request.detached_at is not None:
-                request.detached_at += pause_s
-
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def retain(self, request: Request, now: float) -> None:
         """It has ended, and is kept for a while."""
         kept_from = request.ended_at if request.read_at is None else request.read_at
-        self._timers.add(max(now, kept_from + self._settings.retain_s), request.id)
-        self._shelf.add(request)
+        self._state.timers.add(max(now, kept_from + self._settings.retain_s), request.id)
+        self._state.shelf.add(request)
         self.make_room()
 
     def make_room(self) -> None:
         """The oldest ended requests go, if there are too many."""
-        if not self._shelf.is_over:
+        if not self._state.shelf.is_over:
             return
-        for request_id in self._shelf.oldest():
+        for request_id in self._state.shelf.oldest():
             request = self._state.requests[request_id]
             if all(self._delivery.is_safe(sequence) for sequence in request.sequences):
                 self._drop(request)
-            if not self._shelf.is_over:
+            if not self._state.shelf.is_over:
                 return
 
     def _drop(self, request: Request) -> None:
         """Out of memory, though its reader may not have it all."""
         self._state.count("requests_dropped")
         if self._settings.has_journal:
-            self._archive.note_dropped(request)
+            self._state.archive.note_dropped(request)
         self._gone.dropped(request, has_journal=self._settings.has_journal)
         self.forget(request)
 
@@ -211,7 +194,7 @@ class Ends:
 
     def forget(self, request: Request) -> None:
         self._tracer.forgotten(request)
-        self._shelf.remove(request.id)
+        self._state.shelf.remove(request.id)
         del self._state.requests[request.id]
         for sequence in request.sequences:
             del self._state.sequences[sequence.id]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from swarm.broker.requests.admission import Places, Refusal, check_submit, limit_of, tenant_of, too_large
 from swarm.broker.requests.gone import RETRY_S
-from swarm.broker.requests.timers import TurnedAway
 from swarm.broker.state import Request, State
 from swarm.broker.state.queue import Unwritten
+from swarm.broker.state.timers import TurnedAway
 from swarm.wire.messages import Manifest, Submit
 
 NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited

@@ -5,7 +5,7 @@ A client sees a token once it is in the journal; the next step needs neither.
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, NewTokens, WriteTokens
+from swarm.broker.actions import NewTokens, Outbox, WriteTokens
 from swarm.broker.reports.latencies import Latencies
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends
@@ -16,9 +16,7 @@ from swarm.wire.messages import FinishReason, Hop, Sampled
 class Growth:
     """Methods append what is to be done to ``out``."""
 
-    def __init__(
-        self, state: State, out: list[Action], *, delivery: Delivery, ends: Ends, latencies: Latencies
-    ) -> None:
+    def __init__(self, state: State, out: Outbox, *, delivery: Delivery, ends: Ends, latencies: Latencies) -> None:
         self._state = state
         self._out = out
         self._latencies = latencies

@@ -1,15 +1,17 @@
-"""Plans, and which of them is in force."""
+"""Plans, which of them is in force, and what is still to be brought level after a change."""
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.gauge import PlanGauge
 from swarm.broker.planner.problem import NOBODY
 from swarm.broker.state.blocks import BLOCK
-from swarm.wire.messages import LayerRange, Prepared
+from swarm.broker.state.sequences import Sequence
+from swarm.wire.messages import Activated, LayerRange, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +105,28 @@ class PlanBook:
     @property
     def max_sequences(self) -> int:
         return min((p.max_sequences for p in self.capacity.values()), default=0)
+
+
+@dataclass(slots=True)
+class Rebuilding:
+    """Sequences some of whose layers lag behind since the plan changed. ``chunk``: positions of one order."""
+
+    chunk: int = 256
+    said: dict[str, Activated] = field(default_factory=dict)  # what each stage holds, until all have said it
+    queue: deque[Sequence] = field(default_factory=deque)
+    under_way: list[Sequence] = field(default_factory=list)
+    ordered_at: float = 0.0  # when an order was last given or answered
+    began_at: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """All layers are level."""
+        return not self.queue and not self.under_way
+
+    def clear(self) -> None:
+        """The epoch ended: what every layer holds will be told again."""
+        self.said.clear()
+        for sequence in (*self.under_way, *self.queue):
+            sequence.stop_rebuilding()
+        self.queue.clear()
+        self.under_way.clear()

@@ -144,18 +144,24 @@ class Sequence:
 
     def check(self) -> str | None:
         """Return which rule it breaks, if any."""
+        wrong = self._wrong_length()
+        if wrong is None and self.state is SequenceState.RUNNING and self.scheduled > self.blocks * BLOCK:
+            wrong = "it has no room for what is dispatched"
+        if wrong is None and self.state is not SequenceState.RUNNING and self.blocks:
+            wrong = "it holds room and does not run"
+        return None if wrong is None else f"{wrong}: {self.story()}"
+
+    def _wrong_length(self) -> str | None:
+        """Of its tokens, how far they have come, and what stands beside them."""
         sampled = len(self.tokens)
         if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
-            return f"kv <= scheduled <= sampled does not hold: {self.story()}"
+            return "kv <= scheduled <= sampled does not hold"
         if not self.delivered <= self.sent <= self.committed <= sampled:
-            return f"delivered <= sent <= committed <= sampled does not hold: {self.story()}"
+            return "delivered <= sent <= committed <= sampled does not hold"
         if sampled > max(self.limit, self.num_prompt):
-            return f"it has grown past its limit: {self.story()}"
-        if self.state is SequenceState.RUNNING:
-            if self.scheduled > self.blocks * BLOCK:
-                return f"it has no room for what is dispatched: {self.story()}"
-        elif self.blocks:
-            return f"it holds room and does not run: {self.story()}"
+            return "it has grown past its limit"
+        if len(self.logprobs) != self.num_generated or len(self.hops) > self.num_generated:
+            return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) are uneven"
         return None
 
     def _move(self, to: SequenceState) -> None:
@@ -329,9 +335,9 @@ class Sequence:
         self.sent, self.finish_sent = self.delivered, False
 
     def cut_answer(self, num_generated: int) -> None:
-        """Keep only so many tokens: a stop string was found behind them."""
+        """Keep only so many tokens, and what stands beside them: a stop string was found behind them."""
         keep = self.num_prompt + num_generated
-        del self.tokens[keep:]
+        del self.tokens[keep:], self.logprobs[num_generated:], self.hops[num_generated:], self.sent_at[num_generated:]
         self.committed = min(self.committed, keep)
         self.sent = min(self.sent, keep)
         self.delivered = min(self.delivered, keep)
@@ -371,6 +377,13 @@ class Request:
     @property
     def id(self) -> str:
         return self.submit.request_id
+
+    def forgive(self, pause_s: float) -> None:
+        """The broker stood still for so long: its deadline, and the grace of its client, end so much later."""
+        if self.deadline_at is not None:
+            self.deadline_at += pause_s
+        if self.detached_at is not None:
+            self.detached_at += pause_s
 
     @property
     def listener(self) -> bytes | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from swarm.broker.state.archive import Archive, Shelf
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.pace import Pace
-from swarm.broker.state.plans import PlanBook
+from swarm.broker.state.plans import PlanBook, Rebuilding
 from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.state.queue import Queue
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
+from swarm.broker.state.timers import Timers
 from swarm.broker.state.workers import Worker
 from swarm.wire.messages import NOBODYS, Json, Lineage, Manifest, SequencePosition
 
@@ -68,6 +70,9 @@ class State:
     assets: dict[str, bytes] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
+    shelf: Shelf = field(default_factory=Shelf)  # which of the requests have ended
+    archive: Archive = field(default_factory=Archive)  # what is asked about requests that are not here
+    timers: Timers = field(default_factory=Timers)  # when requests are to be looked at
     waiting: Queue = field(default_factory=Queue)
     running: Running = field(default_factory=Running)
     hopeless: list[Sequence] = field(default_factory=list)  # whose deadline can't be kept any more: to be ended
@@ -83,13 +88,18 @@ class State:
     recoveries: Recoveries = field(default_factory=Recoveries)
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(enabled=False))
     workers: dict[str, Worker] = field(default_factory=dict)
+    strangers: dict[str, float] = field(default_factory=dict)  # incarnation -> when it was last told something
+    replaced: dict[str, str] = field(default_factory=dict)  # incarnation -> why it was told to end
+    leases_renewed_at: float = 0.0
     book: PlanBook = field(default_factory=PlanBook)
+    rebuilding: Rebuilding = field(default_factory=Rebuilding)
     flights: dict[int, Flight] = field(default_factory=dict)
     next_step: int = 1
     next_sequence: int = 1
     counters: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0
     now: float = 0.0  # of the event that is being handled
+    ticked_at: float = 0.0  # when the last tick came
 
     def check(self) -> Iterator[str]:
         """Tell every rule that does not hold: between two events there is none."""
@@ -117,6 +127,38 @@ class State:
             yield f"{self.running.blocks + self.prefix.num_blocks} blocks are promised of {self.book.kv_blocks}"
         if self.book.serving and len(self.running) > self.book.max_sequences:
             yield f"{len(self.running)} sequences run, the stages hold {self.book.max_sequences}"
+        yield from self._wrong_books()
+
+    def _wrong_books(self) -> Iterator[str]:
+        """Of what is kept beside sequences."""
+        current, rebuilding = self.book.current, self.rebuilding
+        gone = {i for i in current.members if i not in self.workers or self.workers[i].is_gone} if current else set()
+        if gone:
+            yield f"the plan in force counts on {sorted(gone)}, who are gone"
+        if current is None and not rebuilding.is_idle:
+            yield "layers are brought level without a plan"
+        if len({s.id for s in rebuilding.under_way}) != len(rebuilding.under_way):
+            yield "somebody's layers are brought level twice"
+        strange = [i for i in self.shelf.weights if i not in self.requests or not self.requests[i].ended]
+        if strange:
+            yield f"{strange} stand among the ended, and are not"
+        if wrong := self.shelf.check() or self.archive.check():
+            yield wrong
+
+    def forgive(self, pause_s: float, now: float) -> None:
+        """The broker itself stood still: that is nobody's lateness. What is waited for may come so much later, and what
+        was heard or sent is so much younger."""
+        self.ticked_at += pause_s
+        self.book.deadline += pause_s
+        self.book.changed_at += pause_s
+        self.rebuilding.ordered_at += pause_s
+        self.timers.forgive(pause_s)
+        for worker in self.workers.values():
+            worker.pulse.forgive(pause_s, now)
+        for flight in self.flights.values():
+            flight.sent_at = min(now, flight.sent_at + pause_s)
+        for request in self.requests.values():
+            request.forgive(pause_s)
 
     def learn(self, manifest: Manifest | None) -> None:
         """This is the model; None: another one than it was."""

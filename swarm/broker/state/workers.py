@@ -1,17 +1,18 @@
-"""A worker's process, as the broker knows it."""
+"""A worker's process, as the broker knows it: what it has, what its beats say, what is thought of it."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
 
-from swarm.wire.messages import Hello, LayerRange
+from swarm.wire.messages import Beat, Hello, LayerRange
 
 # When a worker that refused layers is asked for them again: a full disk or memory may be free by then, and if the cause
 # lasts, asking costs the others a plan that comes to nothing.
 RETRY_MIN_S = 30.0
 RETRY_MAX_S = 600.0
 
+RATE_OVER_S = 1.0  # the counter's speed is that of about the last second
 LOAD_BYTES_PER_S = 5e8  # how quickly weights are read and warmed, until it was seen
 
 
@@ -21,6 +22,65 @@ class WorkerState(enum.Enum):
     LEAVING = "leaving"  # to be released as soon as the plan can do without it
     LEFT = "left"  # released in good order
     OUT = "out"  # dead, frozen, hung or gone: fenced; it must say Hello again
+
+
+class Verdict(enum.Enum):
+    WELL = "well"
+    SLOW = "slow"
+    LOADING = "loading"
+    BLOCKED = "blocked"
+    SILENT = "silent"
+    HUNG = "hung"
+    DEAD = "dead"
+    LEFT = "left"
+    LIED = "lied"  # what it sent was proven wrong
+
+    @property
+    def is_out(self) -> bool:
+        return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.LIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdict: Verdict
+    evidence: str
+    since: float = field(default=0.0, compare=False)  # when this verdict was first given
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What is known of one worker's beats."""
+
+    heard_at: float
+    beat: Beat | None = None
+    beat_at: float | None = None  # when the last one really came: ``heard_at`` without what was forgiven
+    moved_at: float = 0.0  # when it last showed progress, began with what it does, or had nothing to do
+    rate: float = 0.0  # the counter's speed, in layers (or tensors) per second
+    loop_lag_s: float = 0.0  # for how long its control loop has stood still, as two beats in a row say
+
+    def take(self, beat: Beat, now: float) -> None:
+        before = self.beat
+        if before is None or (beat.progress, beat.state) != (before.progress, before.state):
+            self.moved_at = now
+        if beat.state not in ("computing", "loading"):
+            self.moved_at = now
+        if before is not None:
+            # A process that was stopped and goes on says once that its loop stood still.
+            self.loop_lag_s = min(before.loop_lag_s, beat.loop_lag_s)
+            self._take_rate(beat.progress - before.progress, now)
+        self.beat = beat
+        self.heard_at = self.beat_at = now
+
+    def _take_rate(self, moved: int, now: float) -> None:
+        passed_s = max(1e-3, now - self.heard_at)
+        weight = min(1.0, passed_s / RATE_OVER_S)
+        self.rate += weight * (max(0, moved) / passed_s - self.rate)
+
+    def forgive(self, pause_s: float, now: float) -> None:
+        """The broker stood still for so long. A beat that was heard before the pause was noticed is no younger than
+        now."""
+        self.heard_at = min(now, self.heard_at + pause_s)
+        self.moved_at = min(now, self.moved_at + pause_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +111,12 @@ class Worker:
     asked_to_keep: tuple[LayerRange, ...] | None = None  # since the plan in force began
     load_bytes_per_s: float = LOAD_BYTES_PER_S  # as it was last seen
     stats: dict[str, float] = field(default_factory=dict)
+    pulse: Pulse = field(init=False)
+    judged: Judgement | None = None  # the last verdict; of one that is gone: why it went
+
+    def __post_init__(self) -> None:
+        """It said Hello: whatever its process's beats said before no longer counts."""
+        self.pulse = Pulse(self.joined_at)
 
     @property
     def incarnation(self) -> str:
@@ -89,6 +155,9 @@ class Worker:
     def fall_out(self, reason: str) -> None:
         """It is gone, and nobody asked it to."""
         self.state, self.reason = WorkerState.OUT, reason
+
+    def be_judged(self, judgement: Judgement) -> None:
+        self.judged = judgement
 
     def refuse(self, layers: LayerRange, reason: str, now: float) -> None:
         """It can't load these layers; it will be asked again, the later the more often that was in vain."""

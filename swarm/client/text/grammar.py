@@ -47,13 +47,26 @@ class GrammarChecker:
         if verdict is not None:
             raise InvalidRequest(str(verdict), verdict.code)
 
+    @property
+    def ready(self) -> LLTokenizer | None:
+        """What ``words`` has made before."""
+        return self._words
+
+    def words(self) -> LLTokenizer | None:
+        """The model's tokens as bytes; None if it has no tokenizer. Made once, which takes up to two seconds."""
+        with self._lock:
+            return None if self._tokenizer is None else self._vocabulary(self._tokenizer)
+
+    def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
+        if self._words is None:
+            self._words = vocabulary(tokenizer.to_str(), self._ends)
+        return self._words
+
     def _verdict(self, params: SamplingParams) -> InvalidRequest | None:
         assert params.grammar is not None
         assert self._tokenizer is not None
-        if self._words is None:
-            self._words = vocabulary(self._tokenizer.to_str(), self._ends)
         try:
-            compiled(params.grammar, self._words)
+            compiled(params.grammar, self._vocabulary(self._tokenizer))
         except InvalidRequest as error:
             return error
         return None

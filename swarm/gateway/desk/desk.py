@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from swarm.client.client import AsyncClient
-from swarm.errors import ClientError
+from swarm.errors import ClientError, SwarmError
 from swarm.gateway.ask import Ask, Tool, ToolUse
 from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
@@ -23,6 +23,7 @@ from swarm.wire.messages import Description
 
 SHORT = 4096  # characters of a prompt that are tokenized at once; longer ones beside the loop
 FRESH_S = 0.5  # for which what the broker said of itself is believed
+WARM_UP_S = 1.0  # between two looks for a model
 ALL_LEFT = 0  # as ``max_tokens``: as many as the model's context leaves
 
 
@@ -66,12 +67,21 @@ class Desk:
             self._described_at = now
         return self._described
 
+    async def warm_up(self) -> None:
+        """Get to know the model before anybody asks: that takes up to two seconds for the largest vocabularies."""
+        while True:
+            try:
+                await self.served()
+                return
+            except Problem:
+                await asyncio.sleep(WARM_UP_S)
+
     async def served(self) -> Served:
         """The model that is served now. Raises Problem while there is none."""
         description = await self.description()
         try:
-            text = await self.client.text_model()
-        except ClientError as error:
+            text, words = await self.client.text_model(), await self.client.words()
+        except SwarmError as error:
             raise problem_of(error) from None
         manifest = description.manifest
         if manifest is None:  # nothing to be cached
@@ -80,7 +90,7 @@ class Desk:
         served = self._served
         if served is None or served.manifest != manifest or served.text is not text:
             served = Served.of(manifest, text, description.max_context, self._aliases)
-            self._served = served
+            served.words, self._served = words, served
         served.max_context = description.max_context
         return served
 

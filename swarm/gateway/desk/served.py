@@ -25,7 +25,7 @@ class Served:
     family: Family
     habits: Habits
     aliases: tuple[str, ...] = ()
-    _bytes: LLTokenizer | None = field(default=None, repr=False)
+    words: LLTokenizer | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, manifest: Manifest, text: TextModel | None, max_context: int, aliases: tuple[str, ...]) -> Served:
@@ -61,7 +61,5 @@ class Served:
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for. It may be a part of a character."""
-        if self._bytes is None:
-            self._bytes = LLTokenizer(self.needs_text("it can't tell what a token is").tokenizer.to_str())
-        content: bytes = self._bytes.decode_bytes([token])
+        content: bytes = b"" if self.words is None else self.words.decode_bytes([token])
         return content.removeprefix(b"\xff") if content.startswith(b"\xff<") else content

@@ -100,7 +100,8 @@ class BoundedProtocol(H11Protocol):
         self._close()
 
     def _between(self) -> bool:
-        return self.cycle.response_complete
+        """No answer is half said."""
+        return self.cycle.response_complete or not self.cycle.response_started
 
     def _close(self) -> None:
         self.transport.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -78,6 +78,7 @@ class Guard:
         body = await read(receive, int(declared) if declared.isdecimal() else None, own.max_body, own.body_timeout_s)
         if body:
             await check_json(body)
+            scope["headers"] = _as_json(scope["headers"])
         scope["swarm.body"] = body
         await self._app(scope, _again(body, receive), send)
 
@@ -163,6 +164,12 @@ def _hostname(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def _as_json(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Say that the body is JSON, as it is: curl -d would call it a form."""
+    kept = [(name, value) for name, value in headers if name != b"content-type"]
+    return [*kept, (b"content-type", b"application/json")]
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

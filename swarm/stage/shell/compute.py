@@ -126,7 +126,8 @@ class ComputeThread:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._pull.wait(self._wait_s(), wake=self._wake, outgoing=self._blocked_edge())
+                outgoing, takes = self._blocked_edge(), not self._outbox
+                self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
                 self._turn()
         except BaseException as error:
             log.exception("compute_thread_died")

@@ -45,12 +45,12 @@ from swarm.broker.events import (
     WorkerSaid,
 )
 from swarm.broker.journal import Written, written
-from swarm.broker.members.health import Judgement
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.requests.door import WINDOW, RequestSettings
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
 from swarm.broker.state.past import Past
+from swarm.broker.state.workers import Judgement
 from swarm.broker.steps.room import MAX_PREEMPTED
 from swarm.broker.steps.scheduler import SchedulerSettings, depth
 from swarm.params import SamplingParams

@@ -87,7 +87,7 @@ def only_line(capsys: pytest.CaptureFixture[str], program: str) -> str:
 
 def test_these_are_the_commands() -> None:
     """A new one is seen by the tests below; one that talks to a broker is listed for them."""
-    others = {("swarm", "up"), ("swarm", "sim"), ("swarm", "config", "check")}
+    others = {("swarm", "up"), ("swarm", "sim"), ("swarm", "bench"), ("swarm", "config", "check")}
     assert set(ASKING) | SERVICES | KEYS | others == set(COMMANDS)
 
 

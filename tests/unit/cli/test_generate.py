@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.cli.generate import as_data
+from swarm.cli.answers.generate import as_data
 from swarm.client.results import Choice, Completion, Usage
 from swarm.wire.messages import Timing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.cli.hops import timeline
+from swarm.cli.answers.hops import timeline
 from swarm.cli.profile.measure import caches, overhead, spread
 from swarm.wire.messages import Hop, LayerRange
 

@@ -47,8 +47,8 @@ def join(bench: Bench, name: str, layer_s: float, **fields: object) -> None:
     """A worker that measured so many seconds for a layer."""
     extra = {key: fields.pop(key) for key in ("alone_s", "head_s") if key in fields}
     worker = bench.add(name, **{k: v for k, v in fields.items() if k in ("host", "memory_bytes", "device")})
-    link = fields.get("link")
-    bench.tell(name, worker.hello(costs=costs(layer_s, **extra), link=link))  # type: ignore[arg-type]
+    said = {key: fields[key] for key in ("link", "cores") if key in fields}
+    bench.tell(name, worker.hello(costs=costs(layer_s, **extra), **said))  # type: ignore[arg-type]
 
 
 def lengths(bench: Bench) -> dict[str, int]:
@@ -140,6 +140,71 @@ def test_a_machine_alone_may_be_quicker_than_all(make_bench: Callable[..., Bench
     bench.tick()
     assert lengths(bench) == {"w0": 3, "w1": 3}
     assert any(text.startswith("snail is left out") for text in why_of(bench))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_alike"),
+    [
+        ({}, True),
+        ({"host": "there"}, False),
+        ({"cores": 4}, False),
+        ({"device": "cuda"}, False),
+    ],
+    ids=["alike", "another machine", "more cores", "a GPU"],
+)
+def test_whose_figures_are_taken_for_the_same(
+    make_bench: Callable[..., Bench], other: dict[str, object], is_alike: bool
+) -> None:
+    """Of processes that take turns, those with the same cores of the same machine are equally quick, by the best figure
+    that any of them has. Everybody else is as quick as it measured."""
+    pins = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
+    bench = make_bench(ruled(mode="batch", pins=pins))
+    join(bench, "w0", 0.002, alone_s=0.002, host="here", cores=2)
+    join(bench, "w1", 0.003, **({"alone_s": 0.003, "host": "here", "cores": 2} | other))
+    bench.tick()
+    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert [stage.compute_s / 3 for stage in forecast.stages] == pytest.approx(  # type: ignore[union-attr]
+        [0.002, 0.002 if is_alike else 0.003]
+    )
+
+
+def test_two_gpus_of_one_machine_are_not_alike(make_bench: Callable[..., Bench]) -> None:
+    """They share nothing that they would have to wait for: each is as quick as it measured, and works meanwhile."""
+    bench = make_bench(ruled(mode="batch", pins={"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}))
+    join(bench, "w0", 0.002, alone_s=0.002, host="here", device="cuda:0")
+    join(bench, "w1", 0.003, alone_s=0.003, host="here", device="cuda:0")
+    bench.tick()
+    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert [stage.compute_s / 3 for stage in forecast.stages] == pytest.approx([0.002, 0.003])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("devices", "in_turns"),
+    [(("cpu", "cpu"), True), (("cpu", "cuda"), False), (("cuda:0", "cuda:1"), False)],
+    ids=["two processes", "one and a GPU", "two GPUs"],
+)
+def test_only_processes_on_the_same_cores_take_turns(
+    make_bench: Callable[..., Bench], devices: tuple[str, str], in_turns: bool
+) -> None:
+    """A GPU of the same machine computes while the cores do."""
+    bench = make_bench(ruled())
+    for index, device in enumerate(devices):
+        join(bench, f"w{index}", 0.002, alone_s=0.002, host="here", device=device)
+    bench.tick()
+    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert forecast.takes_turns is in_turns  # type: ignore[union-attr]
+    assert lengths(bench) == {"w0": 3, "w1": 3}
+
+
+def test_the_cores_alone_may_be_quicker_than_with_a_gpu(make_bench: Callable[..., Bench]) -> None:
+    """A machine's processes are looked at by themselves, too, without the snail of a GPU beside them."""
+    bench = make_bench(ruled())
+    join(bench, "w0", 0.004, alone_s=0.001, host="here")
+    join(bench, "w1", 0.004, alone_s=0.001, host="here")
+    join(bench, "snail", 0.1, host="here", device="cuda")
+    bench.tick()
+    assert lengths(bench) == {"w0": 3, "w1": 3}
+    assert bench.state.book.current.forecast.takes_turns  # type: ignore[union-attr]
 
 
 def test_latency_takes_the_sum(make_bench: Callable[..., Bench]) -> None:
@@ -288,6 +353,50 @@ def test_a_newcomer_that_gains_little_changes_nothing(make_bench: Callable[..., 
     join(bench, "w2", 0.001)
     bench.tick(1.0)
     assert lengths(bench) == {"w0": 2, "w1": 2, "w2": 2}
+
+
+def shares_of(bench: Bench, rules: PlanRules) -> list[int]:
+    """How many layers each stage would have if the plan were made now."""
+    found = propose(bench.state, rules)
+    assert not isinstance(found, Shortage)
+    return [len(layers) for _, layers in found.shares]
+
+
+@pytest.fixture
+def uneven(make_bench: Callable[..., Bench]) -> Bench:
+    """A plan of three layers each, of which the second stage has become slower: four and two would be 5 % quicker."""
+    bench = make_bench(ruled())
+    join(bench, "w0", 0.001)
+    join(bench, "w1", 0.001)
+    bench.tick()
+    assert list(lengths(bench).values()) == [3, 3]
+    stages = bench.state.book.current.stages  # type: ignore[union-attr]
+    bench.state.workers[stages[1].incarnation].pace = 1.4
+    return bench
+
+
+def test_the_plan_in_force_is_proposed_where_another_gains_little(uneven: Bench) -> None:
+    """Otherwise the standby layers, and what is told of a plan, would be those of one that is never made."""
+    assert shares_of(uneven, PlanRules(load=LOAD)) == [3, 3]
+    found = propose(uneven.state, PlanRules(load=LOAD))
+    assert not isinstance(found, Shortage)
+    assert found.is_like(uneven.state.book.current)  # type: ignore[arg-type]
+    assert found.now_s == pytest.approx(found.forecast.step_s) == pytest.approx(0.0042)
+    assert shares_of(uneven, PlanRules(load=LOAD, margin=0.03)) == [4, 2]
+
+
+def test_the_plan_in_force_is_not_proposed_to_who_refuses_it(uneven: Bench) -> None:
+    """However little another one gains: this one can't be had again."""
+    stage = uneven.state.book.current.stages[1]  # type: ignore[union-attr]
+    uneven.state.workers[stage.incarnation].refuse(stage.layers, "no memory", uneven.now)
+    assert shares_of(uneven, PlanRules(load=LOAD)) == [4, 2]
+
+
+def test_a_supposition_is_not_kept_back_by_the_plan_in_force(uneven: Bench) -> None:
+    """Who asks what would be is told that, though the gain is little."""
+    found = propose(uneven.state, PlanRules(load=LOAD), suppose=Suppose(objective="throughput"))
+    assert not isinstance(found, Shortage)
+    assert [len(layers) for _, layers in found.shares] == [4, 2]
 
 
 def test_a_pace_that_lasts_moves_layers(make_bench: Callable[..., Bench]) -> None:

@@ -10,7 +10,7 @@ from swarm.broker.actions import Action, NewTokens, Note, WriteAcceptance, Write
 from swarm.broker.core import MAX_NOTES
 from swarm.broker.events import AcceptanceWritten, JournalBroke, JournalMended, JournalRenewed, RequestRead
 from swarm.sim.checks.ledger import Ledger
-from swarm.wire.messages import Accepted, Cancel, Query, Rejected, Report, TokenLogprob
+from swarm.wire.messages import Accepted, Cancel, Hop, LayerRange, Query, Rejected, Report, Stop, TokenLogprob
 from tests.unit.broker.bench import CLIENT, Bench, orders, request_settings, said, settings, submit
 
 MakeBench = Callable[..., Bench]
@@ -61,6 +61,18 @@ def test_all_that_memory_has_is_written_once_more(bench: Bench) -> None:
     (before,) = by_id["runs"].sequences
     assert len(before.tokens) == len(before.logprobs) >= 2
     bench.write_out()
+
+
+def test_a_cut_answer_is_written_with_what_stands_beside_its_tokens(bench: Bench) -> None:
+    """A stop string was found behind the first token: of the others there are no logprobs or hops either."""
+    bench.feed(JournalMended())
+    ask(bench, "cut", max_tokens=9, ignore_eos=True, logprobs=1, hops=True)
+    while bench.sequence("cut").num_generated < 3:
+        bench.finish(hops=(Hop("w0", LayerRange(0, 3), 0.0, 0.1, 0.0, 0.0, 0),))
+    bench.say(Stop(request_id="cut", index=0, at_index=1))
+    number = bench.sequence("cut").id
+    (new,) = [n for a in bench.feed(LOST) if isinstance(a, WriteTokens) for n in a.tokens if n.sequence == number]
+    assert (len(new.ids), len(new.logprobs), len(new.hops)) == (1, 1, 1)
 
 
 def test_as_old_as_they_are(bench: Bench) -> None:

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from swarm.broker.actions import Action, CountDescriptors, Note, OpenDoor
+from swarm.broker.actions import Action, CountDescriptors, Note, OpenDoor, Outbox
 from swarm.broker.events import DescriptorsCounted, DoorClosed
 from swarm.broker.members.doors import MAX_PAUSE_S, PAUSE_S, QUIET_S, DoorBook, Doors, room_for_opening
 
@@ -20,7 +20,7 @@ class Scene:
     def __init__(self) -> None:
         self.now = 100.0
         self.used = LIMIT
-        self.out: list[Action] = []
+        self.out = Outbox()
         self.book = DoorBook()
         self.doors = Doors(self.book, self.out)
 

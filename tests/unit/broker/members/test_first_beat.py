@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.broker.members.health import Expected, HealthSettings, Pulse, Verdict, judge
+from swarm.broker.members.health import Expected, HealthSettings, judge
+from swarm.broker.state.workers import Pulse, Verdict
 
 
 def test_the_first_beat_may_take_longer() -> None:

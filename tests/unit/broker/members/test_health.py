@@ -9,9 +9,10 @@ import pytest
 
 from swarm.broker.core import PAUSE_S
 from swarm.broker.events import MessageRefused, Tick, WorkerDisconnected
-from swarm.broker.members.health import Expected, HealthSettings, Judgement, Pulse, Verdict, judge
+from swarm.broker.members.health import Expected, HealthSettings, judge
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.state import WorkerState
+from swarm.broker.state.workers import Judgement, Pulse, Verdict
 from swarm.wire.messages import Alive, Beat, Dismiss, Fence, LayerCost, LinkCost, Rejoin, Stats, Welcome
 from tests.unit.broker.bench import Bench, orders, settings, submit
 
@@ -582,4 +583,4 @@ def test_the_long_gone_are_forgotten(serving: Bench) -> None:
     for number in range(40):
         serving.join("again", incarnation=f"again.{number}", memory_bytes=1)
     serving.tick()
-    assert len(serving.core._members.vigil) == len(serving.state.workers) <= 20
+    assert len(serving.state.workers) <= 20

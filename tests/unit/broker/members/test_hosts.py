@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.broker.actions import Action, SayClient
+from swarm.broker.actions import Action, Outbox, SayClient
 from swarm.broker.events import ClientUnreachable
 from swarm.broker.members.hosts import MAX_TICKETS, Hosts
 from swarm.wire.messages import HostDone, HostHello, Join, Report, StartWorkers
@@ -12,7 +12,7 @@ ASKER = b"asker"
 
 
 def hosts() -> tuple[Hosts, list[Action]]:
-    out: list[Action] = []
+    out = Outbox()
     return Hosts(out), out
 
 

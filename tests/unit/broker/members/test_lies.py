@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from swarm.broker.actions import OrderWorker
 from swarm.broker.events import MessageRefused
-from swarm.broker.members.health import Verdict
 from swarm.broker.members.trust import ACT_AT_ONCE, PAUSE_S, QUARANTINE_AFTER
 from swarm.broker.state import WorkerState
+from swarm.broker.state.workers import Verdict
 from swarm.wire.messages import (
     Activate,
     Dismiss,

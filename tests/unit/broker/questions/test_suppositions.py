@@ -12,7 +12,7 @@ from swarm.broker.drafts.questions import answered
 from swarm.broker.events import ClientSaid, Solved
 from swarm.broker.questions.what_if import MAX_AGAIN, MAX_ASKERS, MAX_OPEN
 from swarm.broker.state import WorkerState
-from swarm.wire.messages import Query, Report, StopWorker, Suppose
+from swarm.wire.messages import Leaving, Query, Report, StopWorker, Suppose
 from tests.unit.broker.bench import Bench, said, submit
 
 MORE = Query(what="plan", suppose=Suppose(more=2))
@@ -166,16 +166,39 @@ def test_a_worker_that_has_gone_meanwhile(asked: Bench) -> None:
     assert (report.ok, report.body["state"]) == (True, "out")
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_it_can_not_be_found_out(asked: Bench, force: bool) -> None:
-    """It is said why; with force it goes at once."""
-    (question,) = solves(stop(asked, "w0", force=force))
+def test_it_can_not_be_found_out(asked: Bench) -> None:
+    """It is said why."""
+    (question,) = solves(stop(asked, "w0"))
     (report,) = reports(asked.core.handle(Solved(question.number, None, "not within 20 s"), asked.now))
-    assert report.ok is force
-    if force:
-        assert report.body["state"] == "left"
-    else:
-        assert "not within 20 s (--force" in str(report.body["error"])
+    assert not report.ok
+    assert "not within 20 s (--force" in str(report.body["error"])
+
+
+def test_force_waits_for_no_answer(asked: Bench) -> None:
+    """However many questions are open, one about this worker among them: it leaves in good order, and the answer is
+    told at once. Said again, it changes nothing."""
+    for more in range(1, MAX_OPEN):
+        assert solves(say(asked, Query(what="plan", suppose=Suppose(more=more))))
+    (question,) = solves(stop(asked, "w0", b"a"))
+    for _ in range(2):
+        done = stop(asked, "w0", b"b", force=True)
+        assert not solves(done)
+        assert [report.body for report in reports(done)] == [{"worker": "w0", "state": "leaving"}]
+    (report,) = reports(solve(asked, question))
+    assert report.body == {"worker": "w0", "state": "leaving"}
+    asked.tick(1.0)
+    assert asked.state.workers["w0.1"].state is WorkerState.LEFT
+    assert asked.state.book.serving
+
+
+def test_force_finds_that_one_that_leaves_can_not_be_spared_any_more(asked: Bench) -> None:
+    """The other one has gone since: it is not waited for that somebody takes its layers."""
+    asked.mute = {"w0", "w1"}
+    asked.tell("w0", Leaving(incarnation="w0.1", reason="SIGTERM"))
+    assert asked.state.workers["w0.1"].state is WorkerState.LEAVING
+    asked.lose("w1")
+    (report,) = reports(stop(asked, "w0", force=True))
+    assert report.body["state"] == "left"
 
 
 def test_too_many_questions_before_it(asked: Bench) -> None:

@@ -10,13 +10,13 @@ import pytest
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
-from swarm.broker.members.health import Verdict
 from swarm.broker.members.roster import MAX_STRANGERS
 from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.questions.status import status
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.reports.scheduling import scheduler
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
+from swarm.broker.state.workers import Verdict
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     Activate,
@@ -395,6 +395,35 @@ def test_who_does_not_answer_in_time_is_out(make_bench, late: str) -> None:
     assert ranges(bench) == {"w0": LayerRange(0, 6)}
     worker = bench.state.workers["w1.1"]
     assert (worker.state, worker.reason) == (WorkerState.OUT, f"did not {late} epoch 1 in time")
+
+
+@pytest.mark.parametrize("asked_to_leave", [False, True])
+def test_who_is_late_is_lost_like_others(make_bench, asked_to_leave: bool) -> None:
+    """Counted, told and recorded as every loss; of one that has said that it goes, told as that. Two that are late
+    make one new plan."""
+    bench = make_bench(planning(activate_timeout_s=3.0))
+    bench.serve(3)
+    bench.say(submit(max_tokens=20))
+    bench.take()
+    bench.mute = {"w1", "w2"}
+    bench.lose("w0")
+    for name in bench.mute:
+        bench.tell(name, bench.workers[name].prepared(2))
+    if asked_to_leave:
+        bench.state.workers["w1.1"].wants_to_leave = True
+    lost_before = bench.state.counters["workers_lost"]
+    told = bench.tick(3.5)
+    named = {
+        n.fields["worker"]: n.event for n in told if isinstance(n, Note) and n.event in ("worker_out", "worker_left")
+    }
+    assert named == {"w1": "worker_left" if asked_to_leave else "worker_out", "w2": "worker_out"}
+    assert bench.state.counters["workers_lost"] == lost_before + (1 if asked_to_leave else 2)
+    assert bench.state.workers["w1.1"].state is (WorkerState.LEFT if asked_to_leave else WorkerState.OUT)
+    assert bench.judgements_of("w2").verdict is Verdict.DEAD
+    recovery = bench.state.recoveries.current
+    assert recovery is not None
+    assert recovery.workers.kept == ["w0", "w1", "w2"]
+    assert bench.state.book.epoch == 2, "nobody is left to plan with"
 
 
 def test_a_long_load_is_waited_for_while_bytes_move(make_bench) -> None:
@@ -931,7 +960,7 @@ def test_a_former_that_has_not_heard_yet_that_it_must_end(serving: Bench) -> Non
     assert not serving.state.workers["w1.2"].is_gone
     for number in range(3, 2 * MAX_STRANGERS):
         serving.join("w1", incarnation=f"w1.{number}")
-    assert len(serving.core._members._replaced) == MAX_STRANGERS
+    assert len(serving.state.replaced) == MAX_STRANGERS
 
 
 def test_a_former_that_was_out_already_is_not_denied(serving: Bench) -> None:
@@ -951,7 +980,7 @@ def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
     assert serving.feed(BeatHeard(_beat("w9.1"))) == call
     for number in range(3 * MAX_STRANGERS):
         serving.feed(BeatHeard(_beat(f"x.{number}")))
-    assert len(serving.core._members._strangers) == MAX_STRANGERS
+    assert len(serving.state.strangers) == MAX_STRANGERS
 
 
 def _beat(incarnation: str) -> Beat:

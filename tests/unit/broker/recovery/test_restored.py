@@ -17,11 +17,10 @@ from swarm.broker.events import (
     ListRead,
     RequestRead,
 )
-from swarm.broker.requests import archive
-from swarm.broker.requests.archive import MAX_PER_REQUEST
 from swarm.broker.requests.delivery import WINDOW
 from swarm.broker.requests.gone import RETRY_S
-from swarm.broker.state import SequenceState
+from swarm.broker.state import SequenceState, archive
+from swarm.broker.state.archive import MAX_PER_REQUEST
 from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Accepted,

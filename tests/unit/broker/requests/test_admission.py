@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.requests.admission import Places, Refusal, check_submit, limit_of
-from swarm.broker.requests.timers import Timers
+from swarm.broker.state.timers import Timers
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected
 from tests.unit.broker.bench import Bench, said, submit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.requests.timers import MAX_TURNED_AWAY, Timers, TurnedAway
 from swarm.broker.state.pace import CHUNK, FORGET_AFTER, Pace
+from swarm.broker.state.timers import MAX_TURNED_AWAY, Timers, TurnedAway
 
 
 def fed(pace: Pace, tokens: int, seconds: float, times: int = 1, now: float = 0.0) -> float:

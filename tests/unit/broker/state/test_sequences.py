@@ -53,6 +53,10 @@ def past_its_limit(state: State) -> None:
     sequence.tokens += [0] * sequence.limit
 
 
+def logprobs_of_no_token(state: State) -> None:
+    next(iter(state.running)).logprobs.append(())
+
+
 def forgotten_by_the_list(state: State) -> None:
     state.running.remove(next(iter(state.running)))
 
@@ -71,14 +75,42 @@ def no_plan(state: State) -> None:
     state.book.current = None
 
 
+def counted_on_though_gone(state: State) -> None:
+    next(iter(state.workers.values())).fall_out("its connection closed")
+
+
+def levelled_without_a_plan(state: State) -> None:
+    state.flights.clear()
+    state.book.current = None
+    state.rebuilding.queue.append(next(iter(state.running)))
+
+
+def levelled_twice(state: State) -> None:
+    state.rebuilding.under_way += [next(iter(state.running))] * 2
+
+
+def running_among_the_ended(state: State) -> None:
+    state.shelf.add(next(iter(state.running)).request)
+
+
+def shelf_of_another_weight(state: State) -> None:
+    state.shelf.weight += 1
+
+
 WRONG = {
     one_more_block: "blocks are counted",
     acknowledged_before_dispatched: "kv <= scheduled <= sampled",
     shown_before_written: "delivered <= sent <= committed",
     past_its_limit: "past its limit",
+    logprobs_of_no_token: "are uneven",
     forgotten_by_the_list: "are in the list",
     due_and_under_way: "due are",
     room_without_running: "holds room and does not run",
+    counted_on_though_gone: "who are gone",
+    levelled_without_a_plan: "level without a plan",
+    levelled_twice: "level twice",
+    running_among_the_ended: "stand among the ended",
+    shelf_of_another_weight: "ended requests weigh",
     no_plan: "without a plan",
 }
 
@@ -91,6 +123,6 @@ def test_a_broken_rule_is_told_and_logged(damage: Callable[[State], None]) -> No
     assert list(found.state.check()) == []
     damage(found.state)
     assert any(WRONG[damage] in wrong for wrong in found.state.check())
-    if damage is not no_plan:  # which would be made anew at once
+    if damage not in (no_plan, levelled_without_a_plan, levelled_twice):  # which a tick mends at once
         noted = [action for action in found.core.handle(Tick(), found.now) if isinstance(action, Note)]
         assert any(note.event == "rule_broken" and WRONG[damage] in str(note.fields["what"]) for note in noted)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.grammars import ChoiceOption, GrammarOption, RegexOption, SchemaOption, grammar_of
+from swarm.cli.answers.grammars import ChoiceOption, GrammarOption, RegexOption, SchemaOption, grammar_of
 from swarm.cli.options import UrlOption, open_client
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def generate(
         completion = follow(stream, client, silent=as_json or n > 1)
         print_rest(completion, client, as_json=as_json)
     if hops and not as_json:
-        from swarm.cli.hops import print_hops
+        from swarm.cli.answers.hops import print_hops
 
         print_hops(completion.choices)
 

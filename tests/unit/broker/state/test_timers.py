@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from swarm.broker.requests.archive import MAX_KEPT
-from swarm.broker.requests.timers import FEW, Timers
+from swarm.broker.state.archive import MAX_KEPT
+from swarm.broker.state.timers import FEW, Timers
 from swarm.wire.messages import Cancel
 from tests.unit.broker.bench import TICK_S, Bench, submit
 
@@ -69,7 +69,7 @@ def test_the_broker_forgets_the_deadlines_of_what_has_ended(serving: Bench) -> N
         if number % 256 == 0:
             serving.tick()
     assert len(serving.state.requests) <= MAX_KEPT + 1
-    assert len(serving.core._requests.ends._timers) <= 2 * 2 * MAX_KEPT + 2 * 256  # of each: its deadline, and its rest
+    assert len(serving.state.timers) <= 2 * 2 * MAX_KEPT + 2 * 256  # of each: its deadline, and its rest
     serving.tick(due_at - serving.now - TICK_S)
     assert serving.sequence("lives").reason is None
     serving.tick(2 * TICK_S)

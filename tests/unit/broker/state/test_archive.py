@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.requests import archive
-from swarm.broker.requests.archive import MAX_PER_REQUEST, Archive, Shelf, weight_of
-from swarm.broker.state import Request, Sequence
+from swarm.broker.state import Request, Sequence, archive
+from swarm.broker.state.archive import MAX_PER_REQUEST, Archive, Shelf, weight_of
 from swarm.params import SamplingParams
 from swarm.wire.messages import Ack, Attach, Recall, Submit
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from swarm.broker.state import Request
+from swarm.broker.state.sequences import Request
 from swarm.wire.messages import Ack, Attach, Recall, Submit
 
 # Of ended requests, together: as many as a busy minute makes, and some 20 MB (a token takes about 40 bytes, counted as
@@ -62,6 +62,11 @@ class Shelf:
         """All but the newest; they may be removed meanwhile."""
         return iter(list(self.weights)[:-1])
 
+    def check(self) -> str | None:
+        """Return which rule it breaks, if any."""
+        total = sum(self.weights.values())
+        return None if self.weight == total else f"ended requests weigh {total}, and {self.weight} is counted"
+
 
 @dataclass(slots=True)
 class Archive:
@@ -103,6 +108,11 @@ class Archive:
         self._num_asked -= len(mine)
         waiting[:] = [item for item in waiting if item[0] != client]
         return any(isinstance(message, Submit) for message in mine)
+
+    def check(self) -> str | None:
+        """Return which rule it breaks, if any."""
+        total = sum(map(len, self._asked.values()))
+        return None if self._num_asked == total else f"{total} messages wait, and {self._num_asked} are counted"
 
     def note_dropped(self, request: Request) -> None:
         if request.client is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.generate import (
+from swarm.cli.answers.generate import (
     MaxTokensOption,
     MinPOption,
     SeedOption,

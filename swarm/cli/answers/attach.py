@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from swarm.cli.generate import TimeoutOption, WholeJsonOption, follow, print_rest
+from swarm.cli.answers.generate import TimeoutOption, WholeJsonOption, follow, print_rest
 from swarm.cli.options import UrlOption, open_client
 
 

@@ -1,0 +1,79 @@
+"""Who of the other servers takes a request, and what is known of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from swarm.config import UpstreamSettings
+from swarm.errors import ConfigError
+from swarm.gateway.upstream.choice import AVOID_S, Board, Server, is_failure
+from swarm.gateway.upstream.relay import last_end, server_of
+
+
+def server(name: str, when: Literal["never", "busy", "down"] = "never", **models: str) -> Server:
+    return Server(name, f"http://{name}/v1", "", models, "", when)
+
+
+def names(board: Board, trouble: Literal["busy", "down"], now: float = 100.0) -> list[str]:
+    return [target.server.name for target in board.for_ours("village", trouble, now)]
+
+
+def test_each_is_asked_when_it_says() -> None:
+    board = Board([server("a"), server("b", "down"), server("c", "busy")])
+    assert names(board, "busy") == ["c"]
+    assert names(board, "down") == ["b", "c"]
+    assert board.named("village", 100.0) == []
+
+
+def test_a_model_goes_to_those_that_have_it_by_their_name_for_it() -> None:
+    board = Board([server("a", gpt="x"), server("b", other="y"), server("c", gpt="z")])
+    assert [(target.server.name, target.model) for target in board.named("gpt", 100.0)] == [("a", "x"), ("c", "z")]
+
+
+def test_who_has_just_failed_comes_last_for_a_while() -> None:
+    one, two = server("a", "busy"), server("b", "busy")
+    board = Board([one, two])
+    board.failed(one, 100.0)
+    assert names(board, "busy", 100.0 + AVOID_S / 2) == ["b", "a"]
+    assert names(board, "busy", 100.0 + AVOID_S) == ["a", "b"]
+    board.failed(one, 200.0)
+    board.answered(one)
+    assert names(board, "busy", 200.0) == ["a", "b"]
+    assert board.counts == {("a", "failed"): 2, ("a", "answered"): 1}
+
+
+def test_what_is_a_servers_failure_and_what_the_clients() -> None:
+    assert all(is_failure(status) for status in (401, 403, 404, 408, 429, 500, 502, 503))
+    assert not any(is_failure(status) for status in (200, 400, 413, 422))
+
+
+def test_streams_are_cut_between_events() -> None:
+    assert last_end(b"data: 1\n\ndata: 2") == 9
+    assert last_end(b"data: 1\r\n\r\n") == 11
+    assert last_end(b"data: 1\n") == 0
+
+
+def test_keys_come_from_where_the_settings_say(tmp_path: Path) -> None:
+    """The environment, a file, or a credential of the service manager; what is missing is named."""
+    file = tmp_path / "key"
+    file.write_text("k2\n")
+    file.chmod(0o600)
+    settings = {
+        "url": "http://x/v1",
+    }
+    assert server_of(UpstreamSettings(**settings, key_env="K"), {"K": "k1"}.get).key == "k1"
+    assert server_of(UpstreamSettings(**settings, key_file=file), {}.get).key == "k2"
+    credential = UpstreamSettings(**settings, key_file=Path("key"))
+    assert server_of(credential, {"CREDENTIALS_DIRECTORY": str(tmp_path)}.get).key == "k2"
+    with pytest.raises(ConfigError, match="variable K with the key of http://x/v1 is not set"):
+        server_of(UpstreamSettings(**settings, key_env="K"), {}.get)
+    file.chmod(0o604)
+    with pytest.raises(ConfigError, match="everybody may read"):
+        server_of(UpstreamSettings(**settings, key_file=file), {}.get)
+    file.chmod(0o600)
+    file.write_text("a\nb\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        server_of(UpstreamSettings(**settings, key_file=file), {}.get)
