@@ -44,7 +44,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
         await accounts.aclose()
-        await desk.keeping.aclose()
+        await desk.aclose()
         await desk.client.aclose()
 
     app = FastAPI(
