@@ -93,7 +93,7 @@ class Counter:
             await asyncio.wait({begun}, timeout=patience_s)
             if begun.done():
                 begun.result()  # raises what is wrong
-        except (asyncio.CancelledError, Problem):
+        except BaseException:
             close()
             raise
         return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
