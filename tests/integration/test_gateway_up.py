@@ -116,6 +116,7 @@ def broken_stream(url: str, body: dict[str, Any], key: str, gateway: subprocess.
             lines.append(line.decode().rstrip("\n"))
             if len(lines) == 12:
                 gateway.terminate()
+                time.sleep(0.2)  # two signals at once are one
                 gateway.terminate()  # without its grace
     return lines
 
@@ -127,7 +128,7 @@ def texts(lines: list[str]) -> str:
 
 def check_that_streams_outlive_their_gateway(url: str, port: int, key: str, environment: dict[str, str]) -> None:
     """A gateway that is stopped lets its streams go: another one goes on with them, each byte once."""
-    long = {"model": "village", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "seed": 3, "stream": True}
+    long = {"model": "village", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "seed": 3, "stream": True}
     with another_gateway(f"tcp://127.0.0.1:{port}", port + 3, **environment) as other:
         begun = broken_stream(f"http://127.0.0.1:{port + 3}", long, key, other)
         assert other.wait(PATIENCE_S) == 0
