@@ -67,7 +67,8 @@ async def _main(settings: Settings, listener: socket.socket) -> int:
         connect_timeout_s=settings.client.connect_timeout_s,
         reconnect_timeout_s=settings.client.reconnect_timeout_s,
     )
-    doors = Doors(settings, Desk(client, own.aliases))
+    desk = Desk(client, own.aliases)
+    doors = Doors(settings, desk)
     config = uvicorn.Config(
         doors.app,
         http=connections_of(own),
@@ -82,9 +83,12 @@ async def _main(settings: Settings, listener: socket.socket) -> int:
     log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=settings.client.url)
     if not doors.needs_keys:
         log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
+    warming = asyncio.create_task(desk.keep_warm())
     try:
         await Server(config, client).serve(sockets=[listener])
     finally:
+        warming.cancel()
+        await asyncio.gather(warming, return_exceptions=True)
         await doors.aclose()
     log.info("gateway_ended")
     return 0

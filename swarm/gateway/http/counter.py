@@ -21,7 +21,7 @@ from swarm.gateway.http.ledger import Ledger, NoLedger
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
 
-PATIENCE_S = 0.008  # for an error that still fits into the status; then a stream's headers go out
+PATIENCE_S = 0.006  # for an error that still fits into the status; then a stream's headers go out
 SLOW_READER_S = 60.0  # without taking a byte, until a stream is ended
 HUNG_UP = 499  # a status that nobody reads
 
