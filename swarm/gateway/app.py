@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -39,10 +38,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
-        warming = asyncio.create_task(desk.warm_up())
         yield
-        warming.cancel()
-        await asyncio.gather(warming, return_exceptions=True)
         await accounts.aclose()
         await desk.aclose()
         await desk.client.aclose()

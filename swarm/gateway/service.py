@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from swarm.config import GatewaySettings, Settings
 
 GRACE_S = 3.0  # for answers under way, when told to stop
+_OTHER_DESCRIPTORS = 1200  # other servers' connections, and what a process has anyway
 _RELEASE_S = 1.0  # for connections to be gone after that
 
 log = get_logger(__name__)
@@ -30,8 +32,19 @@ log = get_logger(__name__)
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code. Raises ConfigError if it can't serve there."""
+    _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
         return uvloop.run(_main(settings, listener))
+
+
+def _allow_descriptors(count: int) -> None:
+    """Each connection is one, and systems give few unless they are asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < count:
+            log.warning("few_descriptors", most=most, wanted=count, note="raise ulimit -n, or lower max_connections")
 
 
 def _listener(own: GatewaySettings) -> socket.socket:
@@ -54,7 +67,8 @@ async def _main(settings: Settings, listener: socket.socket) -> int:
         connect_timeout_s=settings.client.connect_timeout_s,
         reconnect_timeout_s=settings.client.reconnect_timeout_s,
     )
-    doors = Doors(settings, Desk(client, own.aliases))
+    desk = Desk(client, own.aliases)
+    doors = Doors(settings, desk)
     config = uvicorn.Config(
         doors.app,
         http=connections_of(own),
@@ -69,9 +83,12 @@ async def _main(settings: Settings, listener: socket.socket) -> int:
     log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=settings.client.url)
     if not doors.needs_keys:
         log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
+    warming = asyncio.create_task(desk.keep_warm())
     try:
         await Server(config, client).serve(sockets=[listener])
     finally:
+        warming.cancel()
+        await asyncio.gather(warming, return_exceptions=True)
         await doors.aclose()
     log.info("gateway_ended")
     return 0

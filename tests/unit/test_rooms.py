@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "numbers": ("wire", *BASE),
     "gateway": ("wire", "client", "numbers", "keys", *BASE, *PROCESS),
     "bench": BASE,
-    "cli": ("wire", "client", "broker", "stage", "sim", "ctl", "gateway", "bench", *BASE, *PROCESS),
+    "cli": ("wire", "client", "broker", "stage", "sim", "ctl", "gateway", "keys", "bench", *BASE, *PROCESS),
     "ctl": ("wire", "client", "cli", "numbers", "keys", *BASE, *PROCESS),
     "__main__": ("cli",),
     "": ("client", *BASE),

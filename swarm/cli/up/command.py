@@ -85,8 +85,8 @@ def up(
     What dies is started again. Ctrl-C (or SIGTERM) stops all within 5 seconds and ends with exit code 0; a second
     Ctrl-C kills at once and ends with 130. Without --state-dir, state and logs live in a private temporary directory
     that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
-    url, model, epoch and stages; once per plan), http (with url: the gateway answers there) or note. The gateway is
-    left out if port 8000 is taken and nobody chose it, or if its packages are not installed; a line says so.
+    url, model, epoch and stages; once per plan), http (with url and keys: the gateway answers there) or note. The
+    gateway is left out if port 8000 is taken and nobody chose it, or if its packages are missing; a line says so.
     """
     from swarm.cli.models import resolve_model
     from swarm.cli.up.statedir import state_directory
@@ -144,7 +144,7 @@ async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, 
     if plan.note:
         progress.say(plan.note)
     link = BrokerLink(commands.url, progress)
-    door = GatewayDoor(commands.settings.gateway, progress) if plan.http else None
+    door = GatewayDoor(commands.settings.gateway, directory, progress) if plan.http else None
     runner = Runner(commands, directory / "logs", progress, link, door=door, verbose=verbose)
     error = await runner.run(plan.num_workers)
     progress.done()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.cli.output import Progress
 from swarm.errors import ConfigError
+from swarm.keys.file import NAME
 
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings
@@ -56,8 +58,9 @@ def _trouble(host: str, port: int) -> str:
 class GatewayDoor:
     """A :class:`~swarm.cli.up.runner.Door`: knocks until somebody opens, and says the URL, after each start."""
 
-    def __init__(self, settings: GatewaySettings, progress: Progress) -> None:
+    def __init__(self, settings: GatewaySettings, directory: Path, progress: Progress) -> None:
         self._settings = settings
+        self._keys_file = settings.keys_file or directory / NAME
         self._progress = progress
         self._started = asyncio.Event()
 
@@ -71,7 +74,10 @@ class GatewayDoor:
             while not await self._opens():  # noqa: ASYNC110 (a process answers, and tells nobody)
                 await asyncio.sleep(_POLL_S)
             url = url_of(self._settings)
-            self._progress.report([f"http: {url} (OpenAI: {url}/v1)"], {"event": "http", "url": url})
+            has_keys = self._keys_file.exists()
+            whom = "" if has_keys else "; without API keys, for this machine alone"
+            lines = [f"http: {url} (OpenAI's clients: {url}/v1){whom}"]
+            self._progress.report(lines, {"event": "http", "url": url, "keys": has_keys})
 
     async def _opens(self) -> bool:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,7 @@ from swarm.wire.messages import Description
 SHORT = 4096  # characters of a prompt that are tokenized at once; longer ones beside the loop
 USABLE_S = 60.0  # for which it is good enough for requests
 FRESH_S = 0.5  # for which what the broker said of itself is believed
-WARM_UP_S = 1.0  # between two looks for a model
+WARM_S = 0.8 * FRESH_S
 ALL_LEFT = 0  # as ``max_tokens``: as many as the model's context leaves
 
 
@@ -62,21 +63,26 @@ class Desk:
         """The model and the state of the swarm, at most a moment old. Raises Problem if the broker doesn't answer."""
         now = asyncio.get_running_loop().time()
         if self._described is None or now >= self._described_at + FRESH_S:
-            try:
-                self._described = await self.client.describe()
-            except ClientError as error:
-                raise problem_of(error) from None
-            self._described_at = now
+            return await self._ask()
         return self._described
 
-    async def warm_up(self) -> None:
-        """Get to know the model before anybody asks: that takes up to two seconds for the largest vocabularies."""
+    async def _ask(self) -> Description:
+        now = asyncio.get_running_loop().time()
+        try:
+            described = await self.client.describe()
+        except ClientError as error:
+            raise problem_of(error) from None
+        self._described, self._described_at = described, now
+        return described
+
+    async def keep_warm(self) -> None:
+        """Know the model, and ask anew before what was said grows old: so that no request has to wait for it. Runs
+        until cancelled."""
         while True:
-            try:
+            with contextlib.suppress(Problem):  # whoever asks will be told
+                await self._ask()
                 await self.served()
-                return
-            except Problem:
-                await asyncio.sleep(WARM_UP_S)
+            await asyncio.sleep(WARM_S)
 
     async def _about(self) -> Description:
         """What was said of a swarm that served a while ago is told again at once, and asked anew beside: nobody's first

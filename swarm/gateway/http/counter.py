@@ -22,7 +22,7 @@ from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
 
-PATIENCE_S = 0.008  # for an error that still fits into the status; then a stream's headers go out
+PATIENCE_S = 0.006  # for an error that still fits into the status; then a stream's headers go out
 LONG_PATIENCE_S = 0.25  # the same, for the tokens of a prompt that may be too long
 SLOW_READER_S = 60.0  # without taking a byte, until a stream is ended
 HUNG_UP = 499  # a status that nobody reads
@@ -110,7 +110,7 @@ class Counter:
             await asyncio.wait({begun}, timeout=patience_s)
             if begun.done():
                 begun.result()  # raises what is wrong
-        except (asyncio.CancelledError, Problem):
+        except BaseException:
             close()
             raise
         return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 MAX_ANSWER = 64 << 20  # bytes of one that isn't streamed
+MAX_CONNECTIONS = 1024  # to all other servers; beyond, requests wait for connect_timeout_s
 MAX_EVENT = 8 << 20  # bytes of one event of a stream
 SLOW_READER_S = 60.0
 OVERFLOW_PATIENCE_S = 0.25  # for the word that our swarm is full, before a stream's headers go out
@@ -156,7 +157,11 @@ class Upstreams:
         body = msgspec.json.encode({**fields, "model": target.model})
         url = server.url + path.removeprefix("/v1")
         if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+            self._session = aiohttp.ClientSession(
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
+            )
         response = await self._session.post(url, data=body, headers=headers, timeout=timeout, allow_redirects=False)
         if is_failure(response.status) or response.status // 100 == 3:
             response.close()

@@ -8,6 +8,8 @@ from swarm.cli.up.joins import PATIENCE_S as JOIN_PATIENCE_S
 from swarm.cli.up.supervisor import (
     EX_CONFIG,
     FIRST_DELAY_S,
+    GATEWAY,
+    GATEWAY_AFTER_S,
     GRACE_S,
     HEALTHY_S,
     MAX_DELAY_S,
@@ -272,3 +274,63 @@ def test_more_workers_have_a_limit_and_an_end() -> None:
 def test_exit_codes_in_words(code: int, words: str) -> None:
     """Signals have names, where they have one."""
     assert words in describe_exit(code)
+
+
+def with_gateway(num_workers: int = 1) -> Supervisor:
+    supervisor = Supervisor()
+    actions = supervisor.handle(Begun(num_workers, gateway=True), 0.0)
+    assert Start(GATEWAY) not in actions
+    return supervisor
+
+
+def test_the_gateway_starts_when_the_swarm_serves() -> None:
+    """Not earlier, since it would take the cores of those who load; once, however often it serves."""
+    supervisor = with_gateway()
+    assert supervisor.handle(Served(), 3.0) == [Start(GATEWAY)]
+    assert supervisor.handle(Served(), 4.0) == []
+    assert supervisor.wake_at() is None
+
+
+def test_the_gateway_does_not_wait_for_ever() -> None:
+    """It starts after a while in any case: somebody may want to hear why nothing serves."""
+    supervisor = with_gateway(0)
+    assert supervisor.wake_at() == GATEWAY_AFTER_S
+    assert supervisor.handle(Tick(), GATEWAY_AFTER_S - 0.01) == []
+    assert supervisor.handle(Tick(), GATEWAY_AFTER_S) == [Start(GATEWAY)]
+    assert supervisor.handle(Served(), 60.0) == []
+
+
+def test_a_gateway_that_ends_is_started_again_however_it_ended() -> None:
+    for code in (0, 1, -9):
+        supervisor = with_gateway()
+        supervisor.handle(Served(), 1.0)
+        (said,) = supervisor.handle(Exited(GATEWAY, code), 2.0)
+        assert isinstance(said, SayRestart)
+        assert supervisor.handle(Tick(), 2.0 + FIRST_DELAY_S) == [Start(GATEWAY)]
+
+
+def test_a_gateway_that_can_never_work_takes_nobody_with_it() -> None:
+    """Even if it is the last that runs beside the broker, and nothing has served yet."""
+    supervisor = with_gateway(0)
+    supervisor.handle(Tick(), GATEWAY_AFTER_S)
+    assert supervisor.handle(Exited(GATEWAY, EX_CONFIG, "its port is taken"), 11.0) == [
+        SayGivenUp(GATEWAY, "its port is taken")
+    ]
+    assert not supervisor.stopping
+    assert supervisor.running() == ("broker",)
+
+
+def test_a_gateway_is_no_worker() -> None:
+    """The last worker that can't work ends a swarm that never served, gateway or not."""
+    supervisor = with_gateway()
+    supervisor.handle(Tick(), GATEWAY_AFTER_S)
+    assert supervisor.workers() == ("w0",)
+    actions = supervisor.handle(Exited("w0", EX_CONFIG, "no model"), 11.0)
+    assert actions == [SayGivenUp("w0", "no model"), Terminate(GATEWAY), Terminate("broker")]
+
+
+def test_a_stop_before_the_gateway_started_starts_none() -> None:
+    supervisor = with_gateway()
+    supervisor.handle(StopAsked(), 1.0)
+    assert supervisor.handle(Served(), 2.0) == []
+    assert Start(GATEWAY) not in supervisor.handle(Tick(), 1.0 + GRACE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import socket
 import stat
@@ -16,10 +17,11 @@ import pytest
 
 from swarm.cli.models import resolve_model
 from swarm.cli.up.command import Commands, check_ports
+from swarm.cli.up.http import why_none
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.statedir import BROKER_LOCK, LOCK, PREFIX, held, remove_stale, state_directory
 from swarm.cli.up.summary import loading_line, plan_lines, serving_lines
-from swarm.config import load
+from swarm.config import GatewaySettings, load
 from swarm.errors import ConfigError, ModelError
 from swarm.wire.messages import Json
 
@@ -265,3 +267,13 @@ def test_the_private_directory_is_where_temporary_files_go() -> None:
     """So that TMPDIR counts."""
     with state_directory(None) as private:
         assert private.parent == Path(tempfile.gettempdir())
+
+
+def test_without_its_packages_there_is_no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says so, and what to install; a port that was chosen changes nothing about that."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else found(name))
+    for settings in (GatewaySettings(), GatewaySettings(port=1234)):
+        assert why_none(settings) == (
+            "no HTTP: the gateway needs packages that are not installed (fastapi): pip install 'swarm[gateway]'"
+        )
