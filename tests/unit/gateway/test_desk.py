@@ -1,0 +1,76 @@
+"""What the desk knows of the swarm, and when it asks anew."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarm.errors import Unavailable
+from swarm.gateway.desk import desk as module
+from swarm.gateway.desk.desk import Desk
+from swarm.gateway.errors import Problem
+from tests.integration.fake_broker import manifest_of
+
+
+class Broker:
+    """Describes itself, when it is told to."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_answer = asyncio.Event()
+        self.is_there, self.state = True, "serving"
+
+    async def describe(self) -> Any:
+        self.num_asked += 1
+        await self.may_answer.wait()
+        if not self.is_there:
+            raise Unavailable("nobody is there")
+        return SimpleNamespace(manifest=manifest_of({}), state=self.state, waits_for="a worker", max_context=100)
+
+    async def text_model(self) -> None:
+        return None
+
+    async def words(self) -> None:
+        return None
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    monkeypatch.setattr(module, "FRESH_S", 0.0)  # old at once
+    broker = Broker()
+    broker.may_answer.set()
+    return broker
+
+
+async def test_nobody_waits_for_what_was_known_a_moment_ago(broker: Broker) -> None:
+    """It is asked anew beside, once at a time; and when the broker is gone, the next one is told."""
+    desk = Desk(broker)  # type: ignore[arg-type]
+    await desk.served()
+    assert broker.num_asked == 1
+    broker.may_answer.clear()
+    await desk.served()
+    await asyncio.sleep(0)
+    await desk.served()
+    assert broker.num_asked == 2
+    broker.is_there = False
+    broker.may_answer.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(Problem) as caught:
+        await desk.served()
+    assert caught.value.status == 503
+    await desk.aclose()
+
+
+async def test_whether_it_is_ready_is_asked_and_not_remembered(broker: Broker) -> None:
+    desk = Desk(broker)  # type: ignore[arg-type]
+    assert (await desk.description()).state == "serving"
+    broker.state = "waiting"
+    assert (await desk.description()).state == "waiting"
+    await desk.served()
+    await desk.served()
+    assert broker.num_asked >= 4, "what doesn't serve is asked each time"
+    await desk.aclose()
