@@ -256,20 +256,19 @@ def one_load(source: str, port: int, pid: int, num_streams: int, each: int) -> d
 # --- one stream -------------------------------------------------------------------------------------------------------
 
 PROMPT = list(range(40, 72))
+Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def over_http(port: int, num_tokens: int) -> list[float]:
-    """When each event came, since the request was sent."""
+async def over_http(link: Link, num_tokens: int) -> list[float]:
+    """When each event came, since the request was sent, on a connection that is kept, as clients do."""
     body = {"model": "village", "prompt": PROMPT, "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
-    content = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"{HEAD}Content-Length: {len(content)}\r\n\r\n"
+    content, (reader, writer) = json.dumps(body).encode(), link
     began, times = time.perf_counter(), []
-    writer.write(head.encode() + content)
-    while line := await reader.readline():
+    writer.write(f"{HEAD.replace('close', 'keep-alive')}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    while (line := await reader.readline()) != b"0\r\n":  # the last chunk; each begins and ends with whole events
         if line.startswith(b"data: {"):
             times.append(time.perf_counter() - began)
-    writer.close()
+    await reader.readline()
     return times[:num_tokens]
 
 
@@ -297,10 +296,12 @@ async def take_turns(url: str, port: int, rounds: int, num_tokens: int) -> dict[
     runs: dict[str, list[list[float]]] = {"python": [], "http": []}
     async with AsyncClient(url) as client:
         await client.generate(PROMPT, max_tokens=4)
-        await over_http(port, 4)
+        link = await asyncio.open_connection("127.0.0.1", port)
+        await over_http(link, 4)
         for _ in range(rounds):
             runs["python"].append(await by_client(client, num_tokens))
-            runs["http"].append(await over_http(port, num_tokens))
+            runs["http"].append(await over_http(link, num_tokens))
+        link[1].close()
     return {name: figures(each) for name, each in runs.items()}
 
 
