@@ -255,7 +255,7 @@ class ChatWriter:
             body["usage"] = None
         return Sse(msgspec.json.encode(body))
 
-    def head(self) -> Sequence[Sse]:
+    def head(self, num_prompt: int = 0) -> Sequence[Sse]:
         return ()
 
     def write(self, part: Part) -> Sequence[Sse]:

@@ -102,6 +102,8 @@ class Desk:
     ) -> Reading:
         """Hand it in. Nothing is sent before the first part is asked for."""
         ask = order.ask
+        if memo is not None:
+            memo = msgspec.structs.replace(memo, num_prompt=len(order.ids))
         try:
             stream = self.client.stream(
                 order.ids,
@@ -117,7 +119,7 @@ class Desk:
             )
         except ClientError as error:
             raise problem_of(error) from None
-        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n))
+        return Reading(stream, Parts(request_id or "", ask.tools, order.served.family, order.params.n), len(order.ids))
 
     async def resume(self, request_id: str, owner: Owner) -> tuple[Memo, Reading]:
         """Read an answer that was asked for before, from its beginning."""
@@ -132,7 +134,7 @@ class Desk:
         tools = tuple(Tool(tool.name, custom=tool.custom) for tool in memo.tools)
         use = ToolUse(tools, parallel=memo.parallel)
         stream = self.client.attach(request_id)
-        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n))
+        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n), memo.num_prompt)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:

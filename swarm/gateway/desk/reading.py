@@ -14,10 +14,10 @@ from swarm.gateway.errors import Problem, problem_of
 
 
 class Reading:
-    """The answer to one prompt."""
+    """The answer to one prompt, which has ``num_prompt`` tokens."""
 
-    def __init__(self, stream: PromptStream, parts: Parts) -> None:
-        self._stream, self._parts = stream, parts
+    def __init__(self, stream: PromptStream, parts: Parts, num_prompt: int) -> None:
+        self._stream, self._parts, self.num_prompt = stream, parts, num_prompt
         self._ahead: list[Part] = []
         self.num_choices = parts.num_choices
 
@@ -60,6 +60,7 @@ class Lot:
         self._open = len(readings)
         self._ahead: list[Part] = []
         self.num_choices = sum(reading.num_choices for reading in readings)
+        self.num_prompt = sum(reading.num_prompt for reading in readings)
 
     async def look(self) -> None:
         first = 0
