@@ -139,12 +139,12 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> None:
             raise unsupported(f"stream_options.{name}")
 
 
-def length_of(*given: int | None) -> int:
+def length_of(*given: int | None, field: str = "max_tokens") -> int:
     """The first that was given, or as many tokens as there is room for."""
     for number in given:
         if number is not None:
             if number < 1:
-                raise wrong("max_tokens", f"must be at least 1, not {number}")
+                raise wrong(field, f"must be at least 1, not {number}")
             return number
     return ALL_LEFT
 

@@ -92,7 +92,7 @@ def ask_of(body: ResponseBody, served: Served) -> Ask:
     params = sampling(
         body,
         {
-            "max_tokens": length_of(body.max_output_tokens),
+            "max_tokens": length_of(body.max_output_tokens, field="max_output_tokens"),
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": body.top_p,
             "seed": body.seed,
