@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import Field
 
 from swarm.gateway.apis.bodies import (
     Body,
     Number,
+    as_json,
     check_extra,
     deadline_of,
     priority_of,
@@ -206,7 +206,7 @@ def _call(block: Json, place: str) -> Json:
     for name, kind in (("id", str), ("name", str), ("input", dict)):
         if not isinstance(block.get(name), kind):
             raise wrong(f"{place}.{name}", "must be an object" if kind is dict else "must be a text")
-    arguments = msgspec.json.encode(block["input"]).decode()
+    arguments = as_json(block["input"], f"{place}.input")
     return {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": arguments}}
 
 

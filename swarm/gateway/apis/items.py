@@ -62,7 +62,7 @@ def _part(part: object, place: str) -> str:
     if not part:
         return ""
     kind = part.get("type")
-    if kind not in TEXTS:
+    if not isinstance(kind, str) or kind not in TEXTS:
         raise unsupported(f"{place}.type", f"{kind!r}; models here read text only")
     text = part.get(TEXTS[kind])
     if not isinstance(text, str):

@@ -11,6 +11,7 @@ from swarm.gateway.apis.bodies import (
     BOOKKEEPING,
     Body,
     Number,
+    as_json,
     check_extra,
     deadline_of,
     priority_of,
@@ -144,13 +145,17 @@ def _wants_logprobs(body: ResponseBody) -> bool:
 
 
 def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
+    """What is needed to write the answer. Raises Problem for what can't be told again."""
+    told = _told(body, ask)
+    for name, value in told.items():
+        as_json(value, name)
     return Memo(
         "responses",
         created,
         tools=noted(ask.tools),
         parallel=ask.tools.parallel,
         logprobs=ask.params.logprobs is not None,
-        told=_told(body, ask),
+        told=told,
     )
 
 

@@ -10,9 +10,12 @@ from swarm.client.results import Piece
 from swarm.gateway.answer import Part, Text
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.apis.responses import ResponseBody, ask_of, memo_of
-from swarm.gateway.ask import Ask
+from swarm.gateway.ask import Ask, ToolUse
+from swarm.gateway.desk.parts import Parts, call_id
 from swarm.gateway.errors import Problem
 from swarm.gateway.memo import Memo
+from swarm.gateway.tools.family import Argued, Begun, Found, Over, Said
+from swarm.params import Grammar
 from swarm.wire.messages import TokenLogprob
 from tests.integration.fake_broker import say
 from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed
@@ -278,3 +281,66 @@ def test_log_probabilities_come_with_the_text() -> None:
     (entry,) = events[4]["logprobs"]
     assert (entry["token"], entry["logprob"], len(entry["top_logprobs"])) == ("a", -0.5, 1)
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [entry]
+
+
+def test_calls_that_a_family_finds_in_text() -> None:
+    """From pieces, however they were cut, to one function call with its own id."""
+    parts = Parts("r1", asked(tools=[SHELL]).tools, Shouting())
+    pieces = [Piece(1, "So ", 0), Piece(2, "CALL shell {", 1), Piece(3, "}", 2), Piece(4, "", 3, finish_reason="stop")]
+    whole = writer(tools=[SHELL]).whole([part for piece in pieces for part in parts.take(piece)], COUNTS)
+    text, called = whole["output"]
+    assert text["content"][0]["text"] == "So "
+    assert (called["name"], called["arguments"], called["call_id"]) == ("shell", "{}", call_id("r1", 0, 0))
+    assert whole["status"] == "completed"
+
+
+class Shouting:
+    """A family that writes CALL, a name, and arguments up to the end."""
+
+    name = "shouting"
+    marks = ()
+
+    def __init__(self) -> None:
+        self._called = False
+
+    def fits(self, template: str) -> bool:
+        return True
+
+    def reader(self, use: ToolUse) -> Shouting:
+        return self
+
+    def forced(self, use: ToolUse) -> Grammar:
+        return Grammar("regex", "CALL .*")
+
+    def push(self, text: str) -> list[Found]:
+        if self._called:
+            return [Argued(text)]
+        if not text.startswith("CALL "):
+            return [Said(text)]
+        self._called = True
+        _, name, arguments = text.split(" ", 2)
+        return [Begun(name), Argued(arguments)]
+
+    def finish(self) -> list[Found]:
+        return [Over()] if self._called else []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"a": "\ud800"}},
+        {"input": [{"role": "user", "content": [{"type": []}]}]},
+        {"input": [{"role": [], "content": 7}]},
+        {"input": [{"role": "user", "content": 7}]},
+        {"tools": [SHELL], "tool_choice": {"type": [], "name": []}},
+        {"tools": [SHELL], "tool_choice": {"type": "allowed_tools", "tools": "all"}},
+        {"tools": [SHELL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": []}]}},
+        {"tools": [{**PATCH, "format": {"type": "grammar", "grammar": "x"}}]},
+        {"text": {"format": "json"}},
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: Json) -> None:
+    """With a 400, not by falling over it."""
+    with pytest.raises(Problem) as caught:
+        writer(**fields)
+    assert caught.value.status == 400
