@@ -58,7 +58,7 @@ def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
 async def events_of(reading: Reading | Lot, writer: Writer, numbering: Numbering) -> AsyncIterator[bytes]:
     """The stream's bytes, as they come. What goes wrong under way is told in the stream: its status has been sent."""
     try:
-        head = numbering.encode(writer.head(), 0)
+        head = numbering.encode(writer.head(reading.num_prompt), 0)
         while parts := await reading.next():
             if chunk := head + b"".join(_written(part, writer, numbering) for part in parts):
                 yield chunk
