@@ -100,6 +100,9 @@ class FastClient:
     def stream(self, _ids: object, params: Any, **_: object) -> FastStream:
         return FastStream(params.max_tokens)
 
+    async def words(self) -> None:
+        return None
+
     async def trace(self, _: str) -> Any:
         return {}
 

@@ -49,7 +49,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
     async def live(_: FastAPI) -> AsyncIterator[None]:
         yield
         await accounts.aclose()
-        await desk.keeping.aclose()
+        await desk.aclose()
         await desk.client.aclose()
 
     app = FastAPI(
@@ -164,10 +164,6 @@ async def _problem(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """The first thing that is wrong with a body."""
     assert isinstance(error, RequestValidationError)
-    kind = request.headers.get("content-type", "application/json")
-    if request.method == "POST" and "json" not in kind:
-        text = f"the body is said to be {kind!r}: send JSON, with the header content-type: application/json"
-        return refuse(request, Problem(400, text, param="content-type", code="invalid_value"))
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     field = ".".join(place) or None

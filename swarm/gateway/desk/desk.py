@@ -23,6 +23,7 @@ from swarm.params import SamplingParams
 from swarm.wire.messages import Description
 
 SHORT = 4096  # characters of a prompt that are tokenized at once; longer ones beside the loop
+USABLE_S = 60.0  # for which it is good enough for requests
 FRESH_S = 0.5  # for which what the broker said of itself is believed
 WARM_S = 0.8 * FRESH_S
 ALL_LEFT = 0  # as ``max_tokens``: as many as the model's context leaves
@@ -56,6 +57,7 @@ class Desk:
         self._served: Served | None = None
         self._described: Description | None = None
         self._described_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
 
     async def description(self) -> Description:
         """The model and the state of the swarm, at most a moment old. Raises Problem if the broker doesn't answer."""
@@ -82,9 +84,32 @@ class Desk:
                 await self.served()
             await asyncio.sleep(WARM_S)
 
+    async def _about(self) -> Description:
+        """What was said of a swarm that served a while ago is told again at once, and asked anew beside: nobody's first
+        token waits for it. Whether a request can be served the broker says in any case."""
+        now, known = asyncio.get_running_loop().time(), self._described
+        if known is None or known.state != "serving" or now >= self._described_at + USABLE_S:
+            return await self.description()
+        if now >= self._described_at + FRESH_S and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.ensure_future(self._ask_anew())
+        return known
+
+    async def _ask_anew(self) -> None:
+        try:
+            await self.description()
+        except Problem:
+            self._described = None  # whoever comes next waits for an answer, or is told why there is none
+
+    async def aclose(self) -> None:
+        """Let go of what waits here. The client is its owner's to close."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self.keeping.aclose()
+
     async def served(self) -> Served:
         """The model that is served now. Raises Problem while there is none."""
-        description = await self.description()
+        description = await self._about()
         try:
             text, words = await self.client.text_model(), await self.client.words()
         except SwarmError as error:
