@@ -11,7 +11,7 @@ from swarm.client.text.tokenizer import TextModel
 from swarm.gateway.answer import CallBegins, CallEnds, CallText, Counts, End, Part, Text
 from swarm.gateway.apis.writer import Sse, Writer
 from swarm.gateway.desk.served import Served
-from swarm.gateway.tools.families import family_of
+from swarm.grammar import vocabulary
 from swarm.wire.messages import Manifest
 from tests.integration.fake_broker import tokenizer_files
 
@@ -37,7 +37,11 @@ def served(aliases: tuple[str, ...] = ()) -> Served:
         files=(),
         assets=(),
     )
-    return Served(manifest, TextModel.load(tokenizer_files()), 128, family_of(""), aliases)
+    text = TextModel.load(tokenizer_files())
+    assert text is not None
+    made = Served.of(manifest, text, 128, aliases)
+    made.words = vocabulary(text.tokenizer.to_str(), manifest.eos_token_ids)
+    return made
 
 
 def call(number: int, name: str, *texts: str) -> list[Part]:
