@@ -16,8 +16,8 @@ class Piece:
 
     ``index`` is the token's place in its continuation, ``choice`` says which continuation (0 unless n > 1). The last
     piece of a continuation has a ``finish_reason`` ("stop" or "length"). Its ``token`` is None if the end came without
-    a further token, as after a stop string. ``logprobs`` (the token's own first, then the alternatives) and ``hops``
-    (one per stage) are empty unless asked for.
+    a further token, as after a stop string; ``stop`` is that string. ``logprobs`` (the token's own first, then the
+    alternatives) and ``hops`` (one per stage) are empty unless asked for.
     """
 
     token: int | None
@@ -27,6 +27,7 @@ class Piece:
     finish_reason: str | None = None
     logprobs: Logprobs = ()
     hops: tuple[Hop, ...] = ()
+    stop: str | None = None
 
 
 class _BatchPiece(NamedTuple):

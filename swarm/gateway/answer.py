@@ -48,11 +48,12 @@ class CallEnds:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The choice is finished. ``stop``: the stop string or token that ended it, where known."""
+    """The choice is finished. ``stop``: the stop string that ended it, if one did."""
 
     choice: int
     reason: Reason
     num_tokens: int = 0
+    stop: str | None = None
 
 
 Part = Text | CallBegins | CallText | CallEnds | End

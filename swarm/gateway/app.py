@@ -14,17 +14,26 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from swarm.gateway.apis import chat, completions, shapes
+from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.apis.models import model_of
-from swarm.gateway.desk.desk import Desk, Owner
+from swarm.gateway.apis.response_writer import ResponseWriter
+from swarm.gateway.desk.desk import Desk
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import Accounts
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.state import counter_of, desk_of, owner_of
+from swarm.gateway.routes import messages, responses, tokenizing
 from swarm.numbers.exposition import render
 from swarm.numbers.http import HttpNumbers
 from swarm.version import __version__
 
-WRITERS: dict[str, MakeWriter] = {"chat": chat.ChatWriter, "completions": completions.CompletionWriter}
+WRITERS: dict[str, MakeWriter] = {
+    "chat": chat.ChatWriter,
+    "completions": completions.CompletionWriter,
+    "responses": ResponseWriter,
+    "messages": MessageWriter,
+}
 
 _ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, 504)
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -49,7 +58,8 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
     app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS, accounts), int(time.time())
     app.state.numbers = accounts.numbers
     app.state.more_models = []  # other servers', by name
-    app.include_router(router)
+    for each in (router, responses.router, messages.router, tokenizing.router):
+        app.include_router(each, responses=ERRORS)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -57,23 +67,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
     return app
 
 
-router = APIRouter(responses=ERRORS)
-
-
-def desk_of(request: Request) -> Desk:
-    desk: Desk = request.app.state.desk
-    return desk
-
-
-def counter_of(request: Request) -> Counter:
-    counter: Counter = request.app.state.counter
-    return counter
-
-
-def owner_of(request: Request) -> Owner:
-    """On whose account this is; set by whoever checked the key."""
-    owner: Owner = request.scope.get("owner") or Owner()
-    return owner
+router = APIRouter()
 
 
 @router.get("/health", responses=shapes.answer(shapes.StateShape))

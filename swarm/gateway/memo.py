@@ -38,6 +38,7 @@ class Memo(msgspec.Struct, frozen=True, omit_defaults=True):
     keep_s: float = 0.0
     echoes: tuple[str, ...] = ()  # texts that are said first, by choice
     told: dict[str, Any] = {}
+    num_prompt: int = 0  # tokens; set when the prompt has been made
 
     def text(self) -> str:
         """As the broker keeps it. Too long: nothing, and the answer can't be read on from elsewhere."""

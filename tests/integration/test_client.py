@@ -562,3 +562,18 @@ async def test_acknowledgements_let_the_broker_forget() -> None:
         await client.generate([1], max_tokens=70)
         await broker.wait_until(lambda: any(a.next_index == 70 for a in broker.heard_of(Ack)))  # type: ignore[union-attr]
         assert client._session.idle
+
+
+async def test_a_client_that_is_abandoned_cancels_nothing() -> None:
+    """Neither when it goes nor when its streams are closed afterwards."""
+    async with FakeBroker(echo, allowed=1) as broker:
+        first = AsyncClient(broker.url)
+        stream = first.stream("long one", max_tokens=50)
+        await anext(stream)
+        await first.abandon()
+        await stream.aclose()
+        await first.aclose()
+        broker.allow(None)
+        async with AsyncClient(broker.url) as second:
+            await second.generate("b", max_tokens=9)  # whatever the first had said, was heard before
+        assert not broker.heard_of(Cancel)

@@ -123,7 +123,7 @@ class Assembler:
         pieces = [self._give(self._waiting.popleft()) for _ in range(len(self._waiting))]
         last = pieces.pop() if pieces else Piece(None, "", self.num_given, self.choice)
         text, self._text = last.text + self._text, ""
-        return [*pieces, replace(last, text=text, finish_reason=reason)]
+        return [*pieces, replace(last, text=text, finish_reason=reason, stop=self._matcher.found)]
 
     def _give(self, waiting: _Waiting) -> Piece:
         length = waiting.end - self._given_chars

@@ -60,11 +60,12 @@ class StopMatcher:
     """Looks for stop strings in text that comes in pieces, and gives out the text that is certain to stand before them.
 
     The first stop string to be complete ends the text, wherever the pieces were cut; of several that are complete with
-    the same character, the longest. ``found_at`` is then its offset in the whole text.
+    the same character, the longest. ``found_at`` is then its offset in the whole text, and ``found`` the string.
     """
 
     stops: tuple[str, ...]
     found_at: int | None = None
+    found: str | None = None
     num_released: int = 0
     _held: str = ""
 
@@ -73,8 +74,9 @@ class StopMatcher:
         if self.found_at is not None:
             return ""
         buffer = self._held + text
-        start = self._find(buffer)
-        if start is not None:
+        found = self._find(buffer)
+        if found is not None:
+            start, self.found = found
             self.found_at = self.num_released + start
             return self._release(buffer, start)
         return self._release(buffer, len(buffer) - self._num_open(buffer))
@@ -93,9 +95,9 @@ class StopMatcher:
         self.num_released += stop
         return buffer[:stop]
 
-    def _find(self, buffer: str) -> int | None:
-        found = [(at + len(stop), at) for stop in self.stops if (at := buffer.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _find(self, buffer: str) -> tuple[int, str] | None:
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := buffer.find(stop)) >= 0]
+        return min(found)[1:] if found else None
 
     def _num_open(self, buffer: str) -> int:
         """The length of the longest end of the text with which a stop string may begin."""

@@ -122,6 +122,14 @@ def stops(given: str | list[str] | None) -> tuple[str, ...] | None:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def as_json(value: object, field: str) -> str:
+    """A value of a body as it goes on. Raises Problem where no JSON of ours can hold it."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise wrong(field, f"can't be kept: {error}") from None
+
+
 def json_grammar(schema: object) -> Grammar:
     """The grammar of a JSON schema."""
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))

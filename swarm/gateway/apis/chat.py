@@ -147,12 +147,12 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> None:
             raise unsupported(f"stream_options.{name}")
 
 
-def length_of(*given: int | None) -> int:
+def length_of(*given: int | None, field: str = "max_tokens") -> int:
     """The first that was given, or as many tokens as there is room for."""
     for number in given:
         if number is not None:
             if number < 1:
-                raise wrong("max_tokens", f"must be at least 1, not {number}")
+                raise wrong(field, f"must be at least 1, not {number}")
             return number
     return ALL_LEFT
 
@@ -173,17 +173,26 @@ def tool_use(
         return ToolUse(offered, chosen, parallel=parallel is not False)  # type: ignore[arg-type]
     if choice.get("type") == "allowed_tools":
         return _allowed(offered, choice.get("allowed_tools", choice), parallel is not False)
-    kind = choice.get("type", "function")
-    inner = choice.get(kind, choice)
-    name = inner.get("name") if isinstance(inner, dict) else None
-    if name not in {tool.name for tool in offered}:
+    name = _name_in(choice)
+    if name is None or name not in {tool.name for tool in offered}:
         raise wrong("tool_choice", f"there is no tool {name!r}")
-    return ToolUse(offered, "named", str(name), parallel=parallel is not False)
+    return ToolUse(offered, "named", name, parallel=parallel is not False)
+
+
+def _name_in(given: object) -> str | None:
+    """The tool that a choice names, in the form of /v1/chat/completions or of /v1/responses."""
+    if not isinstance(given, dict):
+        return None
+    inner = given.get(str(given.get("type", "function")), given)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _allowed(offered: tuple[Tool, ...], choice: Any, parallel: bool) -> ToolUse:
-    mode, listed = choice.get("mode", "auto"), choice.get("tools", [])
-    names = {(each.get(each.get("type", "function")) or each).get("name") for each in listed if isinstance(each, dict)}
+    if not isinstance(choice, dict) or not isinstance(choice.get("tools"), list):
+        raise wrong("tool_choice", "allowed_tools needs a list of tools")
+    mode = choice.get("mode", "auto")
+    names = {_name_in(each) for each in choice["tools"]}
     allowed = tuple(tool for tool in offered if tool.name in names)
     if mode not in ("auto", "required") or not allowed:
         raise wrong("tool_choice", "allowed_tools needs a mode (auto or required) and tools that were given")
@@ -213,6 +222,8 @@ def _format_of(given: Any, place: str) -> Grammar | None:
     if not isinstance(given, dict) or given.get("type", "text") == "text":
         return None
     inner = given.get("grammar", given)
+    if not isinstance(inner, dict):
+        raise wrong(f"{place}.format", "must be an object")
     syntax, definition = inner.get("syntax"), inner.get("definition")
     if given.get("type") != "grammar" or syntax not in ("lark", "regex") or not isinstance(definition, str):
         raise wrong(f"{place}.format", "must be text, or a grammar with a syntax (lark or regex) and a definition")
@@ -275,7 +286,7 @@ class ChatWriter:
             body["usage"] = None
         return body
 
-    def head(self) -> Sequence[Sse]:
+    def head(self, num_prompt: int = 0) -> Sequence[Sse]:
         return ()
 
     def write(self, part: Part) -> Sequence[Sse]:

@@ -184,7 +184,7 @@ class CompletionWriter:
         result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, self._offsets.get(part.choice, 0))
         return result
 
-    def head(self) -> Sequence[Sse]:
+    def head(self, num_prompt: int = 0) -> Sequence[Sse]:
         return ()
 
     def write(self, part: Part) -> Sequence[Sse]:

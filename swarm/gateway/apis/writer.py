@@ -42,8 +42,8 @@ class Mould:
 class Writer(Protocol):
     """Writes one answer. What it writes depends on the parts alone: no clock, no chance."""
 
-    def head(self) -> Sequence[Sse]:
-        """Events before the first part."""
+    def head(self, num_prompt: int = 0) -> Sequence[Sse]:
+        """Events before the first part. ``num_prompt``: tokens of the prompt."""
         ...
 
     def write(self, part: Part) -> Sequence[Sse]: ...

@@ -157,6 +157,8 @@ class Desk:
         keep = None
         if ask.keep_s and request_id is not None and not detached:
             keep = Keep(self.keeping, request_id, ask.keep_s)
+        if memo is not None:
+            memo = msgspec.structs.replace(memo, num_prompt=len(order.ids))
         try:
             stream = self.client.stream(
                 order.ids,
@@ -190,8 +192,8 @@ class Desk:
         use = ToolUse(tools, parallel=memo.parallel)
         self.keeping.forget(request_id)
         stream = self.client.attach(request_id, visible=served.marks if tools else ())
-        keep = Keep(self.keeping, request_id, memo.keep_s)
-        return memo, Reading(stream, Parts(request_id, use, served.family, submit.params.n), keep)
+        parts = Parts(request_id, use, served.family, submit.params.n)
+        return memo, Reading(stream, parts, Keep(self.keeping, request_id, memo.keep_s), num_prompt=memo.num_prompt)
 
 
 def size_of(ask: Ask) -> int:

@@ -71,4 +71,4 @@ class Parts:
         reason: Reason = "length" if piece.finish_reason == "length" else "stop"
         if choice.num_calls and reason == "stop":
             reason = "tool_calls"
-        return [*parts, End(piece.choice, reason, choice.num_tokens)]
+        return [*parts, End(piece.choice, reason, choice.num_tokens, piece.stop)]

@@ -25,8 +25,8 @@ class Keep:
 
 
 class Reading:
-    """The answer to one prompt. ``keep``: what becomes of a request that goes on without its reader, when it is closed
-    before its end. Without it, closing the stream cancels the request."""
+    """The answer to one prompt of ``num_prompt`` tokens. ``keep``: what becomes of a request that goes on without
+    its reader, when it is closed before its end. Without it, closing the stream cancels the request."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Reading:
         told: Callable[[int], None] | None = None,
     ) -> None:
         self._stream, self._parts, self._keep, self._told = stream, parts, keep, told
-        self._num_prompt, self._num_tokens = num_prompt, 0
+        self.num_prompt, self._num_tokens = num_prompt, 0
         self._ahead: list[Part] = []
         self._over = self._failed = False  # over: nobody reads it here any more
         self.num_choices = parts.num_choices
@@ -87,7 +87,7 @@ class Reading:
         """Count what has come, at any time."""
         if self._stream.completion is not None:
             return self.counts()
-        return Counts(self._num_prompt, self._num_tokens)
+        return Counts(self.num_prompt, self._num_tokens)
 
     def close(self) -> None:
         """Nobody reads it here any more."""
@@ -106,6 +106,7 @@ class Lot:
         self._ahead: list[Part] = []
         self._firsts = list(accumulate((reading.num_choices for reading in readings), initial=0))
         self.num_choices = self._firsts.pop()
+        self.num_prompt = sum(reading.num_prompt for reading in readings)
 
     async def look(self) -> None:
         """Wait for the first parts of any, and keep them for ``next``. Raises Problem."""

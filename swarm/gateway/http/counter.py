@@ -77,6 +77,17 @@ class Counter:
         numbering = Numbering(request_id, reading.num_choices, seen)
         return EventStream(events_of(reading, writer, numbering), reading.close, _headers(request_id), SLOW_READER_S)
 
+    async def again(self, request: Request, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Response:
+        """Give an answer once more, whole, once it has ended, if ``may`` says so. Raises Problem."""
+        memo, reading = await self._desk.resume(request_id, owner)
+        if not may(memo):
+            reading.close()
+            raise Problem(404, f"the answer {request_id!r} was not stored: ask with store", code="not_found")
+        writer = self._writers[memo.api](memo, await self._desk.served(), request_id)
+        begun: asyncio.Future[Reading | Lot] = asyncio.get_running_loop().create_future()
+        begun.set_result(reading)
+        return await _whole(request, begun, Job(request_id, (), memo, writer, stream=False), reading.close)
+
     async def _orders(self, served: Served, job: Job) -> list[Order]:
         return [await self._desk.order(ask, served) for ask in job.asks]
 

@@ -58,7 +58,7 @@ def read_event_id(text: str) -> tuple[str, tuple[int, ...]]:
 async def events_of(reading: Reading | Lot, writer: Writer, numbering: Numbering) -> AsyncIterator[bytes]:
     """The stream's bytes, as they come. What goes wrong under way is told in the stream: its status has been sent."""
     try:
-        head = numbering.encode(writer.head(), 0)
+        head = numbering.encode(writer.head(reading.num_prompt), 0)
         while parts := await reading.next():
             if chunk := head + b"".join(_written(part, writer, numbering) for part in parts):
                 yield chunk
@@ -86,6 +86,7 @@ class EventStream(Response):
         self._chunks, self._close, self._patience_s = chunks, close, patience_s
         self._sent_at = 0.0
         self._sending = False
+        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(send))
@@ -98,7 +99,7 @@ class EventStream(Response):
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self._close()
+            self._end()
         if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
             raise results[0]
 
@@ -106,7 +107,13 @@ class EventStream(Response):
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for chunk in self._chunks:
             await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+        self._end()  # before the reader knows: what it took is counted when it asks for more
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._close()
 
     async def _send(self, send: Send, message: dict[str, object]) -> None:
         self._sending = True

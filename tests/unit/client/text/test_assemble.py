@@ -82,7 +82,7 @@ def test_a_stop_string_at_a_tokens_beginning() -> None:
     """The token before it was given already: the reason comes alone."""
     made = assembler(stop=("END",))
     pieces = run(made, say("aENDb"))
-    assert pieces == [Piece(say("a")[0], "a", 0), Piece(None, "", 1, finish_reason="stop")]
+    assert pieces == [Piece(say("a")[0], "a", 0), Piece(None, "", 1, finish_reason="stop", stop="END")]
     assert made.stop_at == 1
 
 

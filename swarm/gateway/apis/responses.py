@@ -1,0 +1,200 @@
+"""OpenAI's /v1/responses: its body. Pure. ``items`` reads the input, ``response_writer`` writes the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from swarm.gateway.apis.bodies import (
+    BOOKKEEPING,
+    Body,
+    Number,
+    as_json,
+    check_extra,
+    deadline_of,
+    priority_of,
+    response_grammar,
+    sampling,
+    stops,
+)
+from swarm.gateway.apis.chat import StreamOptions, check_stream_options, length_of, tool_use
+from swarm.gateway.apis.items import messages_of
+from swarm.gateway.apis.writer import Json
+from swarm.gateway.ask import Ask
+from swarm.gateway.desk.served import Served
+from swarm.gateway.errors import unsupported, wrong
+from swarm.gateway.memo import Memo, noted
+
+LOGPROBS = "message.output_text.logprobs"
+# What may be asked to come along. All but the first belong to things that never happen here.
+INCLUDES = frozenset({
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+})  # fmt: skip
+
+# Refused unless they are empty, with what to do instead.
+REFUSED = {
+    "previous_response_id": "nothing is stored here between requests: send the whole conversation as input",
+    "conversation": "nothing is stored here between requests: send the whole conversation as input",
+    "background": "ask with stream instead, and go on by Last-Event-ID",
+    "prompt": "no prompts are stored here: send instructions and input",
+    "hops": "/v1/chat/completions and /v1/completions tell them",
+}
+
+# Accepted, and not looked at; those of OpenAI's answer are told again.
+IGNORED = BOOKKEEPING | {"reasoning", "max_tool_calls"}
+
+
+class ResponseBody(Body):
+    """What /v1/responses takes."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: Annotated[dict[str, Any] | None, Field(description="format: text, json_object or json_schema.")] = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Annotated[str | None, Field(description="Only disabled.")] = None
+    previous_response_id: Annotated[str | None, Field(description="Refused: nothing is stored.")] = None
+    background: Annotated[bool | None, Field(description="Refused.")] = None
+    store: Annotated[bool | None, Field(description="May GET /v1/responses/ID give it while it is remembered?")] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="Told again.")] = None
+    reasoning: Annotated[dict[str, Any] | None, Field(description="Told again, and not looked at.")] = None
+    seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
+    stop: Annotated[str | list[str] | None, Field(description="Swarm's own here.")] = None
+    presence_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
+    frequency_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
+
+
+def ask_of(body: ResponseBody, served: Served) -> Ask:
+    """What is wanted. Raises Problem."""
+    _refuse(body)
+    served.check_name(body.model)
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    grammar = response_grammar(_format_of(body), "text.format")
+    if grammar is not None and tools.choice in ("required", "named"):
+        raise wrong("text.format", "can't be kept where a tool must be called")
+    params = sampling(
+        body,
+        {
+            "max_tokens": length_of(body.max_output_tokens, field="max_output_tokens"),
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "top_p": body.top_p,
+            "seed": body.seed,
+            "stop": stops(body.stop),
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+            "logprobs": (body.top_logprobs or 0) if _wants_logprobs(body) else None,
+            "grammar": grammar,
+        },
+    )
+    messages = messages_of(body.input)
+    if body.instructions:
+        messages = ({"role": "system", "content": body.instructions}, *messages)
+    return Ask(
+        params=params,
+        messages=messages,
+        tools=tools,
+        template=body.chat_template_kwargs or {},
+        priority=priority_of(body),
+        deadline_s=deadline_of(body),
+    )
+
+
+def _refuse(body: ResponseBody) -> None:
+    for name, instead in REFUSED.items():
+        if getattr(body, name, None) or (body.model_extra or {}).get(name):
+            raise unsupported(name, instead)
+    check_extra(body, IGNORED | REFUSED.keys())
+    check_stream_options(body.stream_options, bool(body.stream))
+    if body.truncation not in (None, "disabled"):
+        raise unsupported("truncation", "only disabled: leave out what is too long yourself")
+    for name in body.include or ():
+        if name not in INCLUDES:
+            raise unsupported("include", f"{name!r} is not known; known are {', '.join(sorted(INCLUDES))}")
+
+
+def _format_of(body: ResponseBody) -> Mapping[str, Any] | None:
+    for name, value in (body.text or {}).items():
+        if name not in ("format", "verbosity") and value is not None:
+            raise unsupported(f"text.{name}")
+    given = (body.text or {}).get("format")
+    if given is not None and not isinstance(given, dict):
+        raise wrong("text.format", "must be an object with a type")
+    return given
+
+
+def _wants_logprobs(body: ResponseBody) -> bool:
+    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+
+
+def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
+    """What is needed to write the answer. Raises Problem for what can't be told again."""
+    told = _told(body, ask)
+    for name, value in told.items():
+        as_json(value, name)
+    return Memo(
+        "responses",
+        created,
+        tools=noted(ask.tools),
+        parallel=ask.tools.parallel,
+        logprobs=ask.params.logprobs is not None,
+        told=told,
+    )
+
+
+def _told(body: ResponseBody, ask: Ask) -> Json:
+    """The fields of the answer that say again what was asked."""
+    extra, reasoning, params = body.model_extra or {}, body.reasoning or {}, ask.params
+    return {
+        "background": False,
+        "frequency_penalty": params.frequency_penalty,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": extra.get("max_tool_calls"),
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": ask.tools.parallel,
+        "presence_penalty": params.presence_penalty,
+        "previous_response_id": None,
+        "prompt_cache_key": extra.get("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "safety_identifier": extra.get("safety_identifier"),
+        "service_tier": "default",
+        "store": bool(body.store),
+        "temperature": params.temperature,
+        "text": {"format": _format_of(body) or {"type": "text"}, "verbosity": (body.text or {}).get("verbosity")},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": extra.get("user"),
+    }
+
+
+def _tool(given: Json) -> Json:
+    """A tool with all fields that OpenAI's answers have."""
+    if given.get("type") == "custom":
+        return {"format": {"type": "text"}, **given}
+    return {"description": None, "parameters": None, "strict": False, **given}
+
+
+def may_be_fetched(memo: Memo) -> bool:
+    """Did whoever asked want it to be found again as a whole?"""
+    return memo.api == "responses" and bool(memo.told.get("store"))

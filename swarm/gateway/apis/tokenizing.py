@@ -1,0 +1,105 @@
+"""/tokenize and /detokenize, in the forms of vLLM's and of llama.cpp's servers. Pure but for the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swarm.gateway.apis.bodies import check_extra
+from swarm.gateway.apis.chat import length_of, tool_use
+from swarm.gateway.apis.writer import Json
+from swarm.gateway.ask import Ask
+from swarm.gateway.desk.served import Served
+from swarm.gateway.errors import Problem, wrong
+from swarm.params import SamplingParams
+
+MAX_TOKENS = 1_000_000  # of a text that is asked for
+
+
+class TokenizeBody(BaseModel):
+    """One of ``prompt`` (vLLM's), ``content`` (llama.cpp's) and ``messages``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: Annotated[bool | None, Field(description="With prompt; true unless given.")] = None
+    add_special: Annotated[bool | None, Field(description="With content; false unless given.")] = None
+    return_token_strs: Annotated[bool | None, Field(description="Tokens as texts too, as token_strs.")] = None
+    with_pieces: Annotated[bool | None, Field(description="Tokens as objects with id and piece.")] = None
+
+
+class DetokenizeBody(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+def ask_of(body: TokenizeBody, served: Served) -> Ask | None:
+    """The conversation whose prompt is to be made; None if a text was given. Raises Problem."""
+    check_extra(body, ("parse_special",) if (body.model_extra or {}).get("parse_special") is not False else ())
+    served.check_name(body.model)
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise wrong("prompt", "give one of prompt, content and messages")
+    if body.messages is None:
+        return None
+    template = dict(body.chat_template_kwargs or {})
+    if body.add_generation_prompt is not None:
+        template["add_generation_prompt"] = body.add_generation_prompt
+    tools = tool_use(body.tools, None, None)
+    params = SamplingParams(max_tokens=length_of(None))
+    return Ask(params=params, messages=tuple(body.messages), tools=tools, template=template)
+
+
+def ids_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
+    """The tokens of a text. Raises Problem, and ClientError for what is no text."""
+    model = served.needs_text("it has no tokens")
+    text = body.prompt if body.prompt is not None else body.content
+    if not text:
+        return ()
+    special = body.add_special_tokens is not False if body.content is None else bool(body.add_special)
+    return model.encode(text, add_special_tokens=special)
+
+
+def tokenized(body: TokenizeBody, ids: Sequence[int], served: Served) -> Json:
+    tokens: list[Any] = [_piece(token, served) for token in ids] if body.with_pieces else list(ids)
+    result: Json = {"count": len(ids), "max_model_len": served.manifest.context, "tokens": tokens}
+    if body.return_token_strs:
+        model = served.needs_text("it has no tokens")
+        result["token_strs"] = [model.tokenizer.id_to_token(token) for token in ids]
+    return result
+
+
+def _piece(token: int, served: Served) -> Json:
+    """A part of a character is told as bytes."""
+    content = served.token_bytes(token)
+    try:
+        return {"id": token, "piece": content.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(content)}
+
+
+def detokenized(body: DetokenizeBody, served: Served) -> Json:
+    """The text of the tokens, special ones with it. Raises Problem."""
+    check_extra(body, ())
+    served.check_name(body.model)
+    if len(body.tokens) > MAX_TOKENS:
+        raise wrong("tokens", f"at most {MAX_TOKENS}, not {len(body.tokens)}")
+    vocabulary = served.manifest.vocab_size
+    for token in body.tokens:
+        if token >= vocabulary:
+            raise Problem(400, f"tokens: {token} is not in the vocabulary of {vocabulary}", param="tokens")
+    model = served.needs_text("there is no text for tokens")
+    text = str(model.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    return {"prompt": text, "content": text}

@@ -1,0 +1,62 @@
+"""OpenAI's /v1/responses."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from swarm.gateway.apis import responses
+from swarm.gateway.apis.response_writer import ResponseWriter
+from swarm.gateway.errors import Problem
+from swarm.gateway.http.counter import Job
+from swarm.gateway.http.state import counter_of, desk_of, owner_of
+
+PREFIX = "resp_"
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def respond(request: Request, body: responses.ResponseBody) -> Response:
+    """Answer a conversation of items."""
+    if last := request.headers.get("last-event-id"):
+        return await counter_of(request).resume(last, owner_of(request))
+    served = await desk_of(request).served()
+    ask = responses.ask_of(body, served)
+    memo, request_id = responses.memo_of(body, ask, int(time.time())), secrets.token_hex(16)
+    job = Job(request_id, [ask], memo, ResponseWriter(memo, served, request_id), bool(body.stream))
+    return await counter_of(request).serve(request, served, owner_of(request), job)
+
+
+@router.get("/v1/responses/{response_id}")
+async def fetch(
+    request: Request,
+    response_id: str,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=10**8)] = None,
+) -> Response:
+    """Read an answer again while the swarm remembers it: whole, if it was asked for with ``store``, or as a stream
+    behind the event of this ``sequence_number``."""
+    request_id, owner = response_id.removeprefix(PREFIX), owner_of(request)
+    if stream:
+        seen = 0 if starting_after is None else starting_after + 1
+        return await counter_of(request).resume(f"{request_id}:{seen}.0", owner)
+    return await counter_of(request).again(request, request_id, owner, responses.may_be_fetched)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str) -> Response:
+    """Refuse: the swarm forgets answers by itself."""
+    text = f"{response_id[:80]!r} can't be deleted: answers are forgotten by themselves soon after their end"
+    raise Problem(400, text, code="unsupported")
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(response_id: str) -> Response:
+    """Refuse: no answer runs without a reader."""
+    text = f"{response_id[:80]!r} does not run in the background: hang up, and it is cancelled"
+    raise Problem(400, text, code="unsupported")

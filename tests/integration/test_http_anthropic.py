@@ -1,0 +1,146 @@
+"""Anthropic's /v1/messages of real processes, as its client and agents speak to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.faults.zygote import Zygote
+from tests.integration.http_swarm import http_swarm
+
+anthropic = pytest.importorskip("anthropic", reason="Anthropic's client is not installed")
+
+Json = dict[str, Any]
+MODEL = "village"
+
+
+@pytest.fixture(scope="module")
+def url(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with http_swarm(tmp_path_factory.mktemp("logs"), zygote) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60.0) as client:
+        yield client
+
+
+def asked(**fields: Any) -> Json:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6, **fields}
+
+
+def test_an_answer(client: Any) -> None:
+    """Whole and streamed say the same; the input's tokens are told at the beginning of a stream already."""
+    whole = client.messages.create(**asked(), extra_body={"top_k": 1})
+    assert (whole.stop_reason, whole.usage.output_tokens) == ("max_tokens", 6)
+    with client.messages.stream(**asked(), extra_body={"top_k": 1}) as stream:
+        start = next(event for event in stream if event.type == "message_start")
+        final = stream.get_final_message()
+    assert start.message.usage.input_tokens == whole.usage.input_tokens
+    assert final.content[0].text == whole.content[0].text
+    assert final.stop_reason == "max_tokens"
+
+
+def test_a_stop_sequence_is_told(client: Any) -> None:
+    """Which it was, whole and streamed; it is no part of the text."""
+    text = client.messages.create(**asked(max_tokens=12), extra_body={"top_k": 1}).content[0].text
+    stop = text[4:7]
+    fields = asked(max_tokens=12, stop_sequences=["never said", stop])
+    whole = client.messages.create(**fields, extra_body={"top_k": 1})
+    assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", stop)
+    assert "".join(block.text for block in whole.content) == text[: text.index(stop)]
+    with client.messages.stream(**fields, extra_body={"top_k": 1}) as stream:
+        assert stream.get_final_message().stop_sequence == stop
+
+
+def test_counting(client: Any) -> None:
+    """As many as the answer says that there were."""
+    fields = {"messages": [{"role": "user", "content": "Hello"}], "system": "Be kind."}
+    counted = client.messages.count_tokens(model=MODEL, **fields).input_tokens
+    assert counted == client.messages.create(**asked(**fields)).usage.input_tokens
+
+
+def test_errors(client: Any) -> None:
+    """They have Anthropic's form, and name what is wrong."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    with pytest.raises(anthropic.BadRequestError, match="image") as caught:
+        client.messages.create(**asked(messages=[{"role": "user", "content": [image]}]))
+    assert caught.value.body["type"] == "error"
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**asked(model="claude-x"))
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.post("/v1/messages", cast_to=object, body={"model": MODEL, "messages": []})
+    with pytest.raises(anthropic.BadRequestError, match="web_search"):
+        client.messages.create(**asked(tools=[{"type": "web_search_20250305", "name": "web_search"}]))
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+CLAUDE_CODE: Json = {
+    "model": MODEL,
+    "max_tokens": 8,
+    "system": [
+        {"type": "text", "text": "You are a coding agent.", **MARK},
+        {"type": "text", "text": "Answer in a line.", **MARK},
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "<system-reminder>x</system-reminder>"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Let me see.", "signature": "s"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "Tool1", "input": {"path": "a.py"}},
+                {"type": "tool_use", "id": "toolu_2", "name": "Tool2", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "1: x"},
+                {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": [], **MARK},
+                {"type": "text", "text": "Hello!", **MARK},
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "name": f"Tool{number}",
+            "description": "Does it.",
+            "input_schema": {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "type": "object",
+                "properties": {"path": {"type": "string"}},
+                "required": ["path"],
+                "additionalProperties": False,
+            },
+        }
+        for number in range(16)
+    ],
+    "metadata": {"user_id": "user_1_account__session_2"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "temperature": 1,
+    "stream": True,
+}
+HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219", "x-api-key": "none"}
+
+
+async def test_a_session_of_claude_code(url: str) -> None:
+    """Its request as it is sent: the events come in order, and each is named after its type."""
+    async with (
+        aiohttp.ClientSession(headers=HEADERS) as session,
+        session.post(url + "/v1/messages?beta=true", json=CLAUDE_CODE) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        text = await answer.text()
+    events = [dict(line.split(": ", 1) for line in each.splitlines()) for each in text.strip().split("\n\n")]
+    events = [event for event in events if "data" in event]
+    kinds = [event["event"] for event in events]
+    assert kinds == [json.loads(event["data"])["type"] for event in events]
+    assert (kinds[0], kinds[-2], kinds[-1]) == ("message_start", "message_delta", "message_stop")
+    assert json.loads(events[0]["data"])["message"]["usage"]["input_tokens"] > 10

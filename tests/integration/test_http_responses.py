@@ -1,0 +1,194 @@
+"""/v1/responses of real processes, as OpenAI's client and agents speak to it; /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tests.faults.zygote import Zygote
+from tests.integration.http_swarm import http_swarm
+
+Json = dict[str, Any]
+MODEL = "village"
+
+
+@pytest.fixture(scope="module")
+def url(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with http_swarm(tmp_path_factory.mktemp("logs"), zygote) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60.0) as client:
+        yield client
+
+
+def test_an_answer(client: OpenAI) -> None:
+    """Whole and streamed, the same seed says the same; the stream's last event is the whole."""
+    asked: Json = {"model": MODEL, "input": "Hello", "max_output_tokens": 6, "temperature": 0}
+    whole = client.responses.create(**asked, extra_body={"seed": 1})
+    assert whole.usage is not None
+    assert (whole.status, whole.usage.output_tokens) == ("incomplete", 6)
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    events = list(client.responses.create(**asked, extra_body={"seed": 1}, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert len(deltas) > 1
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage == whole.usage
+
+
+def test_the_clients_stream_helper(client: OpenAI) -> None:
+    """It puts the events together and checks that they fit."""
+    with client.responses.stream(model=MODEL, input="Hello", max_output_tokens=4) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds[0] == "response.created"
+    assert kinds.count("response.output_item.done") == 1
+
+
+def test_log_probabilities(client: OpenAI) -> None:
+    """One entry for each token, with the alternatives."""
+    answer = client.responses.create(
+        model=MODEL,
+        input="Hello",
+        max_output_tokens=3,
+        top_logprobs=2,
+        include=["message.output_text.logprobs"],
+    )
+    (item,) = answer.output
+    assert item.type == "message"
+    (content,) = item.content
+    assert content.type == "output_text"
+    assert content.logprobs is not None
+    assert [len(entry.top_logprobs) for entry in content.logprobs] == [2, 2, 2]
+
+
+def test_errors(client: OpenAI) -> None:
+    """They name the field, and are of the client's own classes."""
+    with pytest.raises(BadRequestError, match="previous_response_id") as caught:
+        client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(BadRequestError, match="web_search"):
+        client.responses.create(model=MODEL, input="x", tools=[{"type": "web_search"}])
+    with pytest.raises(NotFoundError):
+        client.responses.create(model="gpt-9", input="x")
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="word " * 5000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve("resp_" + "0" * 32)
+
+
+def test_an_answer_is_found_again_if_it_was_to_be_stored(client: OpenAI) -> None:
+    """As a whole, and as a stream behind any event; one that was not to be stored is not given whole."""
+    kept = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4, store=True)
+    assert client.responses.retrieve(kept.id) == kept
+    events = list(client.responses.retrieve(kept.id, stream=True))
+    behind = list(client.responses.retrieve(kept.id, stream=True, starting_after=3))
+    assert behind == events[4:]
+    lost = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4, store=False)
+    with pytest.raises(NotFoundError, match="store"):
+        client.responses.retrieve(lost.id)
+    with pytest.raises(BadRequestError, match="background"):
+        client.responses.cancel(kept.id)
+
+
+CODEX: Json = {
+    "model": MODEL,
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox: read-only."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix the bug."}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+        {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "main.py"},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch", "call_id": "call_2"},
+        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "Done"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Fixed."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello!"}]},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "name": "shell",
+            "description": "Runs.",
+            "strict": False,
+            "parameters": {"type": "object"},
+        },
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Edits.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /.+/'},
+        },
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0198",
+    "client_metadata": {"x-codex-installation-id": "1"},
+    "max_output_tokens": 5,
+}
+
+
+async def test_a_session_of_codex(url: str) -> None:
+    """Its request as it is sent; each event is named after its type, and the stream ends by a last one."""
+    async with aiohttp.ClientSession() as session, session.post(url + "/v1/responses", json=CODEX) as answer:
+        assert answer.status == 200, await answer.text()
+        text = await answer.text()
+    events = [dict(line.split(": ", 1) for line in each.splitlines()) for each in text.strip().split("\n\n")]
+    events = [event for event in events if "data" in event]
+    bodies = [json.loads(event["data"]) for event in events]
+    assert [event["event"] for event in events] == [body["type"] for body in bodies]
+    assert bodies[-1]["type"] in ("response.completed", "response.incomplete")
+    assert bodies[-1]["response"]["prompt_cache_key"] == "0198"
+    assert bodies[-1]["response"]["tools"][1]["format"] == CODEX["tools"][1]["format"]
+
+
+async def test_a_stream_goes_on_by_the_id_of_its_last_event(url: str) -> None:
+    """From any event, the rest comes, with the same ids and numbers."""
+    asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "stream": True}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url + "/v1/responses", json=asked) as answer:
+            whole = (await answer.text()).split("\n\n")
+        for number, event in enumerate(whole[:-1]):
+            last = {"Last-Event-ID": event.split("\n")[0].removeprefix("id: ")}
+            async with session.post(url + "/v1/responses", json=asked, headers=last) as answer:
+                assert (await answer.text()).split("\n\n") == whole[number + 1 :]
+
+
+async def test_tokens(url: str) -> None:
+    """Texts, conversations, and back; in both servers' forms."""
+
+    async def post(path: str, **body: Any) -> Json:
+        async with session.post(url + path, json=body) as answer:
+            found: Json = await answer.json()
+            return found | {"status": answer.status}
+
+    async with aiohttp.ClientSession() as session:
+        bare = await post("/tokenize", content="Hello wörld")
+        full = await post("/tokenize", prompt="Hello wörld", return_token_strs=True)
+        assert full["tokens"][1:] == bare["tokens"]
+        assert (full["count"], len(full["token_strs"])) == (len(full["tokens"]),) * 2
+        back = await post("/detokenize", tokens=bare["tokens"])
+        assert back["prompt"] == back["content"] == "Hello wörld"
+        pieces = (await post("/tokenize", content="ö", with_pieces=True))["tokens"]
+        content = b"".join(bytes(p) if isinstance(p, list) else p.encode() for p in (each["piece"] for each in pieces))
+        assert content.decode() == "ö"
+        chat = await post("/tokenize", messages=[{"role": "user", "content": "Hello"}])
+        assert chat["count"] > (await post("/tokenize", content="Hello"))["count"]
+        for body in ({}, {"content": "x", "prompt": "x"}, {"content": "x", "frobnicate": 1}):
+            assert (await post("/tokenize", **body))["status"] == 400
+        assert (await post("/detokenize", tokens=[10**6]))["status"] == 400

@@ -1,0 +1,221 @@
+"""/v1/messages: from bodies to asks, from parts to blocks and events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.gateway.answer import End, Part
+from swarm.gateway.apis.anthropic import CountBody, MessageBody, ask_of, count_of, memo_of
+from swarm.gateway.apis.anthropic_writer import MessageWriter
+from swarm.gateway.ask import Ask
+from swarm.gateway.errors import Problem
+from swarm.gateway.memo import Memo
+from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed
+
+TOY = served()
+READ = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}, "cache_control": {"type": "x"}}
+USER = {"role": "user", "content": "Hi"}
+
+
+def body(**fields: Any) -> MessageBody:
+    return MessageBody.model_validate({"model": "toy", "max_tokens": 9, "messages": [USER], **fields})
+
+
+def asked(**fields: Any) -> Ask:
+    return ask_of(body(**fields), TOY)
+
+
+def writer(**fields: Any) -> MessageWriter:
+    made = body(**fields)
+    memo = Memo.read(memo_of(made, ask_of(made, TOY), 77).text())
+    assert memo is not None
+    return MessageWriter(memo, TOY, "r1")
+
+
+# --- bodies
+
+
+def test_a_history_of_an_agent() -> None:
+    """System blocks, thoughts, calls and their results; results stand before what the user says with them."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "A"}]}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Fix", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "I read."}, use]},
+        {"role": "user", "content": [{"type": "text", "text": "Quick"}, result]},
+    ]
+    system = [{"type": "text", "text": "One", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "Two"}]
+    function = {"name": "Read", "arguments": '{"path":"a"}'}
+    assert asked(system=system, messages=messages).messages == (
+        {"role": "system", "content": "One\nTwo"},
+        {"role": "user", "content": "Fix"},
+        {
+            "role": "assistant",
+            "content": "I read.",
+            "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "A"},
+        {"role": "user", "content": "Quick"},
+    )
+
+
+def test_bookkeeping_is_accepted() -> None:
+    """What Claude Code and others send that changes nothing here."""
+    ask = asked(
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        context_management={"edits": []},
+        output_config={"effort": "high"},
+    )
+    assert ask == asked()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"frobnicate": 1}, "frobnicate"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [READ], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
+        ({"messages": [USER, {"role": "assistant", "content": "It is"}]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"system": [{"type": "image"}]}, "system[0].type"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
+    with pytest.raises(Problem) as caught:
+        asked(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param in caught.value.message
+    assert caught.value.anthropic()["error"]["type"] == "invalid_request_error"
+
+
+def test_fields_of_sampling() -> None:
+    params = asked(stop_sequences=["END"], temperature=0.3, top_p=0.9, top_k=5).params
+    assert (params.max_tokens, params.stop, params.temperature, params.top_p, params.top_k) == (
+        9,
+        ("END",),
+        0.3,
+        0.9,
+        5,
+    )
+    assert asked().params.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, ("auto", "", True)),
+        ({"type": "any", "disable_parallel_tool_use": True}, ("required", "", False)),
+        ({"type": "tool", "name": "Read"}, ("named", "Read", True)),
+        ({"type": "none"}, ("none", "", True)),
+    ],
+)
+def test_choices_of_tools(choice: Json, expected: tuple[str, str, bool]) -> None:
+    use = asked(tools=[{**READ, "type": "custom"}], tool_choice=choice).tools
+    assert (use.choice, use.named, use.parallel) == expected
+    assert use.tools[0].parameters == {"type": "object"}
+
+
+def test_what_is_counted_is_what_would_be_asked() -> None:
+    """The same messages and tools."""
+    fields: Json = {"model": "toy", "messages": [USER], "system": "Be kind.", "tools": [READ]}
+    counted = count_of(CountBody.model_validate(fields), TOY)
+    ask = asked(**fields)
+    assert (counted.messages, counted.tools) == (ask.messages, ask.tools)
+
+
+# --- answers
+
+
+def test_a_text_as_events() -> None:
+    events = streamed(writer(), [*said("Hel", "lo"), STOPPED])
+    assert [event["type"] for event in events] == [
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    start = events[0]["message"]
+    assert (start["usage"]["input_tokens"], start["stop_reason"], start["content"]) == (11, None, [])
+    assert events[3]["delta"] == {"type": "text_delta", "text": "Hel"}
+    assert events[6]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[6]["usage"] == {
+        "input_tokens": 8,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 3,
+        "output_tokens": 5,
+    }
+
+
+def test_a_call_as_events() -> None:
+    """Blocks follow one another; a call's input comes as pieces of JSON."""
+    parts = [*said("I read."), *call(0, "Read", '{"pa', 'th":1}'), *call(1, "Read", "{}"), CALLED]
+    events = streamed(writer(tools=[READ]), parts)
+    told = [(e["type"], e["index"]) for e in events if "index" in e]
+    assert told == [
+        ("content_block_start", 0),
+        ("content_block_delta", 0),
+        ("content_block_stop", 0),
+        ("content_block_start", 1),
+        ("content_block_delta", 1),
+        ("content_block_delta", 1),
+        ("content_block_stop", 1),
+        ("content_block_start", 2),
+        ("content_block_delta", 2),
+        ("content_block_stop", 2),
+    ]
+    assert events[5]["content_block"] == {"type": "tool_use", "id": "toolu_0", "name": "Read", "input": {}}
+    assert events[6]["delta"] == {"type": "input_json_delta", "partial_json": '{"pa'}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_an_answer_as_a_whole() -> None:
+    whole = writer(tools=[READ]).whole([*said("I ", "read."), *call(0, "Read", '{"path"', ":1}"), CALLED], COUNTS)
+    assert whole["content"] == [
+        {"type": "text", "text": "I read."},
+        {"type": "tool_use", "id": "toolu_0", "name": "Read", "input": {"path": 1}},
+    ]
+    assert (whole["id"], whole["type"], whole["role"], whole["model"]) == ("msg_r1", "message", "assistant", "toy")
+    assert whole["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (STOPPED, ("end_turn", None)),
+        (CUT, ("max_tokens", None)),
+        (End(0, "stop", 5, "END"), ("stop_sequence", "END")),
+    ],
+)
+def test_why_it_ended(end: Part, expected: tuple[str, str | None]) -> None:
+    whole = writer().whole([*said("x"), end], COUNTS)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == expected
+
+
+def test_a_call_that_was_cut_off_has_no_input() -> None:
+    """Half of an object is none; the stop reason says why."""
+    whole = writer(tools=[READ]).whole([*call(0, "Read", '{"pa'), CUT], COUNTS)
+    assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
+
+
+def test_a_failure_is_told_in_the_stream() -> None:
+    (event,) = writer().failed(Problem(503, "gone"))
+    assert event.event == "error"
+    assert event.data == b'{"type":"error","error":{"type":"overloaded_error","message":"gone"}}'
