@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
+from pydantic import BaseModel, ConfigDict
 
 from tests.faults.zygote import Zygote
 from tests.integration.http_swarm import http_swarm
@@ -192,3 +193,39 @@ async def test_tokens(url: str) -> None:
         for body in ({}, {"content": "x", "prompt": "x"}, {"content": "x", "frobnicate": 1}):
             assert (await post("/tokenize", **body))["status"] == 400
         assert (await post("/detokenize", tokens=[10**6]))["status"] == 400
+
+
+def test_a_form_is_kept_and_a_tool_called(client: OpenAI) -> None:
+    """By a real model: what is parsed has the type that was asked for, streamed or not."""
+
+    class Cat(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        room: Literal["kitchen", "garden"]
+        black: bool
+
+    parsed = client.responses.parse(model=MODEL, input="Where is the cat?", text_format=Cat, max_output_tokens=80)
+    assert isinstance(parsed.output_parsed, Cat)
+
+    weather: Any = {
+        "type": "function",
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    }
+    arguments, whole = "", ""
+    for event in client.responses.create(
+        model=MODEL, input="Hello", tools=[weather], tool_choice="required", parallel_tool_calls=False,
+        max_output_tokens=80, stream=True,
+    ):  # fmt: skip
+        if event.type == "response.function_call_arguments.delta":
+            arguments += event.delta
+        elif event.type == "response.function_call_arguments.done":
+            whole = event.arguments
+    assert arguments == whole
+    assert json.loads(whole)["city"] in ("Rome", "Oslo")
