@@ -36,9 +36,9 @@ WRITERS: dict[str, MakeWriter] = {
 }
 
 _ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, 504)
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": "An error object.", "model": shapes.Error} for status in _ERRORS
-}
+Answers = dict[int | str, dict[str, Any]]
+ERRORS: Answers = {status: {"description": "An error object.", "model": shapes.Error} for status in _ERRORS}
+MESSAGE_ERRORS: Answers = {status: {**told, "model": shapes.MessageError} for status, told in ERRORS.items()}
 
 
 def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
@@ -58,8 +58,9 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
     app.state.desk, app.state.counter, app.state.created = desk, Counter(desk, WRITERS, accounts), int(time.time())
     app.state.numbers = accounts.numbers
     app.state.more_models = []  # other servers', by name
-    for each in (router, responses.router, messages.router, tokenizing.router):
+    for each in (router, responses.router, tokenizing.router):
         app.include_router(each, responses=ERRORS)
+    app.include_router(messages.router, responses=MESSAGE_ERRORS)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

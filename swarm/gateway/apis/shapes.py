@@ -146,3 +146,17 @@ def answer(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 def answer_or_stream(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """What a route documents that answers in this shape, or with a stream of events."""
     return {200: {"model": shape, "content": EVENTS}}
+
+
+class MessageErrorObject(BaseModel):
+    """What is wrong, in Anthropic's form."""
+
+    type: str
+    message: str
+
+
+class MessageError(BaseModel):
+    """Anthropic's error."""
+
+    type: Literal["error"]
+    error: MessageErrorObject
