@@ -13,6 +13,7 @@
         ├── Overloaded         the queue is full; ``retry_after_s`` says when to come back
         ├── Unavailable        no broker answers, or it went away and did not come back
         ├── RequestFailed      the swarm accepted the request and could not finish it
+        │   └── DeadlinePassed  its ``deadline_s`` passed, or could not be kept any more
         ├── RequestCancelled   somebody cancelled it
         ├── ReadElsewhere      another client reads the request now; it goes on
         └── RequestTimeout     the caller's own time limit passed
@@ -98,6 +99,12 @@ class Unavailable(ClientError):
 
 class RequestFailed(ClientError):
     """An accepted request ended without success; the text says why."""
+
+
+class DeadlinePassed(RequestFailed):
+    """The request's ``deadline_s`` passed, or could not be kept any more."""
+
+    hint_status = 504
 
 
 class RequestCancelled(ClientError):

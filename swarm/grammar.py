@@ -69,7 +69,7 @@ def compiled(
     try:
         thread = _deep_thread(work)
     except (RuntimeError, MemoryError) as error:
-        raise refusal(grammar, f"there is no memory for compiling it: {error}") from None
+        raise _not_now(grammar, f"there is no memory for compiling it: {error}") from None
     for _ in range(max(1, round(patience_s / _LOOK_S))):
         thread.join(min(_LOOK_S, patience_s))
         if not thread.is_alive():
@@ -78,15 +78,23 @@ def compiled(
     if not found and not thread.is_alive():
         raise refusal(grammar, "the compiler broke down over it")
     if not found:
-        raise refusal(grammar, f"it is not compiled after {patience_s:g} s: make it smaller")
+        raise _not_now(grammar, f"it is not compiled after {patience_s:g} s: make it smaller")
     if isinstance(found[0], InvalidRequest):
         raise found[0]
     return found[0]
 
 
+class NotNow(InvalidRequest):
+    """A grammar could not be compiled as things are, which says nothing about it."""
+
+
 def refusal(grammar: Grammar, why: str) -> InvalidRequest:
     """Say why a grammar can't be used, in one line that names its kind."""
     return InvalidRequest(f"grammar ({grammar.kind}): {' '.join(why.split())[:600]}", code="grammar")
+
+
+def _not_now(grammar: Grammar, why: str) -> NotNow:
+    return NotNow(str(refusal(grammar, why)), code="grammar")
 
 
 def trouble(matcher: LLMatcher) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from swarm.client.events import Deliver
 from swarm.errors import (
     ClientError,
+    DeadlinePassed,
     InvalidRequest,
     Overloaded,
     ReadElsewhere,
@@ -15,7 +16,7 @@ from swarm.errors import (
     RequestFailed,
     Unavailable,
 )
-from swarm.wire.messages import Ack, Attach, Finished, Rejected, Stop, Submit, Tokens
+from swarm.wire.messages import TOO_LATE, TOO_SHORT, Ack, Attach, Finished, Rejected, Stop, Submit, Tokens
 
 ACK_EVERY = 32  # tokens; a small part of the broker's window, so that it never closes on a caller who keeps up
 MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
@@ -165,6 +166,8 @@ def ended_badly(message: Finished) -> ClientError:
     """Make the error of a request that failed or was cancelled."""
     if message.reason == "cancelled":
         return RequestCancelled(message.detail or "the request was cancelled")
+    if message.detail in (TOO_LATE, TOO_SHORT):
+        return DeadlinePassed(message.detail)
     return RequestFailed(message.detail or "the swarm could not finish the request")
 
 

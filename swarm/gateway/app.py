@@ -19,7 +19,7 @@ from swarm.gateway.apis.models import model_of
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.errors import Problem
-from swarm.gateway.http.accounts import Accounts
+from swarm.gateway.http.accounts import Accounts, api_of
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import counter_of, desk_of, owner_of
@@ -71,12 +71,14 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", responses=shapes.answer(shapes.StateShape))
 async def health() -> Response:
     """The gateway is alive."""
     return JsonResponse({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=shapes.answer(shapes.StateShape))
 async def ready(request: Request) -> Response:
     """A plan serves."""
@@ -98,18 +100,22 @@ async def metrics(request: Request) -> Response:
 async def models(request: Request) -> Response:
     served = await desk_of(request).served()
     created = request.app.state.created
-    others = [
-        {"id": name, "object": "model", "created": created, "owned_by": "upstream"}
-        for name in request.app.state.more_models
-    ]
+    others = [_other(name, created) for name in request.app.state.more_models]
     return JsonResponse({"object": "list", "data": [model_of(served, created), *others]})
 
 
 @router.get("/v1/models/{name:path}", responses=shapes.answer(shapes.ModelShape))
 async def model(request: Request, name: str) -> Response:
+    if name in request.app.state.more_models:
+        return JsonResponse(_other(name, request.app.state.created))
     served = await desk_of(request).served()
     served.check_name(name)
     return JsonResponse(model_of(served, request.app.state.created))
+
+
+def _other(name: str, created: int) -> dict[str, Any]:
+    """A model of another server."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "upstream"}
 
 
 @router.post("/v1/chat/completions", responses=shapes.answer_or_stream(shapes.ChatShape))
@@ -152,7 +158,7 @@ def is_anthropic(request: Request) -> bool:
 def refuse(request: Request, problem: Problem) -> Response:
     """The answer in the words of the API that was asked."""
     numbers: HttpNumbers = request.app.state.numbers
-    numbers.refused(request.url.path.rpartition("/")[2] if problem.status != 404 else "none", problem.status)
+    numbers.refused(api_of(request.url.path), problem.status)
     body = problem.anthropic() if is_anthropic(request) else problem.openai()
     return JsonResponse(body, status_code=problem.status, headers=problem.headers)
 

@@ -17,7 +17,7 @@ from swarm.broker.requests.answers import summary
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.gone import Gone
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
-from swarm.wire.messages import FinishReason
+from swarm.wire.messages import TOO_LATE, TOO_SHORT, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,7 @@ class Ends:
     def too_late(self, sequence: Sequence, now: float) -> None:
         """Its turn has come (again), but even the quickest steps would not finish it by its deadline."""
         self._state.count("sequences_too_late")
-        detail = "the deadline can't be kept any more, even by the quickest steps: allow more time, or ask for less"
-        self.end_all(sequence.request, "failed", detail, now)
+        self.end_all(sequence.request, "failed", TOO_SHORT, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class Ends:
     def _look_at(self, request: Request, now: float) -> None:
         if not request.ended and request.deadline_at is not None and now >= request.deadline_at:
             self._state.count("sequences_too_late")
-            self.end_all(request, "failed", "the deadline passed before the request was finished", now)
+            self.end_all(request, "failed", TOO_LATE, now)
         if not request.ended and self._is_abandoned(request, now):
             self.end_all(request, "cancelled", "the client went away and did not come back", now)
         if request.ended and self._is_old(request, now):

@@ -11,7 +11,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from swarm.errors import InvalidRequest
-from swarm.grammar import compiled, refusal, vocabulary
+from swarm.grammar import NotNow, compiled, refusal, vocabulary
 from swarm.params import SamplingParams
 
 MOST_GRAMMARS = 256  # whose verdicts are remembered
@@ -44,6 +44,8 @@ class GrammarChecker:
             if len(self._verdicts) > MOST_GRAMMARS:
                 self._verdicts.popitem(last=False)
             verdict = self._verdicts[grammar]
+            if isinstance(verdict, NotNow):
+                del self._verdicts[grammar]  # another time it may be compiled
         if verdict is not None:
             raise InvalidRequest(str(verdict), verdict.code)
 

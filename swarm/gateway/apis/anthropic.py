@@ -47,9 +47,9 @@ class CountBody(Body):
     """What /v1/messages/count_tokens takes."""
 
     model: str
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thoughts come.")] = None
     output_config: Annotated[dict[str, Any] | None, Field(description="format: a json_schema.")] = None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swarm.errors import InvalidRequest
 from swarm.gateway.errors import unsupported, wrong
-from swarm.params import PRIORITIES, Grammar, SamplingParams
+from swarm.params import MAX_SEED, PRIORITIES, Grammar, SamplingParams
 
 # They change nothing of an answer: accepted, and not looked at.
 BOOKKEEPING = frozenset({
@@ -67,6 +67,8 @@ def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
         for name in ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
     }
     given = {name: value for name, value in {**shared, **fields}.items() if value is not None}
+    if isinstance(given.get("seed"), int):
+        given["seed"] &= MAX_SEED  # OpenAI's may be negative
     try:
         params = msgspec.convert(given, SamplingParams)
         check = params if params.max_tokens else msgspec.structs.replace(params, max_tokens=1_000_000)

@@ -50,7 +50,7 @@ class ChatBody(Body):
     """What /v1/chat/completions takes."""
 
     model: str
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: Number | None = None
@@ -66,7 +66,7 @@ class ChatBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     keep_s: KeepSeconds = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from swarm.gateway.answer import Counts, End, Part, Text
 from swarm.gateway.apis.bodies import (
@@ -32,14 +32,17 @@ from swarm.gateway.errors import Problem, unsupported, wrong
 from swarm.gateway.memo import Memo
 
 DEFAULT_LENGTH = 16  # OpenAI's
-MAX_PROMPTS = 256
+MAX_PROMPTS = 256  # and as many answers in all
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}
 
 
 class CompletionBody(Body):
     """What /v1/completions takes."""
 
     model: str
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]  # looked at by hand: a union tells every wrong item
     max_tokens: int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -90,6 +93,9 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
     prompts, keep_s = prompts_of(body.prompt), keep_of(body.keep_s, body.stream)
     if keep_s and len(prompts) > 1:
         raise wrong("keep_s", "is only for a single prompt")
+    prompts = prompts_of(body.prompt)
+    if len(prompts) * params.n > MAX_PROMPTS:
+        raise wrong("n", f"{len(prompts)} prompts with {params.n} answers each: at most {MAX_PROMPTS} answers in all")
     return [
         Ask(
             params=params,
@@ -109,19 +115,23 @@ def _length(given: int | None) -> int:
     return DEFAULT_LENGTH if given is None else given
 
 
-def prompts_of(given: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
+def prompts_of(given: Any) -> list[str | tuple[int, ...]]:
     """One or many, as text or as token ids. Raises Problem."""
-    if isinstance(given, str):
-        prompts: list[Any] = [given]
-    elif given and isinstance(given[0], int):
-        prompts = [tuple(given)]
-    else:
-        prompts = [each if isinstance(each, str) else tuple(each) for each in given]
-    if not prompts or not all(prompts):
+    if given is None or given in ("", []):
         raise wrong("prompt", "is empty")
+    many = isinstance(given, list) and not isinstance(given[0], int)
+    prompts = [_prompt_of(each) for each in (given[: MAX_PROMPTS + 1] if many else [given])]
     if len(prompts) > MAX_PROMPTS:
-        raise wrong("prompt", f"at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+        raise wrong("prompt", f"at most {MAX_PROMPTS} prompts, not {len(given)}")
     return prompts
+
+
+def _prompt_of(given: Any) -> str | tuple[int, ...]:
+    if isinstance(given, str) and given:
+        return given
+    if isinstance(given, list) and given and all(type(each) is int for each in given):
+        return tuple(given)
+    raise wrong("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists; none empty")
 
 
 def memo_of(body: CompletionBody, asks: Sequence[Ask], served: Served, created: int) -> Memo:

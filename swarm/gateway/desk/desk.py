@@ -198,7 +198,11 @@ class Desk:
 
 def size_of(ask: Ask) -> int:
     """How long a prompt is, about: in characters, or in tokens where those were given."""
-    return len(ask.prompt) if ask.messages is None else sum(len(str(message)) for message in ask.messages)
+    if ask.messages is None:
+        return len(ask.prompt)
+    tools = ask.tools.tools if ask.tools.offered else ()
+    told = sum(len(tool.description) + len(str(tool.parameters)) for tool in tools)
+    return told + sum(len(str(message)) for message in ask.messages)
 
 
 def with_grammar(ask: Ask, served: Served) -> Ask:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 
 import msgspec
 from starlette.types import Receive
 
 from swarm.gateway.errors import Problem
+from swarm.wire.messages import MAX_TOKENS
 
 MAX_DEPTH = 100  # the deepest schemas in use have some 20
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
+MAX_ITEMS = 1 << 14  # of a list or an object; token ids apart
 _LONG = 1 << 16  # bytes; longer ones are looked through beside the loop
 
 
@@ -55,20 +54,38 @@ async def check_json(body: bytes) -> None:
 
 def _check(body: bytes) -> None:
     """As the standard says: no NaN, no half of a character, no text that isn't UTF-8; others would stumble later."""
-    if _depth(body) > MAX_DEPTH:
-        raise Problem(400, f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
     try:
-        msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    _measure(decoded)
 
 
-def _depth(body: bytes) -> int:
-    """How deep it is nested; at least as much as it is, where it is no JSON."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return 0  # it can't be
-    deepest = depth = 0
-    for match in _BRACKET.finditer(_STRING.sub(b"", body)):
-        depth += 1 if match[0] in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _measure(decoded: object) -> None:
+    """Raise Problem for what is nested too deep, or so broad that looking at it would take seconds."""
+    level, depth = [decoded], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            raise Problem(400, f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+        level = [inner for each in level for inner in _inner(each)]
+
+
+def _inner(value: object) -> list[object]:
+    """What it holds that may hold more."""
+    if isinstance(value, dict):
+        _bound(len(value), MAX_ITEMS)
+        return [each for each in value.values() if isinstance(each, dict | list)]
+    if isinstance(value, list):
+        inner: list[object] = [each for each in value if isinstance(each, dict | list)]
+        is_ids = not inner and all(type(each) is int for each in value)
+        _bound(len(value), MAX_TOKENS if is_ids else MAX_ITEMS)
+        return inner
+    return []
+
+
+def _bound(number: int, most: int) -> None:
+    if number > most:
+        raise Problem(
+            400, f"a list or object of the body has {number} items, at most {most} are read", code="too_large"
+        )

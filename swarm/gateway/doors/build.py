@@ -32,14 +32,19 @@ class Doors:
         own = settings.gateway
         keys = Watched(keys_file(settings))
         self.needs_keys = keys.ring is not None
+        if own.keys_file is not None and keys.ring is None:
+            raise ConfigError(
+                f"gateway.keys_file is {keys.path}, and there is no such file: make a key with swarmctl keys add, or "
+                "leave the setting out"
+            )
         if not is_loopback(own.host) and (keys.ring is None or not keys.ring.keys):
             raise ConfigError(
                 f"other machines can reach {own.host}, and {keys.path} has no keys yet: make one with swarmctl keys add"
             )
         self.upstreams = Upstreams(self._routes, settings.upstream)
-        guard = Guard(self.upstreams, keys, own)
-        tracer = make_tracer(own.traces, desk.client.trace)
-        accounts = Accounts(HttpNumbers(), guard, tracer)
+        numbers = HttpNumbers()
+        guard = Guard(self.upstreams, keys, own, numbers=numbers)
+        accounts = Accounts(numbers, guard, make_tracer(own.traces, desk.client.trace))
         self._inner: FastAPI = make_app(desk, accounts)
         self._inner.state.more_models = self.upstreams.models
         self.app: ASGIApp = guard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -16,9 +17,12 @@ from swarm.gateway.desk.desk import Owner
 from swarm.gateway.doors.body import HungUp, check_json, read
 from swarm.gateway.doors.limits import Book
 from swarm.gateway.errors import Problem
+from swarm.gateway.http.accounts import api_of
+from swarm.gateway.http.json import REQUEST_ID
 from swarm.keys.file import Watched
 from swarm.keys.keys import Key
 from swarm.log import get_logger
+from swarm.numbers.http import HttpNumbers
 
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings
@@ -32,8 +36,16 @@ log = get_logger(__name__)
 class Guard:
     """One for a gateway. Also its ledger: what answers took is written to their keys."""
 
-    def __init__(self, app: ASGIApp, keys: Watched, settings: GatewaySettings, clock: Callable[[], float] = time.time):
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Watched,
+        settings: GatewaySettings,
+        clock: Callable[[], float] = time.time,
+        numbers: HttpNumbers | None = None,
+    ) -> None:
         self._app, self._keys, self._settings, self._clock = app, keys, settings, clock
+        self._numbers = numbers or HttpNumbers()
         self._book = Book()
         self._looked_at = 0.0
 
@@ -51,6 +63,7 @@ class Guard:
         try:
             await self._let_in(scope, receive, send)
         except Problem as problem:
+            self._numbers.refused(api_of(scope["path"]), problem.status)
             await refuse(scope, send, problem)
         except HungUp:
             return
@@ -186,7 +199,9 @@ async def refuse(scope: Scope, send: Send, problem: Problem) -> None:
     """Answer with an error, in the words of the API that was asked."""
     is_anthropic = scope["path"].startswith("/v1/messages")
     body = msgspec.json.encode(problem.anthropic() if is_anthropic else problem.openai())
-    fields = {"content-type": "application/json", "content-length": str(len(body)), **problem.headers}
+    request_id = secrets.token_hex(16)
+    fields = {"content-type": "application/json", "content-length": str(len(body)), REQUEST_ID: request_id}
+    fields |= problem.headers
     if problem.status == 401:
         fields["www-authenticate"] = "Bearer"
     if problem.status in (408, 413):

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Protocol
 
 from swarm.gateway.answer import Counts
 from swarm.gateway.desk.desk import Owner
 from swarm.numbers.http import HttpNumbers, Watch
 from swarm.numbers.spans import Tracer
+
+APIS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+
+
+def api_of(path: str) -> str:
+    """The API of a route; "other" for whatever clients write."""
+    return next((api for route, api in APIS.items() if path == route or path.startswith(route + "/")), "other")
 
 
 class Ledger(Protocol):
@@ -24,14 +37,17 @@ class Accounts:
         self.numbers, self._ledger, self._tracer = numbers, ledger, tracer
         self._tasks: set[asyncio.Task[None]] = set()  # bounded by the tracer, which asks for few at a time
 
-    def open(self, owner: Owner, api: str, model: str, request_id: str, traceparent: str | None) -> Account:
-        return Account(self, self.numbers.began(api, model), owner, request_id, traceparent)
+    def open(
+        self, owner: Owner, api: str, model: str, request_id: str, traceparent: str | None, *, traced: bool = True
+    ) -> Account:
+        """``traced``: it is a request's first reading, and the trace is told at its end."""
+        return Account(self, self.numbers.began(api, model), owner, request_id, traceparent, traced=traced)
 
     def ended(self, account: Account, outcome: str, counts: Counts) -> None:
         """Write an answer down."""
         if self._ledger is not None:
             self._ledger.ended(account.owner, counts)
-        if self._tracer is not None:
+        if self._tracer is not None and account.traced:
             about: dict[str, str | int | float | bool] = {
                 "swarm.outcome": outcome,
                 "swarm.prompt_tokens": counts.prompt,
@@ -52,16 +68,27 @@ class Accounts:
 class Account:
     """One answer."""
 
-    __slots__ = ("_accounts", "_watch", "owner", "request_id", "tokens", "traceparent")
+    __slots__ = ("_accounts", "_watch", "num_prompt", "owner", "request_id", "tokens", "traced", "traceparent")
 
     def __init__(
-        self, accounts: Accounts, watch: Watch, owner: Owner, request_id: str, traceparent: str | None
+        self,
+        accounts: Accounts,
+        watch: Watch,
+        owner: Owner,
+        request_id: str,
+        traceparent: str | None,
+        *,
+        traced: bool,
     ) -> None:
         self._accounts, self._watch = accounts, watch
         self.tokens = watch.token  # so many more have come
         self.owner, self.request_id, self.traceparent = owner, request_id, traceparent
+        self.traced = traced
+        self.num_prompt = 0  # as soon as it is known
 
     def close(self, outcome: str, counts: Counts) -> None:
         """It is over: "done", "failed", or "left" by its reader."""
+        if not counts.prompt:  # it was left before its first token
+            counts = replace(counts, prompt=self.num_prompt)
         self._watch.ended(outcome, counts.prompt, counts.cached, counts.answer)
         self._accounts.ended(self, outcome, counts)

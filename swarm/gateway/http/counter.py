@@ -16,7 +16,7 @@ from swarm.gateway.ask import Ask
 from swarm.gateway.desk.desk import Desk, Order, Owner, size_of
 from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import Problem
+from swarm.gateway.errors import Problem, wrong
 from swarm.gateway.http.accounts import Account, Accounts
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
@@ -73,9 +73,26 @@ class Counter:
         """Go on with a stream behind the event of this id."""
         request_id, seen = read_event_id(last_event_id)
         memo, reading = await self._desk.resume(request_id, owner)
-        writer = self._writers[memo.api](memo, await self._desk.served(), request_id)
+        if seen and len(seen) != reading.num_choices + 1:
+            reading.close()
+            raise wrong("Last-Event-ID", f"{last_event_id!r} is not the id of an event of this answer")
+        served = await self._desk.served()
+        writer = self._writers[memo.api](memo, served, request_id)
         numbering = Numbering(request_id, reading.num_choices, seen)
-        return EventStream(events_of(reading, writer, numbering), reading.close, _headers(request_id), SLOW_READER_S)
+        close = self._resumed(owner, memo.api, served.name, request_id, reading, num_known=sum(seen))
+        return EventStream(events_of(reading, writer, numbering), close, _headers(request_id), SLOW_READER_S)
+
+    def _resumed(
+        self, owner: Owner, api: str, model: str, request_id: str, reading: Reading, *, num_known: int
+    ) -> Callable[[], None]:
+        """Account for what is read on: an event is a token, as a rule, and those that its reader had are not new."""
+        account = self._accounts.open(owner, api, model, request_id, None, traced=False)
+
+        def close() -> None:
+            reading.close()
+            account.close(reading.outcome, Counts(0, max(0, reading.so_far().answer - num_known)))
+
+        return close
 
     async def again(self, request: Request, request_id: str, owner: Owner, may: Callable[[Memo], bool]) -> Response:
         """Give an answer once more, whole, once it has ended, if ``may`` says so. Raises Problem."""
@@ -83,19 +100,26 @@ class Counter:
         if not may(memo):
             reading.close()
             raise Problem(404, f"the answer {request_id!r} was not stored: ask with store", code="not_found")
-        writer = self._writers[memo.api](memo, await self._desk.served(), request_id)
+        served = await self._desk.served()
+        writer = self._writers[memo.api](memo, served, request_id)
         begun: asyncio.Future[Reading | Lot] = asyncio.get_running_loop().create_future()
         begun.set_result(reading)
-        return await _whole(request, begun, Job(request_id, (), memo, writer, stream=False), reading.close)
+        close = self._resumed(owner, memo.api, served.name, request_id, reading, num_known=0)
+        return await _whole(request, begun, Job(request_id, (), memo, writer, stream=False), close)
 
     async def _orders(self, served: Served, job: Job) -> list[Order]:
-        return [await self._desk.order(ask, served) for ask in job.asks]
+        orders = []
+        for ask in job.asks:
+            orders.append(await self._desk.order(ask, served))
+            await asyncio.sleep(0)  # others have their turn between the prompts of a long list
+        return orders
 
     async def _begin(
         self, ordered: asyncio.Future[list[Order]], owner: Owner, job: Job, account: Account
     ) -> Reading | Lot:
         """Hand the asks in and wait for the first part, or for what is wrong with them."""
         orders = await ordered
+        account.num_prompt = sum(len(order.ids) for order in orders)
         reading: Reading | Lot
         if len(orders) == 1:
             reading = self._desk.begin(orders[0], owner, job.request_id, job.memo, told=account.tokens)

@@ -129,7 +129,12 @@ class EventStream(Response):
             if self._sending and quiet_s > self._patience_s:
                 sender.cancel()
             elif not self._sending and quiet_s >= QUIET_S:
-                await self._send(send, {"type": "http.response.body", "body": COMMENT, "more_body": True})
+                try:
+                    async with asyncio.timeout(self._patience_s):
+                        await self._send(send, {"type": "http.response.body", "body": COMMENT, "more_body": True})
+                except TimeoutError:
+                    sender.cancel()
+                    return
             await asyncio.sleep(QUIET_S if self._sending else max(0.01, self._sent_at + QUIET_S - loop.time()))
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swarm.errors import InvalidRequest, ModelError
-from swarm.grammar import compiled, refusal, trouble, vocabulary
+from swarm.grammar import NotNow, compiled, refusal, trouble, vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -116,6 +116,8 @@ class Grammars:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         known = self._compiled[grammar]
+        if isinstance(known, NotNow):
+            del self._compiled[grammar]  # another time it may be compiled
         if isinstance(known, InvalidRequest):
             raise known
         return known.deep_copy()

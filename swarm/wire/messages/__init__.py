@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from swarm.wire.messages.clients import (
     MAX_MEMO,
+    TOO_LATE,
+    TOO_SHORT,
     Accepted,
     Ack,
     Attach,
@@ -169,6 +171,8 @@ __all__ = [
     "NOBODYS",
     "PROTOCOL_VERSION",
     "REPLAY_STEP",
+    "TOO_LATE",
+    "TOO_SHORT",
     "Accepted",
     "Ack",
     "Activate",

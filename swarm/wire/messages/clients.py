@@ -195,6 +195,10 @@ class Timing(Record, frozen=True):
     num_recomputed: Whole
 
 
+# Details of "failed" that clients know by their words.
+TOO_LATE = "the deadline passed before the request was finished"
+TOO_SHORT = "the deadline can't be kept any more, even by the quickest steps: allow more time, or ask for less"
+
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
