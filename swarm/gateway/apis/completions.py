@@ -123,6 +123,8 @@ def prompts_of(given: Any) -> list[str | tuple[int, ...]]:
     prompts = [_prompt_of(each) for each in (given[: MAX_PROMPTS + 1] if many else [given])]
     if len(prompts) > MAX_PROMPTS:
         raise wrong("prompt", f"at most {MAX_PROMPTS} prompts, not {len(given)}")
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise wrong("prompt", "texts and token ids can't be mixed")
     return prompts
 
 

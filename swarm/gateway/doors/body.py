@@ -66,7 +66,7 @@ def _measure(decoded: object) -> None:
     level, depth = [decoded], 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH + 1:
+        if depth > MAX_DEPTH:
             raise Problem(400, f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
         level = [inner for each in level for inner in _inner(each)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from swarm.keys.file import Watched, change
 from swarm.keys.keys import Limits, make
 
 SETTINGS = GatewaySettings(max_body=1000, body_timeout_s=0.2)  # type: ignore[arg-type]
+ROOMY = GatewaySettings()
 
 
 class Routes:
@@ -227,3 +229,25 @@ async def test_bodies_are_bounded_in_size_and_time() -> None:
     answer = await ask(guard, body=[b"{"])
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     assert not routes.seen
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 101 + b'"' + b'\\"' * 400_000,  # a regular expression once took hours over this
+        b'{"prompt": [' + b"0.5," * 400_000 + b"0.5]}",
+        b'{"a": {' + b",".join(b'"%d": 1' % number for number in range(20_000)) + b"}}",
+    ],
+)
+async def test_what_would_take_long_to_look_at_is_refused_at_once(body: bytes) -> None:
+    guard = Guard(routes := Routes(), Watched(None), ROOMY)
+    began = time.process_time()
+    answer = await ask(guard, body=body)
+    assert answer.status == 400
+    assert routes.seen == []
+    assert time.process_time() - began < 5
+
+
+async def test_a_million_token_ids_pass() -> None:
+    guard = Guard(Routes(), Watched(None), ROOMY)
+    assert (await ask(guard, body=b'{"prompt": [' + b"7," * 1_000_000 + b"7]}")).status == 200
