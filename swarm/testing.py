@@ -132,6 +132,8 @@ class FakeExecutor:
     chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # sequence -> layer -> state per position
     limits: dict[int, int] = field(default_factory=dict)
     aside: dict[int, list[int]] = field(default_factory=dict)  # layer -> state per position, of what is computed again
+    put_off_every: int = 0  # of the draws asked for, one in so many is put off; 0: none
+    num_asked: int = 0
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -203,9 +205,9 @@ class FakeExecutor:
         if self.layers.stop < self.manifest.num_layers:
             outputs = np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2)
             return Forwarded(outputs, (), (), 0.001, 0.0)
-        return Forwarded(
-            None, tuple(self._draw(job, batch.rows[job.row], last) for job in batch.samples), (), 0.001, 0.0
-        )
+        late = tuple(batch.rows[job.row].sequence for job in batch.samples if self._puts_off())
+        drawn = (self._draw(job, batch.rows[job.row], last) for job in batch.samples)
+        return Forwarded(None, tuple(d for d in drawn if d.sequence not in late), (), 0.001, 0.0, late=late)
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
@@ -278,6 +280,10 @@ class FakeExecutor:
         if position % _BLOCK == 0:
             self._check_room()
         return hidden
+
+    def _puts_off(self) -> bool:
+        self.num_asked += 1
+        return self.put_off_every > 0 and self.num_asked % self.put_off_every == 0
 
     def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
         hidden = last[job.row]

@@ -3,9 +3,10 @@
 
     bench_gguf.py FOLDER [FILE]        FILE: FOLDER.gguf beside the folder, unless named
 
-For benchmarks, so prompts are token ids: the vocabulary is as many tokens without text. Matrices keep their dtype, the
-norms become float32, as llama.cpp wants them. It rotates neighbours (0 1)(2 3)… of a head where transformers rotates
-halves (0 n/2)(1 n/2+1)…: rows of the query and key matrices are reordered to that.
+For benchmarks, so prompts are token ids: a folder with a byte-level tokenizer brings its words, otherwise the
+vocabulary is as many tokens without text. Matrices keep their dtype, the norms become float32, as llama.cpp wants them.
+It rotates neighbours (0 1)(2 3)… of a head where transformers rotates halves (0 n/2)(1 n/2+1)…: rows of the query and
+key matrices are reordered to that.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def convert(folder: Path, file: Path) -> None:
     config = read_config(folder)
     writer = gguf.GGUFWriter(None, "llama")
     add_shape(writer, config)
+    add_words(writer, folder, config)
     with ExitStack() as stack:
         shards = [stack.enter_context(safe_open(path, "pt")) for path in sorted(folder.glob("*.safetensors"))]
         if not shards:
@@ -112,7 +114,34 @@ def add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")  # llama.cpp then makes as many tokens without text
+
+
+def add_words(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
+    """What tokens stand for. Raises SystemExit for a tokenizer that isn't byte-level BPE."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        writer.add_tokenizer_model("no_vocab")  # llama.cpp then makes as many tokens without text
+        return
+    told = json.loads(file.read_text())
+    if told["model"]["type"] != "BPE" or (told.get("decoder") or {}).get("type") != "ByteLevel":
+        raise SystemExit(f"{file} is not byte-level BPE")
+    special = {token["id"]: token["content"] for token in told["added_tokens"] if token["special"]}
+    words = {number: word for word, number in told["model"]["vocab"].items()} | special
+    size = config["vocab_size"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([words.get(number, f"[unused {number}]") for number in range(size)])
+    writer.add_token_types([_kind(number, words, special) for number in range(size)])
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in told["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def _kind(number: int, words: dict[int, str], special: dict[int, str]) -> gguf.TokenType:
+    if number in special:
+        return gguf.TokenType.CONTROL
+    return gguf.TokenType.NORMAL if number in words else gguf.TokenType.UNUSED
 
 
 def add_infos(writer: gguf.GGUFWriter, shards: list[Any], config: dict[str, Any]) -> torch.dtype:

@@ -128,6 +128,8 @@ def a_walk(folder: Path, grammar: Grammar, words: int, length: int, seed: int) -
     chance, grammars, answer = np.random.default_rng(seed), Grammars(folder, (EOS,)), list[int]()
     while len(answer) < length:
         mask = grammars.mask(0, SampleJob(0, SamplingParams(grammar=grammar), 0, answer, 0), words)
+        if mask is None:
+            continue  # it is not compiled yet
         if isinstance(mask, str):
             raise SystemExit(mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
@@ -151,7 +153,8 @@ def cost_of(
     compiling = time.perf_counter() - began
     for seed in range(arguments.answers):
         answer = a_walk(folder, grammar, words, arguments.tokens, seed)
-        grammars.mask(seed, SampleJob(0, ways[0], 0, [], 0), words)  # compiled by now, as with any answer's first token
+        while grammars.mask(seed, SampleJob(0, ways[0], 0, [], 0), words) is None:
+            pass  # it is compiled by now, as with any answer's first token, or soon will be
         for place in range(len(answer)):
             jobs = [SampleJob(0, params, seed, answer[:place], 0) for params in ways]
             for way in (0, 1) if place % 2 else (1, 0):

@@ -45,8 +45,7 @@ from swarm.config import Settings  # noqa: E402
 from swarm.demo import model_path  # noqa: E402
 from swarm.gateway.desk.desk import Desk  # noqa: E402
 from swarm.gateway.doors.build import Doors  # noqa: E402
-from swarm.gateway.doors.connection import connections_of  # noqa: E402
-from tests.integration import fake_broker  # noqa: E402
+from swarm.gateway.doors.connection import KEEP_ALIVE_S, connections_of  # noqa: E402
 from tests.integration.fake_broker import FakeBroker, manifest_of, say, tokenizer_files  # noqa: E402
 
 STREAMS = (1, 16, 64, 256)
@@ -118,7 +117,13 @@ def serve(source: str, port: int, profile: str) -> None:
         settings = Settings()
         app, connections = Doors(settings, Desk(client, ("*",))).app, connections_of(settings.gateway)
         config = uvicorn.Config(
-            app, port=port, http=connections, log_config=None, access_log=False, timeout_graceful_shutdown=1
+            app,
+            port=port,
+            http=connections,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=int(KEEP_ALIVE_S),
+            timeout_graceful_shutdown=1,
         )
         await uvicorn.Server(config).serve()
 
@@ -138,7 +143,6 @@ def be_broker(port: int, chunk: int) -> None:
     async def main() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        fake_broker.WINDOW = 32  # the door drops what finds no room in a peer's queue
         words = say("the quick brown fox jumps over the lazy dog. ")
         async with FakeBroker(lambda submit, _: (words * 1000)[: submit.params.max_tokens], port=port, chunk=chunk):
             await stop.wait()
@@ -266,6 +270,8 @@ async def over_http(link: Link, num_tokens: int) -> list[float]:
     began, times = time.perf_counter(), []
     writer.write(f"{HEAD.replace('close', 'keep-alive')}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     while (line := await reader.readline()) != b"0\r\n":  # the last chunk; each begins and ends with whole events
+        if not line:
+            raise SystemExit("the gateway hung up")
         if line.startswith(b"data: {"):
             times.append(time.perf_counter() - began)
     await reader.readline()

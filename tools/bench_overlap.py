@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Compare mode ``overlapped`` with mode ``batch``, with every stage held to one core.
+"""Compare mode ``overlapped`` with mode ``batch``, or several stages with one process, every stage held to one core.
 
 In ``batch`` one step is in flight, so one stage computes at a time; in ``overlapped`` there is one per stage. As each
 stage has one core and no more in both, as it would have one machine, overlapping can win as many times as there are
 stages that have a core of their own; 0.8 times that is the target, from as many sequences as there are stages. Both
 swarms are loaded at once and take turns within one run (A B, B A, …); who is not on turn sleeps.
+
+With ``--against one`` the baseline is the whole model in one process on one core, and prompts are measured too: how
+much of other machines' cores the swarm makes use of. 0.85 of what there is to win is the target for decoding,
+0.9 for prompts.
 
 A worker is started bound to one core, so it counts one core and computes with one thread. Where there are more stages
 than cores, workers may move between all of them afterwards, still with one thread each.
@@ -37,6 +41,9 @@ from bench_swarm import Processes
 MODES = ("batch", "overlapped")
 SEQUENCES = (1, 2, 4, 8, 16, 32)
 PART = 0.8  # of what overlapping could win
+ONE = "one process"
+PARTS_OF_CORES = {"decode": 0.85, "prompt": 0.9}
+PROMPT = 2048  # many chunks, so that each stage has one in hand
 
 
 class Pinned(Processes):
@@ -66,6 +73,29 @@ def _let_move(pid: int, cores: set[int]) -> None:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(int(task.name), cores)
+
+
+async def against_one(
+    bench: Bench, stages: tuple[int, ...], sequences: tuple[int, ...]
+) -> tuple[list[Row], dict[str, object]]:
+    """Start the whole model in one process, and in stages, for each number of these."""
+    rows: list[Row] = []
+    cores = len(os.sched_getaffinity(0))
+    for num_stages in stages:
+        many = f"{num_stages} stages"
+        async with AsyncExitStack() as stack:
+            swarms = {
+                ONE: await stack.enter_async_context(Pinned(bench.model, 1, "batch")),
+                many: await stack.enter_async_context(Pinned(bench.model, num_stages, "overlapped")),
+            }
+            cases = [Case(f"{many}, decode-{count}", "decode", count) for count in sequences]
+            for case in [*cases, Case(f"{many}, prompt-{PROMPT}", "prompt", 1, PROMPT)]:
+                note(f"{case.name} …")
+                turns = {name: swarm_turn(bench, swarm.client, case) for name, swarm in swarms.items()}
+                could_win = case.kind == "prompt" or case.sequences >= num_stages
+                target = PARTS_OF_CORES[case.kind] * min(num_stages, cores) if could_win else None
+                rows.append(Row(case.name, "tok/s", await in_turns(turns, bench.rounds), ONE, target=target))
+    return rows, {"cores": cores}
 
 
 async def overlap(
@@ -103,6 +133,7 @@ def main() -> None:
     add_model_options(parser)
     parser.add_argument("--stages", type=numbers, default=(2, 3), metavar="N,N")
     parser.add_argument("--sequences", type=numbers, default=SEQUENCES, metavar="N,N")
+    parser.add_argument("--against", choices=["batch", "one"], default="batch")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
     parser.add_argument("--new-tokens", type=int, default=32, help="per sequence")
     parser.add_argument("--quick", action="store_true", help="one round of few tokens: to see whether it works")
@@ -111,8 +142,9 @@ def main() -> None:
     model = model_of(arguments)
     rounds, new = (1, 8) if arguments.quick else (arguments.rounds, arguments.new_tokens)
     bench = Bench(model, vocabulary_of(model), 0, 1, rounds, new, (), arguments.quick, Peers(model, (), 1, False, ""))
-    rows, facts = run(overlap(bench, arguments.stages, arguments.sequences))
-    tell(rows, "overlapped against batch", {"model": str(model), **facts}, as_json=arguments.json)
+    measured = overlap if arguments.against == "batch" else against_one
+    rows, facts = run(measured(bench, arguments.stages, arguments.sequences))
+    tell(rows, f"overlapped against {arguments.against}", {"model": str(model), **facts}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

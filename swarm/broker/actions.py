@@ -21,6 +21,7 @@ from swarm.wire.messages import (
 
 if TYPE_CHECKING:
     from swarm.broker.drafts.questions import Question
+    from swarm.broker.state.archive import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,14 @@ class OrderWorker:
 @dataclass(frozen=True, slots=True)
 class OpenPipe:
     """Connect a fresh edge to the first stage of this epoch; drop the one before with all it holds."""
+
+    epoch: int
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class TryDoor:
+    """Find out beside all else whether the first stage of this epoch can be reached: answered by DoorTried."""
 
     epoch: int
     endpoint: str
@@ -127,10 +136,12 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadList:
-    """Read what the journal has for a report to this client; then feed ListRead."""
+    """Read what the journal has for a report to this client, of the account's own only if it has one; then feed
+    ListRead."""
 
     client: bytes
     query: Query
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,21 @@ class OpenDoor:
     """Let people in again at this door; if that fails again, feed DoorClosed again."""
 
     door: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """From now on this door of the broker's own ("beat" or "data") hears who has one of these keys, and nobody else."""
+
+    door: str
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """From now on the relay passes on what comes with one of these tickets, and nothing else."""
+
+    tickets: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +207,7 @@ Action = (
     SayClient
     | OrderWorker
     | OpenPipe
+    | TryDoor
     | ClosePipe
     | Dispatch
     | WriteEpoch
@@ -193,6 +220,8 @@ Action = (
     | Solve
     | CountDescriptors
     | OpenDoor
+    | Admit
+    | Relay
     | Note
 )
 

@@ -17,6 +17,7 @@ import msgspec
 from swarm.broker.actions import Action, Dispatch, OrderWorker, Outbox, WriteAnew
 from swarm.broker.events import (
     AcceptanceWritten,
+    Account,
     AssetPartArrived,
     BeatHeard,
     ClientSaid,
@@ -24,6 +25,7 @@ from swarm.broker.events import (
     ClientUnreachable,
     DescriptorsCounted,
     DoorClosed,
+    DoorTried,
     EndNotWritten,
     EndWritten,
     EpochWritten,
@@ -33,6 +35,7 @@ from swarm.broker.events import (
     JournalMended,
     JournalRenewed,
     JournalRewritten,
+    KeyRevoked,
     ListRead,
     MessageRefused,
     ProcessFigures,
@@ -105,6 +108,8 @@ class BrokerSettings:
     profile_every: int = 0
     check_rules: bool = False
     lineage: Lineage = NOBODYS  # of this life
+    key: str | None = None  # the broker's own, where doors go by keys
+    relay: str = ""  # where steps are passed on to workers that can only connect outwards, if they are
     run: str = ""  # tells the ids of this broker's events from those of one before it
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
@@ -115,7 +120,13 @@ class BrokerSettings:
     @property
     def member_settings(self) -> MemberSettings:
         return MemberSettings(
-            self.beat_endpoint, self.data_endpoint, self.beat_interval_s, self.lease_s, self.health, self.recheck
+            self.beat_endpoint,
+            self.data_endpoint,
+            self.beat_interval_s,
+            self.lease_s,
+            self.health,
+            self.recheck,
+            self.key,
         )
 
 
@@ -126,12 +137,13 @@ class BrokerCore:
         self.settings = settings
         prefix = PrefixCache(enabled=settings.prefix_cache)
         self.state = State(lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=prefix)
+        self.state.ways.relay = settings.relay
         self._out = Outbox()
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         latencies = Latencies()
         self._requests = Requests(self.state, settings.requests, self._out, tracer=self._tracer, latencies=latencies)
-        self._procedure = Procedure(self.state, settings.plan, settings.data_endpoint, self._out)
+        self._procedure = Procedure(self.state, settings.plan, settings.data_endpoint, self._out, settings.key)
         self._members = Members(
             self.state, settings.member_settings, self._procedure, self._requests, out=self._out, now=now
         )
@@ -177,7 +189,8 @@ class BrokerCore:
         self.state.now = now
         self._route(event, now)
         self._fill_pipe(now)
-        actions = [self._of_this_life(action) for action in self._out]
+        doors = self._members.keyring.changes()  # before the orders that make somebody knock there
+        actions = [*doors, *(self._of_this_life(action) for action in self._out)]
         self._out.clear()
         return actions
 
@@ -202,14 +215,14 @@ class BrokerCore:
                 self._step_finished(done, now)
             case TokensWritten(committed):
                 self._requests.growth.committed(committed)
-            case BeatHeard(beat):
-                self._members.beat(beat, now)
-            case ClientSaid(client, message):
-                self._client_said(client, message, now)
+            case BeatHeard(beat, key):
+                self._members.beat(beat, now, key)
+            case ClientSaid(client, message, account):
+                self._client_said(client, message, account, now)
             case WorkerSaid(peer, message):
                 self._members.said(peer, message, now)
-            case WorkerDisconnected(peer):
-                self._members.disconnected(peer, now)
+            case WorkerDisconnected() | KeyRevoked():
+                self._worker_missed(event, now)
             case ClientUnreachable() | ClientStuck():
                 self._client_missed(event, now)
             case AssetPartArrived():
@@ -235,6 +248,8 @@ class BrokerCore:
                 self._requests.durability.end_was_not_written(sequence)
             case RequestRead(request_id, record, problem):
                 self._requests.read(request_id, record, problem, now)
+            case DoorTried(epoch, problem):
+                self._procedure.tried(epoch, problem, now)
             case ListRead() | Solved():
                 self._inquiries.found(event, now)
             case JournalFigures(values):
@@ -308,6 +323,18 @@ class BrokerCore:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.ends.end(sequence, "failed", now, failure.reason)
+        self._put_off(done, flight)
+
+    def _put_off(self, done: StepDone, flight: Flight) -> None:
+        """Have those drawn for again that the last stage could not draw for yet."""
+        for sequence_id in done.late:
+            sequence = self.state.sequences.get(sequence_id)
+            if sequence is None or sequence.stay != flight.stays.get(sequence_id):
+                continue  # it has given its room back since
+            if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
+                sequence.draw_again()
+                self.state.running.refresh(sequence)
+                self.state.count("draws_put_off")
 
     def _acknowledge(self, done: StepDone, flight: Flight) -> None:
         """Every stage has done these rows: their keys and values are everywhere."""
@@ -329,17 +356,17 @@ class BrokerCore:
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def _client_said(self, client: bytes, message: ClientMessage, now: float) -> None:
+    def _client_said(self, client: bytes, message: ClientMessage, account: Account | None, now: float) -> None:
         self._procedure.look_again(now)
         match message:
             case Submit() | Recall() | Attach() | Ack() | Stop() | Cancel() | Detach():
-                self._about_request(client, message, now)
+                self._about_request(client, message, account, now)
             case Describe():
                 self._inquiries.describe(client)
             case GetAsset():
                 self._inquiries.send_asset(client, message)
             case Query():
-                self._inquiries.query(client, message, now)
+                self._inquiries.query(client, message, account, now)
             case Join():
                 self._hosts.join(client, message)
             case HostHello():
@@ -349,29 +376,35 @@ class BrokerCore:
             case StopWorker():
                 self._inquiries.stop_worker(client, message)
 
+    def _worker_missed(self, event: WorkerDisconnected | KeyRevoked, now: float) -> None:
+        if isinstance(event, KeyRevoked):
+            self._members.key_revoked(event.key, now)
+        else:
+            self._members.disconnected(event.peer, now)
+
     def _client_missed(self, event: ClientUnreachable | ClientStuck, now: float) -> None:
         if isinstance(event, ClientStuck):
-            self._requests.stuck(event.client)
+            self._requests.stuck(event.client, now)
             return
         self._requests.unreachable(event.client, now)
         self._hosts.unreachable(event.client)
 
-    def _about_request(self, client: bytes, message: RequestMessage, now: float) -> None:
+    def _about_request(self, client: bytes, message: RequestMessage, account: Account | None, now: float) -> None:
         match message:
             case Submit():
-                self._requests.submit(client, message, now)
+                self._requests.submit(client, message, account, now)
             case Recall():
-                self._requests.recall(client, message)
+                self._requests.recall(client, message, account)
             case Attach():
-                self._requests.attach(client, message)
+                self._requests.attach(client, message, account)
             case Ack():
-                self._requests.ack(client, message)
+                self._requests.ack(client, message, account)
             case Stop():
-                self._requests.stop(message, now)
+                self._requests.stop(message, account, now)
             case Cancel():
-                self._requests.cancel(client, message, now)
+                self._requests.cancel(client, message, account, now)
             case Detach():
-                self._requests.detach(client, message, now)
+                self._requests.detach(client, message, account, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -382,7 +415,7 @@ class BrokerCore:
     def _tick(self, now: float) -> None:
         self._members.tick(self._usual_step_s, now)
         self._lost_steps.tick(now)
-        self._requests.ends.tick(now)
+        self._requests.tick(now)
         self._tracer.forget_old(now)
         self._doors.tick(now)
         self._procedure.rebuilder.tick(now)

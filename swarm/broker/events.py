@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swarm.broker.state.archive import Account as Account  # noqa: PLC0414 (a part of what is said)
 from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientSaid:
-    """A message came through the client door. ``client`` is the connection's routing id."""
+    """A message came through the client door. ``client`` is the connection's routing id. ``account``: of the key that
+    it knocked with; None: who says it may do all."""
 
     client: bytes
     message: ClientMessage
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,17 @@ class WorkerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class BeatHeard:
+    """``key``: of who sent it, where that door goes by keys."""
+
     beat: Beat
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRevoked:
+    """This key opens no door any more."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,7 @@ class ListRead:
     query: Query
     rows: tuple[Json, ...]
     problem: str = ""
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +221,14 @@ class DescriptorsCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorTried:
+    """Why the first stage of this epoch can't be reached from here; empty: it can."""
+
+    epoch: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -240,6 +262,7 @@ Event = (
     | MessageRefused
     | WorkerDisconnected
     | BeatHeard
+    | KeyRevoked
     | StepFinished
     | EpochWritten
     | AcceptanceWritten
@@ -256,6 +279,7 @@ Event = (
     | JournalFigures
     | ProcessFigures
     | DoorClosed
+    | DoorTried
     | DescriptorsCounted
     | Tick
 )

@@ -33,6 +33,7 @@ from swarm.broker.events import (
     ClientUnreachable,
     DescriptorsCounted,
     DoorClosed,
+    DoorTried,
     Event,
     MessageRefused,
     ProcessFigures,
@@ -47,21 +48,33 @@ from swarm.broker.journal.reader import MAX_REPORTS, REST, Found, JournalReader
 from swarm.broker.journal.salvage import open_or_salvage
 from swarm.broker.journal.store import Bounds, Moment, Store
 from swarm.broker.journal.writer import Fact, JournalWriter
+from swarm.broker.lockkeeper import LockKeeper
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
 from swarm.broker.questions.solver import Solver
-from swarm.broker.settings import core_settings
+from swarm.broker.settings import Endpoints, core_settings
 from swarm.broker.state.past import Past, following
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
-from swarm.wire.channel import AsyncPullChannel, PushChannel, RouterChannel
+from swarm.wire.channel import AsyncPullChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
-from swarm.wire.door.keys import address_and_key, is_address
+from swarm.wire.door.keys import address_and_key, is_address, reached
 from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
+from swarm.wire.door.relay import Relay
+from swarm.wire.door.trying import why_unreachable
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.messages import NOBODYS, AssetPart, Hello, Malformed, StepDone, WorkerMessage
+from swarm.wire.messages import (
+    NOBODYS,
+    AssetPart,
+    ClientMessage,
+    Hello,
+    Malformed,
+    StepDone,
+    WorkerMessage,
+)
+from swarm.wire.push import PushChannel
 from swarm.wire.schema import client_schema, schema
-from swarm.wire.sockets import Frames
+from swarm.wire.sockets import Frames, bind
 from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
@@ -115,19 +128,24 @@ class BrokerService:
     def __init__(self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock) -> None:
         self._context = context
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         past = self._open_journal(settings)
         self._pipe: PushChannel | None = None
+        self._writes: list[Write] = []  # of this turn
         self._unsent: deque[list[Bytes]] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
         self._solver = Solver(self._feed)
+        self._tries: set[asyncio.Task[None]] = set()  # bounded: each ends soon by itself
         self.exit_code = 0
         self._tells_events = settings.log.level == "debug"
-        host, port = settings.broker.host, settings.broker.port
-        self._front = RouterChannel(host, port, CLIENT.frame_limit_bytes)
-        self._control = RouterChannel(host, port + 1, WORKER.frame_limit_bytes)
-        self._beats = AsyncPullChannel(host, BEAT.frame_limit_bytes, 1024)
-        self._steps = AsyncPullChannel(host, DATA.limit_bytes, STEP_QUEUE)
+        self._host = settings.broker.host
+        self._keeper = keeper = LockKeeper(settings)
+        places, port = keeper.places, settings.broker.port
+        self._front = RouterChannel(places("client"), port, CLIENT.frame_limit_bytes)
+        self._control = RouterChannel(places("worker"), port + 1, WORKER.frame_limit_bytes)
+        self._beats = AsyncPullChannel(places("beat"), BEAT.frame_limit_bytes, 1024, port=keeper.port(2))
+        self._steps = AsyncPullChannel(places("data"), DATA.limit_bytes, STEP_QUEUE, port=keeper.port(3))
         self._doors: dict[str, RouterChannel | AsyncPullChannel] = {
             "client": self._front,
             "worker": self._control,
@@ -137,8 +155,15 @@ class BrokerService:
         beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
         self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # one for each door
         self._strikes: Counter[bytes] = Counter()  # messages of clients that are connected and can't be understood
-        self._core = BrokerCore(core_settings(settings, beats, steps, self._lineage), clock.now(), past)
-        log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint)
+        keeper.keep(self._doors, self._front, self._control, self._feed)
+        key, others = keeper.pair and keeper.pair.public, keeper.addresses
+        # Without others, nobody needs it.
+        self._relay = (
+            Relay([bind(host, port + 4) for host in (self._host, *others)], self._fail_soon) if others else None
+        )
+        endpoints = Endpoints(beats, steps, f"tcp://*:{port + 4}" if others else "")
+        self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:
         """On disk if there is a state directory, else in memory. What the journal tells of the past."""
@@ -152,25 +177,25 @@ class BrokerService:
         store, notes = open_or_salvage(settings.state_dir, bounds, retain_s)
         past = store.past(Moment.now(), retained_s=retain_s)
         self._lineage = store.begin()
-        loop = asyncio.get_running_loop()
 
         def told(facts: list[Fact] | list[Found]) -> None:
-            loop.call_soon_threadsafe(self._feed_all, facts)
-
-        def failed(error: BaseException) -> None:
-            loop.call_soon_threadsafe(self._fail, error)
+            self._loop.call_soon_threadsafe(self._feed_all, facts)
 
         def renewed(new: Store) -> None:
             for reader in self._readers:
                 reader.turn_to(new.for_reading())
 
-        self._writer = JournalWriter(store, self._clock, told, failed, renewed)
-        self._reader = JournalReader(store.for_reading(), told, failed, self._writer.doubt)
+        self._writer = JournalWriter(store, self._clock, told, self._fail_soon, renewed)
+        self._reader = JournalReader(store.for_reading(), told, self._fail_soon, self._writer.doubt)
         self._reporter = JournalReader(
-            store.for_reading(), told, failed, self._writer.doubt, max_waiting=MAX_REPORTS, rest=REST
+            store.for_reading(), told, self._fail_soon, self._writer.doubt, max_waiting=MAX_REPORTS, rest=REST
         )
         self._readers = (self._reader, self._reporter)
         return replace(past, notes=notes)
+
+    def _fail_soon(self, error: BaseException) -> None:
+        """The same, from another thread."""
+        self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
         """A bug in a thread; a broker that limps on would hide it. End; somebody starts us again."""
@@ -197,9 +222,10 @@ class BrokerService:
                 group.create_task(self._tick()),
                 group.create_task(self._watch_itself()),
                 group.create_task(self._solver.run()),
+                group.create_task(self._keeper.run()),
             ]
             await self._stop.wait()
-            for task in loops:
+            for task in (*loops, *self._tries):
                 task.cancel()
         log.info("broker_stops")
 
@@ -210,6 +236,8 @@ class BrokerService:
             self._writer.close()
         for channel in self._doors.values():
             channel.close()
+        if self._relay is not None:
+            self._relay.close()
         self._close_pipe()
 
     # --- what arrives ------------------------------------------------------------------------------------------------
@@ -217,7 +245,7 @@ class BrokerService:
     async def _serve_clients(self) -> None:
         async for event in self._front:
             match event:
-                case Arrived(peer, frames):
+                case Arrived(peer, frames, key):
                     if self._greeted(self._front, "client", event, client_schema()):
                         continue
                     try:
@@ -225,7 +253,7 @@ class BrokerService:
                     except WireError as error:
                         self._client_refused(peer, str(error))
                     else:
-                        self._feed(ClientSaid(peer, message))
+                        self._client_said(peer, key, message)
                 case Overstepped(peer, reason):
                     self._client_refused(peer, reason)
                 case PeerLost(peer):
@@ -233,6 +261,11 @@ class BrokerService:
                     self._feed(ClientUnreachable(peer))
                 case GateClosed():
                     self._feed(_closed("client", event))
+
+    def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
+        """What is about keys, and what who knocked with such a key may not say, is answered here."""
+        if not self._keeper.takes(client, key, message):
+            self._feed(ClientSaid(client, message, self._keeper.account(key)))
 
     def _client_refused(self, client: bytes, reason: str) -> None:
         """It is told why. Who goes on like that must knock again: a loop that is wrong shall not keep us busy."""
@@ -246,16 +279,16 @@ class BrokerService:
     async def _serve_workers(self) -> None:
         async for event in self._control:
             match event:
-                case Arrived(peer, frames):
+                case Arrived(peer, frames, key):
                     if self._greeted(self._control, "worker", event, schema()):
                         continue
                     try:
                         message, payload = WORKER.decode(frames)
-                        _check_address(message)
+                        _check_hello(message, key)
                     except WireError as error:
                         self._worker_refused(peer, error)
                     else:
-                        self._worker_said(peer, message, payload)
+                        self._worker_said(peer, key, message, payload)
                 case Overstepped(peer, reason):
                     self._worker_refused(peer, WireError(reason))
                 case PeerLost(peer):
@@ -289,9 +322,12 @@ class BrokerService:
             is_of = str(theirs)[:500]
             log.warning("stranger_greeted", door=name, peer=event.peer.hex(), is_of=is_of, left_out=left_out)
         door.send(event.peer, greeting(own))
+        self._keeper.greeted(door, event.peer, event.key)
         return True
 
-    def _worker_said(self, peer: bytes, message: WorkerMessage, payload: memoryview | None) -> None:
+    def _worker_said(self, peer: bytes, key: str, message: WorkerMessage, payload: memoryview | None) -> None:
+        if self._keeper.takes_of_worker(peer, key, message):
+            return
         if not isinstance(message, AssetPart):
             self._feed(WorkerSaid(peer, message))
             return
@@ -302,16 +338,17 @@ class BrokerService:
         async for event in self._beats:
             self._hear_beat(event)
 
-    def _hear_beat(self, event: Frames | Overstepped | GateClosed) -> None:
+    def _hear_beat(self, event: Arrived | Overstepped | GateClosed) -> None:
         if isinstance(event, GateClosed):
             self._feed(_closed("beat", event))
             return
         try:
             beat, _ = BEAT.decode(_within(event))
+            key = event.key if isinstance(event, Arrived) else ""
         except WireError as error:
             self._refused(MessageRefused("beat"), str(error))
         else:
-            self._feed(BeatHeard(beat))
+            self._feed(BeatHeard(beat, key))
 
     async def _take_finished_steps(self) -> None:
         async for event in self._steps:
@@ -351,6 +388,12 @@ class BrokerService:
     def _feed(self, event: Event) -> None:
         """Hand a fact to the core and carry out its orders; what follows from those at once is fed in turn."""
         facts = deque([event])
+        try:
+            self._carry_out(facts)
+        finally:
+            self._hand_over()
+
+    def _carry_out(self, facts: deque[Event]) -> None:
         while facts:
             fact = facts.popleft()
             actions = self._core.handle(fact, self._clock.now())
@@ -374,10 +417,13 @@ class BrokerService:
                 return (self._reader if isinstance(action, act.ReadRequest) else self._reporter).ask(action)
             case act.OpenPipe(_, endpoint):
                 self._close_pipe()
-                self._pipe = PushChannel(self._context, endpoint)
+                self._pipe = PushChannel(reached(endpoint, self._host), pair=self._keeper.pair)
             case act.ClosePipe():
                 self._close_pipe()
-            case act.CountDescriptors() | act.OpenDoor() | act.Solve():
+            case act.Relay(tickets):
+                if self._relay is not None:
+                    self._relay.admit(tickets)
+            case act.CountDescriptors() | act.OpenDoor() | act.Admit() | act.Solve() | act.TryDoor():
                 return self._see_to(action)
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
@@ -401,22 +447,41 @@ class BrokerService:
             log.error("message_not_encoded", action=type(action).__name__, reason=str(error))
         return None
 
-    def _see_to(self, action: act.CountDescriptors | act.OpenDoor | act.Solve) -> Event | None:
+    def _see_to(
+        self, action: act.CountDescriptors | act.OpenDoor | act.Admit | act.Solve | act.TryDoor
+    ) -> Event | None:
         match action:
             case act.CountDescriptors():
                 return DescriptorsCounted(num_descriptors(), descriptor_limit())
             case act.OpenDoor(door):
                 self._doors[door].let_in()
+            case act.Admit(door, keys):
+                self._keeper.admit(door, keys)
             case act.Solve(number, question):
                 self._solver.ask(number, question)
+            case act.TryDoor(epoch, endpoint):
+                task = asyncio.create_task(self._try_door(epoch, endpoint), name="try a door")
+                self._tries.add(task)
+                task.add_done_callback(self._tries.discard)
         return None
 
+    async def _try_door(self, epoch: int, endpoint: str) -> None:
+        self._feed(DoorTried(epoch, await asyncio.to_thread(why_unreachable, endpoint)))
+
     def _write(self, write: Write) -> Event | None:
-        """Hand it to the journal's thread; its fact comes later. Without a journal it is there at once."""
+        """Hand it to the journal's thread; its fact comes later. Without a journal it is there at once. The thread is
+        woken when this turn's orders are out: else it takes the interpreter from the next step, which is about to go.
+        """
         if self._writer is None:
             return written(write)
-        self._writer.write(write)
+        self._writes.append(write)
         return None
+
+    def _hand_over(self) -> None:
+        """Hand this turn's writes to the journal's thread."""
+        if self._writes and self._writer is not None:
+            writes, self._writes = self._writes, []
+            self._writer.write(*writes)
 
     def _feed_all(self, facts: Sequence[Event]) -> None:
         """What the journal's thread has done."""
@@ -445,17 +510,21 @@ class BrokerService:
             self._pipe = None
 
 
-def _check_address(message: WorkerMessage) -> None:
-    """Others will be told to connect to it."""
-    if isinstance(message, Hello) and not is_address(message.endpoint):
+def _check_hello(message: WorkerMessage, key: str) -> None:
+    """Others will be told to connect to that address, and to hear who has that key: the one that it knocked with."""
+    if not isinstance(message, Hello):
+        return
+    if not is_address(message.endpoint):
         shown = address_and_key(message.endpoint)[0]
         raise WireError(f"hello.endpoint {shown!r} is no address like tcp://127.0.0.1:20000")
+    if key and message.key != key:
+        raise WireError("hello.key is not the key of this connection")
 
 
-def _within(event: Frames | Overstepped) -> Frames:
+def _within(event: Arrived | Overstepped) -> Frames:
     if isinstance(event, Overstepped):
         raise WireError(event.reason)
-    return event
+    return event.frames
 
 
 def _closed(door: str, event: GateClosed) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 from swarm.broker.core import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
@@ -18,12 +19,22 @@ from swarm.version import __version__
 from swarm.wire.messages import LayerRange, Lineage
 
 
-def core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, lineage: Lineage) -> BrokerSettings:
+class Endpoints(NamedTuple):
+    """Where workers send, as they are told. ``relay``: empty if there is none."""
+
+    beats: str
+    data: str
+    relay: str = ""
+
+
+def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, key: str | None) -> BrokerSettings:
     """What the deciding code is told of the user's settings; the endpoints and the lineage are this life's own."""
     broker, health = settings.broker, settings.health
     return BrokerSettings(
-        beat_endpoint=beat_endpoint,
-        data_endpoint=data_endpoint,
+        beat_endpoint=endpoints.beats,
+        data_endpoint=endpoints.data,
+        key=key,
+        relay=endpoints.relay,
         lineage=lineage,
         version=__version__,
         beat_interval_s=settings.worker.beat_interval_s,
@@ -60,7 +71,13 @@ def core_settings(settings: Settings, beat_endpoint: str, data_endpoint: str, li
             max_sequences=settings.worker.max_sequences,
             rebuild=RebuildSettings(settings.recovery.chunk, from_tokens=settings.recovery.source == "tokens"),
         ),
-        health=HealthSettings(health.beat_timeout_s, health.hang_factor, health.hang_min_s),
+        health=HealthSettings(
+            beat_timeout_s=health.beat_timeout_s,
+            beat_least_s=health.beat_least_s,
+            hang_factor=health.hang_factor,
+            hang_min_s=health.hang_min_s,
+            asleep_s=health.asleep_s,
+        ),
         recheck=RecheckSettings(settings.recovery.recheck_every_s),
     )
 

@@ -10,6 +10,7 @@ from swarm.cli.answers.attach import attach
 from swarm.cli.answers.chat import chat
 from swarm.cli.answers.generate import generate
 from swarm.cli.bench import bench
+from swarm.cli.discover import discover
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile
@@ -70,5 +71,6 @@ app.command(short_help="Read the answer to a request made before.", epilog=f"Exa
 app.command(epilog=f"Example: {_CHAT}")(chat)
 app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
 app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
+app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
 app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
 app.add_typer(config_app, name="config")

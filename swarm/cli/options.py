@@ -68,13 +68,18 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
         raise typer.BadParameter(str(error)) from None
 
 
-def open_client(context: typer.Context, url: str | None) -> Client:
-    """Open a client of the broker that flag, environment or file name. Raises as :func:`load_settings` does."""
+def open_client(context: typer.Context, url: str | None, invitation: str | None = None) -> Client:
+    """Open a client of the broker that flag, environment or file name, or that an invitation is to. Raises as
+    :func:`load_settings` does, and as joining does."""
+    from swarm.cli.joining import of_client
     from swarm.client.blocking import Client
 
-    client = load_settings(context, None, {"client.url": url}).client
+    settings = load_settings(context, None, {"client.url": url})
+    client = settings.client
     return Client(
-        client.url, connect_timeout_s=client.connect_timeout_s, reconnect_timeout_s=client.reconnect_timeout_s
+        of_client(settings, invitation),
+        connect_timeout_s=client.connect_timeout_s,
+        reconnect_timeout_s=client.reconnect_timeout_s,
     )
 
 
@@ -99,6 +104,29 @@ PortOption = Annotated[
 ]
 StateDirOption = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="Directory for what must survive a restart.")
+]
+ListenOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--listen",
+        metavar="ADDRESS",
+        help="Serve other machines too, at this address or network interface of this one (may be repeated); by keys: "
+        "see swarmctl invite.",
+        show_default=False,
+    ),
+]
+DiscoverableOption = Annotated[
+    bool, typer.Option("--discoverable", help="Let swarm discover find this broker on the local network.")
+]
+JoinOption = Annotated[
+    str | None,
+    typer.Option(
+        "--join",
+        metavar="INVITATION",
+        help="An invitation (swarm1:…) to a swarm on another machine; needed once, this machine is known there "
+        "afterwards.",
+        show_default=False,
+    ),
 ]
 ModeOption = Annotated[
     Mode | None, typer.Option("--mode", help="Steps in flight: one (batch) or one per stage (overlapped).")

@@ -33,7 +33,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) -> int:
+def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]) -> int:  # noqa: PLR0911 (a line for each kind)
     """Run a command line; return its exit code. A failure is one line on stderr, whatever it was.
 
     ``load`` imports the app, so that an interrupt during slow imports ends as quietly as one later.
@@ -47,6 +47,11 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         return complain(name, f"{_message(error)} ({_help_hint(error, name)})", EXIT_USAGE)
     except _ClickException as error:
         return complain(name, _message(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "swarm":
+            raise  # a bug of ours
+        text = f"the package {error.name} is missing: install Swarm with all that it needs (README, Install)"
+        return complain(name, text)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:

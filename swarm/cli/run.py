@@ -13,8 +13,11 @@ import typer
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
+    DiscoverableOption,
     DtypeOption,
+    JoinOption,
     JsonOption,
+    ListenOption,
     MemoryOption,
     ModeOption,
     PortOption,
@@ -31,6 +34,7 @@ from swarm.errors import ConfigError, JournalError, ModelError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
+    from swarm.lock.rotation import Home
 
 config_app = typer.Typer(help="Look at the settings.", epilog="Example: swarm config check config/swarm.toml")
 
@@ -39,8 +43,11 @@ def broker(
     context: typer.Context,
     *,
     host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]")
+        str | None,
+        typer.Option("--host", metavar="ADDRESS", help="Address for this machine itself. [default: 127.0.0.1]"),
     ] = None,
+    listen: ListenOption = None,
+    discoverable: DiscoverableOption = False,
     port: PortOption = None,
     state_dir: StateDirOption = None,
     mode: ModeOption = None,
@@ -57,6 +64,8 @@ def broker(
     die_with_parent()
     overrides = {
         "broker.host": host,
+        "broker.listen": listen or None,
+        "broker.discoverable": discoverable or None,
         "broker.port": port,
         "broker.mode": mode.value if mode else None,
         "broker.min_workers": min_workers,
@@ -64,6 +73,10 @@ def broker(
     }
     with _hopeless_is_78():
         settings = load_settings(context, config, overrides)
+        if settings.broker.listen and settings.state_dir is None:
+            from swarm.lock.known import default_state_dir
+
+            settings = settings.model_copy(update={"state_dir": default_state_dir()})  # keys must outlive the broker
         from swarm import log
         from swarm.broker.service import run
 
@@ -77,6 +90,7 @@ def worker(
     context: typer.Context,
     *,
     url: UrlOption = None,
+    join: JoinOption = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -90,10 +104,19 @@ def worker(
         str | None,
         typer.Option("--name", metavar="NAME", help="Name in lists and plans. [default: machine and process]"),
     ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address for steps from other workers. [default: the one that reaches the broker]",
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     memory_limit: MemoryOption = None,
     threads: ThreadsOption = None,
+    state_dir: StateDirOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Run a worker: it brings one device and the model's files to a broker, and computes the layers it is given.
@@ -107,6 +130,8 @@ def worker(
         "client.url": url,
         "model": model,
         "worker.name": name,
+        "worker.host": host,
+        "state_dir": str(state_dir) if state_dir else None,
         "worker.device": device,
         "worker.dtype": dtype.value if dtype else None,
         "worker.memory_limit": memory_limit,
@@ -116,16 +141,31 @@ def worker(
         settings = load_settings(context, config, overrides)
         _prepare_openmp(settings.worker.threads)
         from swarm import log
+        from swarm.cli.joining import of_worker
         from swarm.stage.shell.service import run
 
         log.configure(settings.log)
+        settings, known = of_worker(settings, join)
+        if known is not None:
+            from swarm.lock.known import default_state_dir
+            from swarm.lock.rotation import Home
+
+            home = Home(settings.state_dir or default_state_dir(), known)
+            _exit(run(settings, known.pair, home, _rotates))
         _exit(run(settings))
+
+
+def _rotates(home: Home) -> str:
+    from swarm.ctl.machines import rotate_by_order
+
+    return rotate_by_order(home)
 
 
 def gateway(
     context: typer.Context,
     *,
     url: UrlOption = None,
+    join: JoinOption = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -159,10 +199,11 @@ def gateway(
         if missing := missing_packages():
             raise ConfigError(missing)
         from swarm import log
+        from swarm.cli.joining import of_client
         from swarm.gateway.service import run
 
         log.configure(settings.log)
-        _exit(run(settings))
+        _exit(run(settings, of_client(settings, join)))
 
 
 @config_app.command("check", epilog="Example: swarm config check config/swarm.toml")

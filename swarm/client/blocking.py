@@ -15,8 +15,9 @@ from swarm.client.results import BatchPiece, Completion, Piece
 from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
+from swarm.lock.access import Access
 from swarm.params import SamplingParams
-from swarm.wire.messages import Description, Json, Submit, Suppose
+from swarm.wire.messages import Description, Invite, Json, Submit, Suppose
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item", Piece, BatchPiece)
@@ -29,7 +30,7 @@ class Client:
     """
 
     def __init__(
-        self, url: str | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
+        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
     ) -> None:
         self._client = AsyncClient(url, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
         self.url = self._client.url
@@ -159,9 +160,10 @@ class Client:
         """The model, the limits, and what the swarm waits for, if anything."""
         return self._run(self._client.describe())
 
-    def query(self, what: What, *, all: bool = False) -> Json:
-        """A report as ``swarmctl --json`` prints it. ``all``: with "requests", also those that ended long ago."""
-        return self._run(self._client.query(what, all=all))
+    def query(self, what: What, *, all: bool = False, request_id: str = "") -> Json:
+        """A report as ``swarmctl --json`` prints it. With "requests", ``all`` are also those that ended long ago, and
+        ``request_id`` is one alone."""
+        return self._run(self._client.query(what, all=all, request_id=request_id))
 
     def suppose_plan(self, suppose: Suppose) -> Json:
         """The plan that would be made if things were so; nothing is changed."""
@@ -179,6 +181,27 @@ class Client:
     def stop_worker(self, worker: str, *, force: bool = False) -> Json:
         """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
         return self._run(self._client.stop_worker(worker, force=force))
+
+    def invite(self, invite: Invite) -> Json:
+        """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
+        return self._run(self._client.invite(invite))
+
+    def revoke_key(self, name: str) -> Json:
+        """Take away a machine's key, or an invitation: by its name or how the key begins."""
+        return self._run(self._client.revoke_key(name))
+
+    def rotate_key(self, key: str) -> Json:
+        """Tell the broker the public key by which this machine will knock; the present one counts until it has."""
+        return self._run(self._client.rotate_key(key))
+
+    def rotate_broker_key(self, *, now: bool = False) -> Json:
+        """Have the broker change its own key; said again, how far that is. ``now``: put the old one away, whoever does
+        not know the new one yet. Who those are is in the answer."""
+        return self._run(self._client.rotate_broker_key(now=now))
+
+    def rotate_member_key(self, name: str) -> Json:
+        """Have a member's machine change its key, by its name or how its key begins: now, or when it is there."""
+        return self._run(self._client.rotate_member_key(name))
 
     def check_grammar(self, params: SamplingParams) -> None:
         """Find out whether the model can follow these parameters' grammar. Raises InvalidRequest that says why not."""

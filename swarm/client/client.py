@@ -26,38 +26,40 @@ from swarm.client.request import (
 from swarm.client.results import Completion, Piece
 from swarm.client.session import Session
 from swarm.client.stream import BatchStream, Call, Opened, PieceStream, PromptStream
+from swarm.client.text.checking import GrammarChecks
 from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, InvalidRequest, RequestFailed, RequestTimeout, Unavailable
+from swarm.lock.access import Access, access_to
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
     Describe,
     Description,
+    Invite,
     Join,
     Json,
+    LockMessage,
     Query,
     Recall,
     Recalled,
     Report,
+    Rotate,
+    RotateBroker,
+    RotateMember,
     StopWorker,
     Submit,
     Suppose,
 )
+from swarm.wire.messages import Revoke as RevokeKey
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-DEFAULT_URL = "tcp://127.0.0.1:5700"
 _GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
 
-What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
+What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "keys"]
 Wanted = tuple[Source, Wish]
 OnError = Callable[[int, ClientError], None]
-
-
-def default_url() -> str:
-    """``$SWARM_URL``, or the port of this machine that ``swarm up`` opens."""
-    return os.environ.get("SWARM_URL") or DEFAULT_URL
 
 
 class AsyncClient:
@@ -71,13 +73,16 @@ class AsyncClient:
     """
 
     def __init__(
-        self, url: str | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
+        self, url: str | Access | None = None, *, connect_timeout_s: float = 5.0, reconnect_timeout_s: float = 30.0
     ) -> None:
-        self.url = url or default_url()
+        """Without a url: ``$SWARM_URL``, else the swarm that this machine has joined last, else the broker on it."""
+        self._access = url if isinstance(url, Access) else access_to(url or os.environ.get("SWARM_URL"))
+        self.url = self._access.url
         self._session = Session(self.url, connect_timeout_s, reconnect_timeout_s)
         self._link: Link | None = None
         self._closed = False
         self._model = ModelSource(self._connect, self.describe, self.url)
+        self._checks = GrammarChecks()
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,6 +95,7 @@ class AsyncClient:
     async def aclose(self) -> None:
         """Cancel what is under way and release everything. The client can't be used afterwards."""
         self._closed = True
+        self._checks.close()
         link, self._link = self._link, None
         if link is not None:
             await link.aclose()
@@ -98,6 +104,7 @@ class AsyncClient:
         """Release everything, and cancel nothing: the broker goes on with what is under way for
         ``broker.client_grace_s``, so that another client can ``attach``. Whoever reads here waits for ever."""
         self._closed = True
+        self._checks.close()
         link, self._link = self._link, None
         if link is not None:
             await link.abandon()
@@ -249,10 +256,10 @@ class AsyncClient:
         assert isinstance(answer, Description)  # the session matches answers to questions
         return answer
 
-    async def query(self, what: What, *, all: bool = False) -> Json:
-        """A report as ``swarmctl --json`` prints it. ``all``: with "requests", also those that ended long ago, as far
-        as the broker's journal has them and an answer holds."""
-        return await self._govern(Query(what=what, all=all), ASK_TIMEOUT_S)
+    async def query(self, what: What, *, all: bool = False, request_id: str = "") -> Json:
+        """A report as ``swarmctl --json`` prints it. With "requests", ``all`` are also those that ended long ago, as
+        far as the broker's journal has them and an answer holds; ``request_id`` is one alone, if memory has it."""
+        return await self._govern(Query(what=what, all=all, request_id=request_id), ASK_TIMEOUT_S)
 
     async def suppose_plan(self, suppose: Suppose) -> Json:
         """The plan that would be made if things were so; nothing is changed."""
@@ -277,6 +284,31 @@ class AsyncClient:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
         return await self._govern(StopWorker(worker=worker, force=force), _GOVERN_TIMEOUT_S)
 
+    async def invite(self, invite: Invite) -> Json:
+        """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
+        return await self._govern(invite, ASK_TIMEOUT_S)
+
+    async def revoke_key(self, name: str) -> Json:
+        """Take away a machine's key, or an invitation: by its name or how the key begins."""
+        if not 1 <= len(name) <= 128:
+            raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
+        return await self._govern(RevokeKey(name=name), ASK_TIMEOUT_S)
+
+    async def rotate_key(self, key: str) -> Json:
+        """Tell the broker the public key by which this machine will knock; the present one counts until it has."""
+        return await self._govern(Rotate(key=key), ASK_TIMEOUT_S)
+
+    async def rotate_broker_key(self, *, now: bool = False) -> Json:
+        """Have the broker change its own key; said again, how far that is. ``now``: put the old one away, whoever does
+        not know the new one yet. Who those are is in the answer."""
+        return await self._govern(RotateBroker(now=now), ASK_TIMEOUT_S)
+
+    async def rotate_member_key(self, name: str) -> Json:
+        """Have a member's machine change its key, by its name or how its key begins: now, or when it is there."""
+        if not 1 <= len(name) <= 128:
+            raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
+        return await self._govern(RotateMember(name=name), ASK_TIMEOUT_S)
+
     async def check_grammar(self, params: SamplingParams) -> None:
         """Find out whether the model can follow these parameters' grammar, as every request does before it is made.
         Raises InvalidRequest (code "grammar") that says why not."""
@@ -292,7 +324,7 @@ class AsyncClient:
         """The model's tokenizer and chat template; None if it has none."""
         return (await self._model.get()).text
 
-    async def _govern(self, question: Query | Join | StopWorker, timeout_s: float) -> Json:
+    async def _govern(self, question: Query | Join | StopWorker | LockMessage, timeout_s: float) -> Json:
         report = await self._ask(question, timeout_s)
         assert isinstance(report, Report)
         if not report.ok:
@@ -300,7 +332,9 @@ class AsyncClient:
         return report.body
 
     async def _ask(
-        self, question: Describe | Query | Recall | Join | StopWorker, timeout_s: float = ASK_TIMEOUT_S
+        self,
+        question: Describe | Query | Recall | Join | StopWorker | LockMessage,
+        timeout_s: float = ASK_TIMEOUT_S,
     ) -> Reply:
         link = self._connect()
         answer, _ = await link.ask(Ask(link.new_key(), question, timeout_s))
@@ -376,8 +410,7 @@ class AsyncClient:
         return call
 
     async def _check_grammar(self, params: SamplingParams) -> None:
-        checker = (await self._model.get()).grammars
-        await asyncio.to_thread(checker.check, params)
+        await self._checks.check((await self._model.get()).grammars, params)
 
     async def _encode(self, source: Source, wish: Wish) -> tuple[int, ...]:
         if wish.params.grammar is not None:
@@ -395,7 +428,8 @@ class AsyncClient:
         if self._closed:
             raise Unavailable("this client is closed")
         if self._link is None:
-            self._link = Link(self._session)
+            access = self._access
+            self._link = Link(self._session, access.endpoint, access.pair, access.home)
         return self._link
 
 

@@ -19,6 +19,7 @@ class Contact:
     connected: bool = False
     _ever_heard: bool = False
     _reached: bool = False  # somebody listens there
+    _unheard: bool = False  # who listens there hung up while we knocked, last
     _stranger: str = ""  # why the broker that is there can't be talked to
     _lost_at: float | None = None  # since when the connection is gone; None before the first one
     _heard_at: float = 0.0  # the last word of the broker, or when we began to wait for one
@@ -33,7 +34,10 @@ class Contact:
         self._heard_at = self._probed_at = now
 
     def reach(self) -> None:
-        self._reached = True
+        self._reached, self._unheard = True, False
+
+    def hang_up(self) -> None:
+        self._unheard = True
 
     def connect(self, now: float) -> None:
         self.connected, self._heard_at, self._probed_at = True, now, now
@@ -88,6 +92,11 @@ class Contact:
     @property
     def absence(self) -> Unavailable:
         """Say why there is no connection."""
+        if self._unheard:
+            return Unavailable(
+                f"who listens at {self.url} hangs up while this machine knocks: it may have another key by now than is "
+                "known here, then ask there for an invitation (swarmctl invite), and give it with --join"
+            )
         if self._lost_at is not None:
             return Unavailable(f"the broker at {self.url} went away and has not come back")
         if self._reached:

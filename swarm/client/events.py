@@ -14,6 +14,7 @@ from swarm.wire.messages import (
     GetAsset,
     Hop,
     Join,
+    LockMessage,
     Query,
     Recall,
     Recalled,
@@ -24,7 +25,7 @@ from swarm.wire.messages import (
     TokenLogprob,
 )
 
-Question = Describe | GetAsset | Query | Recall | Join | StopWorker
+Question = Describe | GetAsset | Query | Recall | Join | StopWorker | LockMessage
 Reply = Description | AssetPart | Recalled | Report
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -33,6 +34,11 @@ Reply = Description | AssetPart | Recalled | Report
 @dataclass(frozen=True, slots=True)
 class Reached:
     """Somebody has taken the connection; who that is will be known when it greets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """Somebody listens, and hangs up before we are through: it may be the broker, with another key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ class Tick:
 
 Event = (
     Reached
+    | Unheard
     | Connected
     | Estranged
     | Disconnected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import deque
 from itertools import count
@@ -31,18 +32,23 @@ from swarm.client.events import (
     Taken,
     Tick,
     Unanswered,
+    Unheard,
     Withdraw,
 )
 from swarm.client.session import Session
-from swarm.errors import ClientError, InvalidRequest, Unavailable, WireError
+from swarm.errors import ClientError, ConfigError, InvalidRequest, Unavailable, WireError
+from swarm.lock.rotation import Home
 from swarm.wire import channel as wire
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.door.keys import KeyPair, public_of
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.messages import ClientMessage
+from swarm.wire.messages import BrokerKey, BrokerKeyKept, ClientMessage, Report, Rotate, RotateYours
 from swarm.wire.schema import client_schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
+_LOOK_S = 1.0  # between two looks at the keys that are kept, while nobody hears us
+_CHANGE_S = 10.0  # for the broker's answer about a new key
 _TICK_S = 0.1  # how exactly time limits are kept
 _TURN = 64  # news that one reader takes before others get a turn: a millisecond or so
 _MAX_OUTBOX = 1 << 16  # messages that wait for room in the socket's queue
@@ -77,16 +83,28 @@ class Mailbox:
 
 
 class Link:
-    """One connection to a broker, on the running loop. Nothing waits here for the network but :meth:`ask`."""
+    """One connection to a broker, on the running loop. Nothing waits here for the network but :meth:`ask`. ``pair``: by
+    which a broker on another machine knows this one."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        session: Session,
+        endpoint: str | None = None,
+        pair: KeyPair | None = None,
+        home: Home | None = None,
+    ) -> None:
+        """``endpoint``: the session's address, with the broker's public key if it has a lock. ``home``: where both
+        keys are kept, which may change."""
         self.session = session
+        self._home = home
+        self._rotation: asyncio.Task[None] | None = None
+        self._looked_at = float("-inf")
         self.num_connects = 0  # grows when the broker may be another one
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         try:
             self._channel = wire.DealerChannel(
-                self._context, session.url, secrets.token_bytes(16), SERVER.frame_limit_bytes
+                self._context, endpoint or session.url, secrets.token_bytes(16), SERVER.frame_limit_bytes, pair
             )
         except BaseException:
             self._context.term()
@@ -177,9 +195,11 @@ class Link:
         await self._release()
 
     async def _release(self) -> None:
-        self._runner.cancel()
+        running = [self._runner] if self._rotation is None else [self._runner, self._rotation]
+        for task in running:
+            task.cancel()
         try:
-            await asyncio.gather(self._runner, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
         finally:
             self._channel.close()
             self._context.term()  # waits for the socket's linger at most
@@ -200,11 +220,64 @@ class Link:
             self.num_connects += 1
             self._channel.send(greeting(client_schema()))
             self.do(Reached())
+        elif event is wire.Link.TURNED_AWAY:
+            self._turned_away()
+        elif event is wire.Link.UNHEARD:
+            self.do(Unheard())
+            self._look_at_home()
         elif event is wire.Link.DOWN:
             self._outbox.clear()  # after the next connect, the session tells everything again
             self.do(Disconnected())
         elif not isinstance(event, wire.Link):
             self._arrived(event)
+
+    def _turned_away(self) -> None:
+        """Our key opens that door no more: perhaps since this machine has another one by now."""
+        if not self._takes_up():
+            self.do(Estranged("it does not take this machine's key (was it revoked?); join again with an invitation"))
+
+    def _look_at_home(self) -> None:
+        """Nobody heard us out: perhaps the broker has another key, which another process of this machine was told."""
+        if self._loop.time() - self._looked_at >= _LOOK_S:
+            self._looked_at = self._loop.time()
+            self._takes_up()
+
+    def _takes_up(self) -> bool:
+        """Knock with the keys that are kept by now, if they are others."""
+        kept = None if self._home is None else self._home.take_up()
+        if kept is None:
+            return False
+        self._channel.move(kept.endpoint)
+        self._channel.renew(kept.pair)
+        return True
+
+    def _broker_moves(self, key: str) -> None:
+        """The broker has another key: it is kept, and used at the next connection. Where it can't be kept, the broker
+        is not told that it is, and shows this machine as one that does not know it."""
+        if self._home is None:
+            return
+        try:
+            kept = self._home.broker_is(key)
+        except ConfigError:
+            return
+        self._channel.move(kept.endpoint)
+        self._channel.send(CLIENT.encode(BrokerKeyKept(key=key)))
+
+    def _rotate(self) -> None:
+        """Who governs wants another key of this machine. What fails, the broker asks for again when it is knocked at;
+        and what another process here has done is not done again."""
+        if self._home is None or (self._rotation is not None and not self._rotation.done()) or self._takes_up():
+            return
+        self._rotation = self._loop.create_task(self._change_key(self._home), name="swarm client: change key")
+
+    async def _change_key(self, home: Home) -> None:
+        """The steps of ``lock.rotation``, over this connection; then knock with the new key."""
+        with contextlib.suppress(ConfigError, ClientError):
+            secret = home.announced()
+            reply, _ = await self.ask(Ask(self.new_key(), Rotate(key=public_of(secret)), _CHANGE_S))
+            if isinstance(reply, Report) and reply.ok:
+                home.takes_place(secret)
+                self._takes_up()
 
     def _arrived(self, frames: Frames) -> None:
         theirs = read_greeting(frames)
@@ -217,7 +290,12 @@ class Link:
         except WireError as error:
             self.do(NotUnderstood(str(error), _about(frames[0])))
             return
-        self.do(Received(message, b"" if payload is None else bytes(payload)))
+        if isinstance(message, BrokerKey):
+            self._broker_moves(message.key)
+        elif isinstance(message, RotateYours):
+            self._rotate()
+        else:
+            self.do(Received(message, b"" if payload is None else bytes(payload)))
 
     async def _tick(self) -> None:
         while True:

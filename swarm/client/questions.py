@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from swarm.client.events import Action, Ask, Reply, Unanswered
 from swarm.errors import ClientError
@@ -13,13 +14,30 @@ from swarm.wire.messages import (
     Describe,
     Description,
     GetAsset,
+    Invite,
     Join,
     Query,
     Recall,
     Recalled,
     Report,
+    Revoke,
+    Rotate,
+    RotateBroker,
+    RotateMember,
     StopWorker,
 )
+
+# Which report answers what.
+_REPORTED: Final = {
+    "asset": GetAsset,
+    "join": Join,
+    "stop": StopWorker,
+    "invite": Invite,
+    "revoke": Revoke,
+    "rotate": Rotate,
+    "rotate_broker": RotateBroker,
+    "rotate_member": RotateMember,
+}
 
 
 @dataclass(slots=True)
@@ -93,6 +111,9 @@ def _answers(message: Reply, question: object) -> bool:
         case ((Recalled() | Report(what="recall")), Recall()):
             of = message.submit.request_id if isinstance(message, Recalled) else message.body.get("request_id")
             return of == question.request_id
-        case (Report(what="asset"), GetAsset()) | (Report(what="join"), Join()) | (Report(what="stop"), StopWorker()):
-            return True
+        case (
+            Report(what=what),
+            GetAsset() | Join() | StopWorker() | Invite() | Revoke() | Rotate() | RotateBroker() | RotateMember(),
+        ):
+            return isinstance(question, _REPORTED.get(what, ()))
     return False

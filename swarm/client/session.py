@@ -52,6 +52,7 @@ from swarm.client.events import (
     StopFound,
     Taken,
     Tick,
+    Unheard,
     Withdraw,
 )
 from swarm.client.ongoing import Continuation, Ongoing, ended_badly, refusal
@@ -238,6 +239,8 @@ class Session:
         match event:
             case Reached():
                 self._contact.reach()
+            case Unheard():
+                self._contact.hang_up()
             case Connected():
                 return self._connected(now)
             case Estranged(reason):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +34,36 @@ def _address(host: str) -> str:
         return host if host == "localhost" else str(ipaddress.ip_address(host))
     except ValueError:
         raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with keys") from None
+
+
+def _address_or_auto(host: str) -> str:
+    return host if host == "auto" else _address(host)
+
+
+def _address_or_none(host: str) -> str:
+    return host and _address(host)
+
+
+def _listened(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        if _INTERFACE.fullmatch(text):
+            return text
+        raise ValueError(f"{text!r} is neither an IP address nor a network interface; say 192.0.2.1 or eth0") from None
+    if address.is_loopback or address.is_unspecified:
+        raise ValueError(f"{text} is no address that another machine could name: give this machine's own, or eth0")
+    return str(address)
+
+
+def _advertised(text: str) -> str:
+    if not _ADVERTISED.fullmatch(text):
+        raise ValueError(f"{text!r} is no place to connect to; write HOST or HOST:PORT")
+    return text
+
+
+_INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,14}")
+_ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 
 def is_loopback(host: str) -> bool:
@@ -72,6 +103,8 @@ def _endpoint(url: str) -> str:
 
 
 Host = Annotated[str, AfterValidator(_loopback)]
+Listened = Annotated[str, AfterValidator(_listened)]
+Advertised = Annotated[str, AfterValidator(_advertised)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
@@ -87,13 +120,33 @@ class BrokerSettings(Section):
 
     host: Host = Field(
         default="127.0.0.1",
-        description="Address to listen on. Only loopback: there are no keys yet that would make anything else safe.",
+        description="Address at which this machine is served, without keys: who is on it may do all. Only loopback.",
+    )
+    listen: tuple[Listened, ...] = Field(
+        default=(),
+        max_length=16,
+        examples=[["192.0.2.1"], ["eth0"]],
+        description="Addresses or network interfaces at which other machines are served too, with keys: see swarmctl "
+        "invite. Needs a state directory, where the keys are.",
+    )
+    advertise: tuple[Advertised, ...] = Field(
+        default=(),
+        max_length=16,
+        examples=[["swarm.example"]],
+        description="What invitations tell others to connect to, if it is not what broker.listen says: behind a "
+        "forwarded port, say. HOST or HOST:PORT.",
+    )
+    discoverable: bool = Field(
+        default=False,
+        description="Tell whoever asks on the local network that this broker is here, with its public key (swarm "
+        "discover; needs swarm[discover] and broker.listen). Joining takes an invitation all the same.",
     )
     port: int = Field(
         default=5700,
         ge=1,
         le=65532,
-        description="Port of the clients' door. The next one is the door for workers' control.",
+        description="Port of the clients' door. The next one is the door for workers' control; with broker.listen, the "
+        "two after it are those for beats and finished steps.",
     )
     max_queue: Count = Field(
         default=1024,
@@ -281,8 +334,14 @@ class WorkerSettings(Section):
         "between unlike machines without a trace in the answers; all workers of a swarm should say so then. auto: "
         "fast. swarmctl plan names the bits of each stage and warns where they differ.",
     )
-    host: Host = Field(
-        default="127.0.0.1", description="Address for data from other workers. Only loopback without keys."
+    host: Annotated[str, AfterValidator(_address_or_auto)] = Field(
+        default="auto",
+        description="Address for data from other workers. auto: that of this machine which reaches the broker. "
+        "Beyond loopback only those are heard whose key the plan names.",
+    )
+    advertise: Annotated[str, AfterValidator(_address_or_none)] = Field(
+        default="",
+        description="Address that others are told for it, if it is another one: behind a forwarded port, say.",
     )
     data_ports: Annotated[str, AfterValidator(_port_range)] = Field(
         default="20000-29999",
@@ -317,7 +376,12 @@ class HealthSettings(Section):
 
     beat_timeout_s: Annotated[float, Field(ge=0.02, le=3600)] = Field(
         default=0.7,
-        description="Seconds without a beat after which a worker is out: seven beats, and still under a second.",
+        description="Seconds without a beat after which a worker is out, at the most. It is sooner if its beats have "
+        "come evenly: three times as late as the latest of the last half minute.",
+    )
+    beat_least_s: Annotated[float, Field(ge=0.02, le=3600)] = Field(
+        default=0.4,
+        description="Seconds without a beat that are never silence, however evenly beats have come.",
     )
     hang_factor: Annotated[float, Field(ge=1, le=10_000)] = Field(
         default=10.0,
@@ -328,6 +392,11 @@ class HealthSettings(Section):
         default=2.0,
         description="Seconds without progress that are never a hang, however short the step should have been; 15 times "
         "as many while layers are loaded, 5 times as many for the control loop.",
+    )
+    asleep_s: Seconds = Field(
+        default=0.75,
+        description="Seconds in which a worker that should compute makes no progress and none of its threads runs, or "
+        "waits for a core or a disk: then it is out before hang_min_s. Known on Linux.",
     )
 
 

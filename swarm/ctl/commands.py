@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client
 from swarm.cli.output import EXIT_CODES
+from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
 
 if TYPE_CHECKING:
@@ -38,8 +40,12 @@ class Common:
 
 
 @app.callback()
-def common(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
+def common(context: typer.Context, url: UrlOption = None, join: JoinOption = None, as_json: JsonOption = False) -> None:
     """What stands before the command's name."""
+    if join is not None:
+        from swarm.cli.joining import join_here
+
+        join_here(join)
     context.obj = Common(url, as_json)
 
 
@@ -143,6 +149,15 @@ def stats(
         watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
 
 
+_ANSWER = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)([0-9a-f]{32}(?:-[0-9]{1,3})?)")  # ids that the gateway gives
+
+
+def plain_id(request: str) -> str:
+    """The broker's id of a request, of the one in its answer over HTTP as well: that has a prefix."""
+    answer = _ANSWER.fullmatch(request)
+    return request if answer is None else answer[1]
+
+
 @app.command(epilog="Example: swarmctl trace, or swarmctl trace 3f2a")
 def trace(
     context: typer.Context,
@@ -150,7 +165,8 @@ def trace(
         str,
         typer.Argument(
             metavar="[REQUEST]",
-            help="The request's id, as `swarmctl requests` and the log show it; its beginning suffices. "
+            help="The request's id, as `swarmctl requests` and the log show it, or an answer's over HTTP; "
+            "its beginning suffices. "
             "[default: the newest]",
             show_default=False,
         ),
@@ -161,7 +177,7 @@ def trace(
     """Where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
     from swarm.ctl import render_trace
 
-    _answer(context, Common(url, as_json), lambda client: client.trace(request), render_trace.trace)
+    _answer(context, Common(url, as_json), lambda client: client.trace(plain_id(request)), render_trace.trace)
 
 
 @app.command(epilog="Example: swarmctl requests --all")
@@ -266,4 +282,5 @@ def _in_bytes(text: str) -> int:
     return size
 
 
+app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")

@@ -1,4 +1,4 @@
-"""``swarmctl keys``: who may use the gateways, and how much. Works on the keys' file, which gateways watch."""
+"""``swarmctl keys``: who may come in. API keys are in a file, which gateways watch; machines' keys are the broker's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.options import ConfigOption, JsonOption, load_settings
+from swarm.cli.options import ConfigOption, JsonOption, UrlOption, load_settings, open_client
 
 if TYPE_CHECKING:
+    from swarm.client.blocking import Client
     from swarm.keys.keys import Key, Ring
     from swarm.wire.messages import Json
 
 keys_app = typer.Typer(
-    help="Make, list and revoke API keys of the gateways.",
+    help="Keys: the gateways' API keys, and those of machines that have joined (swarmctl invite).",
     epilog="Example: swarmctl keys add alice --rate 60 --keys-file ~/.config/swarm/keys.json",
     rich_markup_mode=None,
 )
@@ -28,7 +29,22 @@ FileOption = Annotated[
         help="File of the keys. [default: the setting gateway.keys_file, else keys.json in the state directory]",
     ),
 ]
-NameArgument = Annotated[str, typer.Argument(help="The key's name, which is the tenant's.", show_default=False)]
+OwnNameArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="The API key's or the machine's name; with --machine, as what a swarm knows this one. [default: the one "
+        "joined last]",
+        show_default=False,
+    ),
+]
+BrokerOption = Annotated[bool, typer.Option("--broker", help="The broker's own key; said again: how far that is.")]
+NowOption = Annotated[
+    bool, typer.Option("--now", help="With --broker: put the old key away; who does not know the new one is shut out.")
+]
+OwnOption = Annotated[bool, typer.Option("--machine", help="This machine's own key, by which a swarm knows it.")]
+NameArgument = Annotated[str, typer.Argument(help="The key's name; an API key's is its tenant's.", show_default=False)]
+ApiOption = Annotated[bool, typer.Option("--api", help="API keys alone.")]
+MachineOption = Annotated[bool, typer.Option("--machine", help="Machines' keys and invitations alone.")]
 _EXAMPLE = "--keys-file keys.json"
 
 
@@ -64,52 +80,151 @@ def add(
     _show_new(key, shown, as_json)
 
 
-@keys_app.command("list", epilog=f"Example: swarmctl keys list {_EXAMPLE}")
-def list_(
-    context: typer.Context, keys_file: FileOption = None, config: ConfigOption = None, as_json: JsonOption = False
-) -> None:
-    """Show the keys' names and limits; what was shown once is kept nowhere."""
-    from swarm.cli.output import console, print_json
-    from swarm.ctl.render import fields
-    from swarm.keys.file import read
-    from swarm.keys.keys import Ring
-
-    ring = read(_file(context, keys_file, config)) or Ring()
-    rows = [_row(key) for key in ring.keys]
-    if as_json:
-        print_json({"keys": rows})
-    else:
-        console().print(fields({"keys": rows}) if rows else "no keys")
-
-
-@keys_app.command("revoke", epilog=f"Example: swarmctl keys revoke alice {_EXAMPLE}")
-def revoke(
+@keys_app.command("list", epilog="Example: swarmctl keys list --machine")
+def list_(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    name: NameArgument,
+    api: ApiOption = False,
+    machine: MachineOption = False,
     keys_file: FileOption = None,
+    url: UrlOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a key back: gateways refuse it within a second. What it has under way is finished."""
-    from swarm.cli.output import print_json
+    """Show keys: names, limits, roles; what was shown once is kept nowhere. With --keys-file, that file's alone."""
+    from swarm.cli.output import console, print_json
+    from swarm.ctl import machines
+    from swarm.ctl.render import keys
+
+    kinds = _kinds(api, machine, keys_file)
+    body: Json = {}
+    if "api" in kinds:
+        ring = _ring(context, keys_file, config, must=kinds == {"api"})
+        body["keys"] = [_row(key) for key in ring.keys]
+    if "machine" in kinds:
+        with open_client(context, url or _outer_url(context)) as client:
+            told, problem = machines.told(client)
+        body |= {"members": told.get("members", []), "invitations": told.get("invitations", [])}
+        about = {what: told.get(what) for what in ("key", "former_key", "locked")}
+        body |= {"problem": problem} if problem else about
+    if as_json:
+        print_json(body)
+    else:
+        console().print(keys({**body, **machines.shown(body)} if "machine" in kinds else body))
+
+
+@keys_app.command("revoke", epilog="Example: swarmctl keys revoke alice")
+def revoke(  # noqa: PLR0917 (options are parameters)
+    context: typer.Context,
+    name: NameArgument,
+    api: ApiOption = False,
+    machine: MachineOption = False,
+    keys_file: FileOption = None,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a key back. An API key: gateways refuse it within a second, what it has under way is finished. A machine's,
+    by its name or how it begins: its connections end at once. An invitation: nobody joins by it any more."""
+    kinds = _kinds(api, machine, keys_file)
+    problem = ""
+    with open_client(context, url or _outer_url(context)) as client:
+        if len(kinds) > 1:
+            kind, problem = _kind_of(name, _ring(context, keys_file, config, must=False), client)
+            kinds = {kind}
+        if kinds == {"machine"}:
+            client.revoke_key(name)
+            _say({"revoked": name, "kind": "machine"}, f"revoked {name}", as_json)
+            return
     from swarm.keys.file import change
 
-    ring = change(_file(context, keys_file, config), lambda ring: ring.remove(name))
+    left = len(change(_file(context, keys_file, config), lambda ring: ring.remove(name)).keys)
+    text = f"revoked {name}; {left} left" + ("" if left else ": nobody is served until one is added")
+    text += f"\nof machines' keys nothing is known: {problem}" if problem else ""
+    _say({"revoked": name, "kind": "api", "num_left": left}, text, as_json)
+
+
+def _say(body: Json, text: str, as_json: bool) -> None:
+    from swarm.cli.output import print_json
+
     if as_json:
-        print_json({"revoked": name, "num_left": len(ring.keys)})
+        print_json(body)
     else:
-        print(f"revoked {name}; {len(ring.keys)} left" + ("" if ring.keys else ": nobody is served until one is added"))
+        print(text)
+
+
+def _kind_of(name: str, ring: Ring, client: Client) -> tuple[str, str]:
+    """Which kind of key is called so, and why nothing is known of machines', if so. Raises ConfigError if it may be
+    both, or is none."""
+    from swarm.ctl import machines
+    from swarm.errors import ConfigError
+
+    told, problem = machines.told(client)
+    is_api, is_machine = any(key.name == name for key in ring.keys), machines.has(told, name)
+    if is_api and is_machine:
+        raise ConfigError(f"{name!r} is an API key and a machine's: say which, with --api or --machine")
+    if not is_api and not is_machine:
+        unknown = f"; of machines' nothing is known: {problem}" if problem else ""
+        raise ConfigError(f"there is no key {name!r} (swarmctl keys list){unknown}")
+    return ("api" if is_api else "machine"), problem
+
+
+@keys_app.command("show", epilog="Example: swarmctl keys show")
+def show(
+    context: typer.Context,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the broker's public key, and which swarms this machine has joined. No secrets."""
+    from swarm.cli.output import console, print_json
+    from swarm.ctl import machines
+    from swarm.ctl.render import joined
+    from swarm.lock.known import default_state_dir
+
+    settings = load_settings(context, config, {})
+    with open_client(context, url or _outer_url(context)) as client:
+        description, problem = machines.told(client)
+    body: Json = {"key": description.get("key") or "", "problem": problem}
+    body["joined"] = machines.joined(settings.state_dir or default_state_dir())
+    if as_json:
+        print_json(body)
+    else:
+        console().print(joined(body))
 
 
 @keys_app.command("rotate", epilog=f"Example: swarmctl keys rotate alice {_EXAMPLE}")
-def rotate(
+def rotate(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    name: NameArgument,
+    name: OwnNameArgument = None,
+    machine: OwnOption = False,
+    broker: BrokerOption = False,
+    now: NowOption = False,
     keys_file: FileOption = None,
+    url: UrlOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new key in the place of an old one, with its limits, and show it, this once. The old one is refused."""
+    """Make a new key in the place of an old one.
+
+    An API key: with its limits, and shown this once; the old one is refused. A member's, by its name: its machine draws
+    another one now, or when it is there again. With --machine, this machine's own: its secret half stays here, what
+    runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's: it answers
+    to both until all who are known there know the new one.
+    """
+    if machine and broker:
+        raise typer.BadParameter("--machine is this machine's key, and --broker the broker's: name one of them")
+    if now and not broker:
+        raise typer.BadParameter("--now is about the broker's key: say --broker, too")
+    if broker:
+        _rotate_broker(context, url, now, as_json)
+        return
+    if machine:
+        _rotate_own(context, name, config, as_json)
+        return
+    if name is None:
+        raise typer.BadParameter("say a name, or --machine for this machine's own key, or --broker for the broker's")
+    if keys_file is None and _rotate_member(context, name, _ring(context, None, config, must=False), url, as_json):
+        return
     from swarm.keys.file import change
     from swarm.keys.keys import make
 
@@ -121,6 +236,79 @@ def rotate(
 
     change(_file(context, keys_file, config), renew)
     _show_new(*made[-1], as_json)
+
+
+def _rotate_broker(context: typer.Context, url: str | None, now: bool, as_json: bool) -> None:
+    from swarm.cli.output import print_json
+    from swarm.ctl.render import broker_key
+
+    with open_client(context, url or _outer_url(context)) as client:
+        body = client.rotate_broker_key(now=now)
+    if as_json:
+        print_json({**body, "kind": "broker"})
+    else:
+        print(broker_key(body))
+
+
+def _rotate_member(context: typer.Context, name: str, ring: Ring, url: str | None, as_json: bool) -> bool:
+    """Order it, if this is the name of a machine that has joined. False: it may be an API key's."""
+    from swarm.ctl import machines
+    from swarm.errors import ConfigError
+
+    is_api = any(key.name == name for key in ring.keys)
+    with open_client(context, url or _outer_url(context)) as client:
+        told, problem = machines.told(client)
+        if not machines.has({"members": told.get("members")}, name):
+            if not is_api and not ring.keys:
+                unknown = f" ({problem})" if problem else ""
+                raise ConfigError(f"there is no key {name!r} (swarmctl keys list){unknown}")
+            return False
+        if is_api:
+            raise ConfigError(f"{name!r} is an API key and a machine's: name the API key's file with --keys-file")
+        called = client.rotate_member_key(name).get("name")
+    text = f"{called} was told to change its key; if it is off, it does so when it is there (swarmctl keys list)"
+    _say({"rotated": called, "kind": "machine"}, text, as_json)
+    return True
+
+
+def _rotate_own(context: typer.Context, name: str | None, config: Path | None, as_json: bool) -> None:
+    from swarm.cli.output import print_json
+    from swarm.ctl import machines
+    from swarm.lock.known import default_state_dir
+
+    settings = load_settings(context, config, {})
+    called, key = machines.rotate(settings.state_dir or default_state_dir(), name)
+    if as_json:
+        print_json({"rotated": called, "kind": "machine", "key": key})
+    else:
+        print(f"this machine is known as {called} by another key now, {key[:16]}…; the old one opens nothing")
+
+
+def _kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:
+    if api and machine:
+        raise typer.BadParameter("--api and --machine are both the default: name one of them, or none")
+    if machine and keys_file is not None:
+        raise typer.BadParameter("--keys-file is about API keys, and --machine about others")
+    if api or keys_file is not None:
+        return {"api"}
+    return {"machine"} if machine else {"api", "machine"}
+
+
+def _outer_url(context: typer.Context) -> str | None:
+    """The address that stands before the command's name."""
+    parent = context.find_root().obj
+    return getattr(parent, "url", None)
+
+
+def _ring(context: typer.Context, keys_file: Path | None, config: Path | None, *, must: bool) -> Ring:
+    """The file's keys. Raises BadParameter if nobody says where it is, and it ``must`` be known."""
+    from swarm.keys.file import read
+    from swarm.keys.keys import Ring
+
+    settings = load_settings(context, config, {})
+    if keys_file is None and settings.gateway.keys_file is None and settings.state_dir is None and not must:
+        return Ring()
+    return read(_file(context, keys_file, config)) or Ring()
 
 
 def _file(context: typer.Context, given: Path | None, config: Path | None) -> Path:

@@ -41,6 +41,7 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "disagreed_with",
     "evidence",
     "reason",
+    "unreachable",
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -137,6 +138,72 @@ def _recovery(each: Body) -> list[RenderableType]:
     return [*lines, table, Text(told)]
 
 
+def keys(body: Body) -> RenderableType:
+    """Draw API keys, members and invitations, as far as they are asked for."""
+    parts: list[RenderableType] = []
+    for what, title, none in (
+        ("keys", "API keys:", "no API keys"),
+        ("members", "machines:", "no machines have joined"),
+        ("invitations", "invitations:", "no invitations"),
+    ):
+        rows = rows_of(body.get(what))
+        if rows:
+            parts += [Text(title), _table(rows, (), _of_no_use(rows))]
+        elif what in body and not (what != "keys" and body.get("problem")):
+            parts.append(Text(none))
+    if body.get("former_key"):
+        parts.append(Text(BOTH_ANSWERED))
+    elif any(row.get("knows_broker") is False for row in rows_of(body.get("members"))):
+        parts.append(Text(SHUT_OUT))
+    if problem := body.get("problem"):
+        parts.append(Text(f"of machines' keys nothing is known: {problem}"))
+    elif body.get("locked") is False:
+        parts.append(Text("this broker serves its own machine only, and needs no keys for that"))
+    return Group(*parts)
+
+
+BOTH_ANSWERED = (
+    "the broker's key is being changed: whoever does not know it yet (knows broker: no) is told when it knocks; the "
+    "old one is answered to until then, or until swarmctl keys rotate --broker --now"
+)
+SHUT_OUT = "who does not know the broker's key (knows broker: no) can't come in: revoke it, and invite it anew"
+
+
+def _of_no_use(rows: Sequence[Body]) -> set[str]:
+    """Columns that say the same of all, as they should."""
+    usual = {"knows_broker": True, "expired": False}
+    return {name for name, value in usual.items() if all(row.get(name, value) is value for row in rows)}
+
+
+def broker_key(body: Body) -> str:
+    """Say how far the broker is with its new key."""
+    shut_out, behind = _words(body.get("shut_out")), _words(body.get("behind"))
+    lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
+    if shut_out:
+        lines.append(f"shut out, for they know the old one only: {shut_out}; revoke them, and invite them anew")
+    elif body.get("is_over"):
+        lines.append("everybody knows it; the old one is put away")
+    else:
+        lines.append(f"the old one is answered to until these know it, too: {behind}")
+        lines.append("(swarmctl keys rotate --broker says how far that is; with --now, they are shut out)")
+    return "\n".join(lines)
+
+
+def _words(names: object) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) else ""
+
+
+def joined(body: Body) -> RenderableType:
+    """Draw the broker's public key and the swarms that were joined."""
+    nothing = body.get("problem") or "this broker serves its own machine only, and has none"
+    parts: list[RenderableType] = [Text(f"the broker's public key: {body.get('key') or nothing}")]
+    rows = rows_of(body.get("joined"))
+    parts += (
+        [Text("joined from here, the last first:"), *map(fields, rows)] if rows else [Text("joined from here: none")]
+    )
+    return Group(*parts)
+
+
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
     """Draw names and values, one per line; leave out empty ones."""
     grid = Table.grid(padding=(0, 2))
@@ -181,7 +248,7 @@ def _times(count: object) -> str:
 
 def _stages(stages: object) -> RenderableType:
     rows = rows_of(stages)
-    return _table(rows, _STAGE_COLUMNS, {"incarnation", "kernels"}) if rows else Text("no stages")
+    return _table(rows, _STAGE_COLUMNS, {"incarnation", "kernels", "by_relay"}) if rows else Text("no stages")
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
@@ -199,7 +266,7 @@ def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
     """Write a line for each verdict. Why a worker went is mostly its evidence, too."""
     lines: list[RenderableType] = []
     for worker in workers:
-        said = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason") if worker.get(key))
+        said = dict.fromkeys(str(worker[key]) for key in ("evidence", "reason", "unreachable") if worker.get(key))
         if said:
             lines.append(Text(f"· {worker.get('name')} is {worker.get('verdict') or 'there'}: {'; '.join(said)}"))
     return lines

@@ -64,7 +64,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _broken)
+    app.add_exception_handler(Exception, broken)
     return app
 
 
@@ -158,7 +158,9 @@ def is_anthropic(request: Request) -> bool:
 def refuse(request: Request, problem: Problem) -> Response:
     """The answer in the words of the API that was asked."""
     numbers: HttpNumbers = request.app.state.numbers
-    numbers.refused(api_of(request.url.path), problem.status)
+    if not problem.is_counted:
+        count = request.scope.get("swarm.refused", numbers.refused)  # whoever may ask others counts what is refused
+        count(api_of(request.url.path), problem.status)
     body = problem.anthropic() if is_anthropic(request) else problem.openai()
     return JsonResponse(body, status_code=problem.status, headers=problem.headers)
 
@@ -185,6 +187,6 @@ async def _http(request: Request, error: Exception) -> Response:
     return refuse(request, problem)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def broken(request: Request, error: Exception) -> Response:
     """A fault of ours. What it was is in the log, not in the answer."""
     return refuse(request, Problem(500, "the gateway has a fault: its log says more"))

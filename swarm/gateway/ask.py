@@ -54,3 +54,10 @@ class Ask:
     timeout_s: float | None = None
     hops: bool = False
     keep_s: float = 0.0  # for which the answer goes on when nobody reads it
+    called: Mapping[str, str] = field(default_factory=dict)  # what its API calls parameters, if not as we do
+
+    def name_of(self, parameter: str) -> str:
+        """What the client knows it by."""
+        if parameter == "grammar" and self.tools.choice in ("required", "named"):
+            return "tools"
+        return self.called.get(parameter, parameter)

@@ -38,6 +38,14 @@ class Problem(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after_s = retry_after_s
+        self.is_counted = False  # among the answers that failed, so not among the refusals
+
+    def named(self, param: str) -> Problem:
+        """The same by the client's own name for the field. Anthropic's form has no place for it but the text."""
+        self.param = param
+        if param not in self.message:
+            self.message = f"{param}: {self.message}"
+        return self
 
     @property
     def type(self) -> str:

@@ -18,6 +18,7 @@ from swarm.errors import ConfigError
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.build import Doors
 from swarm.gateway.doors.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, connections_of
+from swarm.lock.access import Access
 from swarm.log import get_logger
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ _RELEASE_S = 1.0  # for connections to be gone after that
 log = get_logger(__name__)
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code. Raises ConfigError if it can't serve there."""
+def run(settings: Settings, broker: Access | str | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. Raises ConfigError if
+    it can't serve there."""
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
-        return uvloop.run(_main(settings, listener))
+        return uvloop.run(_main(settings, listener, broker))
 
 
 def _allow_descriptors(count: int) -> None:
@@ -60,10 +62,10 @@ def _listener(own: GatewaySettings) -> socket.socket:
     return listener
 
 
-async def _main(settings: Settings, listener: socket.socket) -> int:
+async def _main(settings: Settings, listener: socket.socket, broker: Access | str | None) -> int:
     own = settings.gateway
     client = AsyncClient(
-        settings.client.url,
+        broker,
         connect_timeout_s=settings.client.connect_timeout_s,
         reconnect_timeout_s=settings.client.reconnect_timeout_s,
     )
@@ -71,7 +73,7 @@ async def _main(settings: Settings, listener: socket.socket) -> int:
     doors = Doors(settings, desk)
     config = uvicorn.Config(
         doors.app,
-        http=connections_of(own),
+        http=connections_of(own, doors.numbers.refused_connection),
         ws="none",
         log_config=None,
         access_log=False,
@@ -80,7 +82,7 @@ async def _main(settings: Settings, listener: socket.socket) -> int:
         timeout_keep_alive=int(KEEP_ALIVE_S),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=settings.client.url)
+    log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=client.url)
     if not doors.needs_keys:
         log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
     warming = asyncio.create_task(desk.keep_warm())

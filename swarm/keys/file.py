@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import secrets
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from swarm import private
 from swarm.errors import ConfigError
 from swarm.keys.keys import Key, Ring
 
@@ -27,15 +25,9 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read(path: Path) -> Ring | None:
     """The keys; None if there is no file. Raises ConfigError if it isn't private, or is no file of keys."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    content = private.read(path, "the keys' file", _MAX_BYTES, remedy="rotate its keys")
+    if content is None:
         return None
-    except OSError as error:
-        raise ConfigError(f"the keys' file {path} can't be read ({error.strerror})") from None
-    with os.fdopen(fd, "rb") as file:
-        _check_private(path, os.fstat(file.fileno()))
-        content = file.read(_MAX_BYTES)
     try:
         written = msgspec.json.decode(content, type=_Written)
     except msgspec.MsgspecError as error:
@@ -45,22 +37,10 @@ def read(path: Path) -> Ring | None:
     return Ring(written.keys)
 
 
-def _check_private(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"the keys' file {path} is no regular file")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"the keys' file {path} belongs to somebody else (user {status.st_uid})")
-    if status.st_mode & 0o077:
-        raise ConfigError(f"others may read the keys' file {path}: chmod 600 {path}, and rotate its keys")
-    parent = path.parent.stat()
-    if parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX:
-        raise ConfigError(f"others may write the directory {path.parent} of the keys' file: chmod 700 {path.parent}")
-
-
 def change(path: Path, edit: Callable[[Ring], Ring]) -> Ring:
     """Write what ``edit`` makes of the keys, while nobody else does. Raises ConfigError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_directory(path.parent)
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _not_written(path, error) from None
@@ -68,7 +48,9 @@ def change(path: Path, edit: Callable[[Ring], Ring]) -> Ring:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ring = edit(read(path) or Ring())
         try:
-            _write(path, msgspec.json.format(msgspec.json.encode(_Written(_VERSION, ring.keys)), indent=2) + b"\n")
+            private.write(
+                path, msgspec.json.format(msgspec.json.encode(_Written(_VERSION, ring.keys)), indent=2) + b"\n"
+            )
         except OSError as error:
             raise _not_written(path, error) from None
     return ring
@@ -76,27 +58,6 @@ def change(path: Path, edit: Callable[[Ring], Ring]) -> Ring:
 
 def _not_written(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"the keys' file {path} can't be written ({error.strerror})")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All or nothing, whatever happens meanwhile."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 Stamp = tuple[int, int, int, int]

@@ -20,6 +20,7 @@ from swarm.series import LONG_S, SHORT_S, Histogram
 
 MOST_NAMES = 32  # of APIs, and of models; whatever comes after them is counted as "other"
 OTHER = "other"
+CONNECTION = "connection"  # in the place of an API: what came was no request
 TOKENS = ("prompt", "cached", "answer")
 
 
@@ -58,6 +59,12 @@ class Watch:
         for _ in range(count):
             self._gaps.add(0.0)
 
+    def refused(self) -> None:
+        """It was none that will be answered: it is counted among the refused instead."""
+        if not self._over:
+            self._over = True
+            self._numbers.open_requests[self._api] -= 1
+
     def ended(self, outcome: str, prompt: int = 0, cached: int = 0, answer: int = 0) -> None:
         """The request is over, with so many tokens; ``outcome`` is one of few names. Counted once, so that it may be
         said in a ``finally``, too."""
@@ -81,6 +88,7 @@ class HttpNumbers(Collector):
         self.ended: Counter[tuple[str, str, str]] = Counter()
         self.tokens: Counter[tuple[str, str, str]] = Counter()
         self.turned_away: Counter[tuple[str, str]] = Counter()
+        self.upstream: Counter[tuple[str, str]] = Counter()  # by server and how it did
         self.first_token: dict[str, Histogram] = {}
         self.between_tokens: dict[str, Histogram] = {}
         self.whole: dict[str, Histogram] = {}
@@ -98,7 +106,11 @@ class HttpNumbers(Collector):
 
     def refused(self, api: str, status: int) -> None:
         """A request was answered with an error before anything ran."""
-        self.turned_away[self._api(api), str(status)] += 1
+        self.turned_away[api if api == CONNECTION else self._api(api), str(status)] += 1
+
+    def refused_connection(self, status: int) -> None:
+        """What came over a connection was never whole, or was no HTTP: no API was asked."""
+        self.refused(CONNECTION, status)
 
     def _api(self, api: str) -> str:
         if api not in self.first_token:
@@ -130,6 +142,14 @@ class HttpNumbers(Collector):
         for pair, count in self.turned_away.items():
             turned_away.add_metric(pair, count)
         yield turned_away
+        upstream = CounterMetricFamily(
+            "swarm_http_upstream_requests_total",
+            "Requests that other servers were asked to answer, by how they did",
+            labels=("upstream", "outcome"),
+        )
+        for pair, count in self.upstream.items():
+            upstream.add_metric(pair, count)
+        yield upstream
         tokens = CounterMetricFamily(
             "swarm_http_tokens_total",
             "Tokens of requests that ended: of prompts, of those what the prefix cache had, of answers",

@@ -24,6 +24,7 @@ from swarm.broker.journal.database import UnsyncedJournal
 from swarm.broker.journal.doubts import Doubts, FileSeen, Seen
 from swarm.broker.journal.reader import LISTED
 from swarm.broker.reports.ended import row_of
+from swarm.broker.state.archive import may_see
 from swarm.broker.state.past import Past, following
 from swarm.sim.checks.ledger import Ledger
 from swarm.wire.messages import NOBODYS, Lineage
@@ -236,8 +237,9 @@ class Journal:
                 return RequestRead(ask.request_id, None, problem)
             return RequestRead(ask.request_id, ledger.request(ask.request_id, now))
         if problem:
-            return ListRead(ask.client, ask.query, (), problem)
-        return ListRead(ask.client, ask.query, tuple(map(row_of, ledger.ended(now, LISTED))))
+            return ListRead(ask.client, ask.query, (), problem, ask.account)
+        ended = [record for record in ledger.ended(now, LISTED) if may_see(ask.account, record.tenant)]
+        return ListRead(ask.client, ask.query, tuple(map(row_of, ended)), account=ask.account)
 
     # --- whether the file can be believed ----------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ A connection carries messages in order, with delays, like one of TCP. What can g
 * it drops and comes back between living ends: the same, and what is given to it meanwhile waits or is lost, depending
   on who keeps what he can't send;
 * its way is blocked, in one direction or in both: nothing arrives until the way is free again, then all of it does;
+* the other end's door does not hear the sender (any more): it hangs up on what is on its way, and the rest stays with
+  the sender, who knocks again until it is let in;
 * the weather is bad: messages are late, come twice, or (between stages, where a proxy may stand) overtake each other.
 """
 
@@ -18,9 +20,11 @@ from typing import Literal
 
 from swarm.sim.world import World
 
+LATE_BEAT_S = 0.25  # beats that came evenly are missed when they are later than that
 Kind = Literal["data", "control", "beats", "client"]
 ANYBODY = "*"
 OVERTAKEN = 4  # how many messages a late one may let pass
+KNOCK_AGAIN_S = 0.1
 COME_AGAIN_S = (0.0, 0.4)  # when a message comes for the second time
 
 
@@ -46,8 +50,19 @@ class Network:
         self._blocked: list[tuple[str, str]] = []
         self._waiting: dict[Link, None] = {}  # connections on which messages wait for a free way
 
-    def link(self, source: str, target: str, kind: Kind, delay: tuple[float, float]) -> Link:
-        return Link(self, source, target, kind, delay)
+    def link(
+        self,
+        source: str,
+        target: str,
+        kind: Kind,
+        delay: tuple[float, float],
+        opens: Callable[[], bool] | None = None,
+        *,
+        via: str = "",
+    ) -> Link:
+        """``opens``: whether the other end's door hears this sender now; None: it hears everybody. ``via``: a machine
+        that passes on what is sent."""
+        return Link(self, source, target, kind, delay, opens=opens, via=via)
 
     def block(self, source: str, target: str) -> None:
         """Let nothing get from one to the other any more; ``ANYBODY`` stands for all."""
@@ -72,7 +87,7 @@ class Network:
 
     def _flow(self) -> None:
         for link in list(self._waiting):
-            if not self.is_blocked(link.source, link.target):
+            if not link.is_blocked:
                 del self._waiting[link]
                 link.flow()
 
@@ -80,14 +95,24 @@ class Network:
 class Link:
     """One direction of one connection, until it is closed."""
 
-    __slots__ = ("_delay", "_is_down", "_kind", "_last", "_network", "_queue", "_stalled", "_world", "connected",
-                 "is_cut", "source", "target")  # fmt: skip
+    __slots__ = ("_delay", "_is_down", "_is_in", "_kind", "_knocks", "_last", "_network", "_opens", "_queue",
+                 "_stalled", "_via", "_world", "connected", "is_cut", "source", "target")  # fmt: skip
 
-    def __init__(self, network: Network, source: str, target: str, kind: Kind, delay: tuple[float, float]) -> None:
-        self.source, self.target = source, target
+    def __init__(
+        self,
+        network: Network,
+        source: str,
+        target: str,
+        kind: Kind,
+        delay: tuple[float, float],
+        *,
+        opens: Callable[[], bool] | None = None,
+        via: str = "",
+    ) -> None:
+        self.source, self.target, self._via = source, target, via
         self.is_cut = False
-        self.connected = not network.is_blocked(source, target)  # once it is, a blocked way is not noticed
         self._network = network
+        self.connected = not self.is_blocked  # once it is, a blocked way is not noticed
         self._world = network.world
         self._kind = kind
         self._delay = delay
@@ -95,13 +120,23 @@ class Link:
         self._queue: deque[Callable[[], None]] = deque()
         self._stalled = 0  # messages that would have arrived by now
         self._is_down = False
+        self._opens = opens
+        self._is_in = self._knocks = False
+
+    @property
+    def is_blocked(self) -> bool:
+        blocks = self._network.is_blocked
+        if self._via:
+            return blocks(self.source, self._via) or blocks(self._via, self.target)
+        return blocks(self.source, self.target)
 
     @property
     def is_stuck(self) -> bool:
         """The sender sees that it can't send."""
         if not self._queue:
             return False
-        return self._is_down or (not self.connected and self._network.is_blocked(self.source, self.target))
+        is_refused = self._is_down or self._knocks
+        return is_refused or (not self.connected and self.is_blocked)
 
     def carry(self, deliver: Callable[[], None]) -> None:
         """Bring something to the other end, after all that was given before."""
@@ -110,7 +145,8 @@ class Link:
         world, weather = self._world, self._network.weather
         arrival = world.now + world.draw(self._delay)
         if weather.late and world.random.random() < weather.late:
-            arrival += world.draw((0.0, weather.jitter_s))
+            latest_s = min(weather.jitter_s, LATE_BEAT_S) if self._kind == "beats" else weather.jitter_s
+            arrival += world.draw((0.0, latest_s))
         arrival = max(arrival, self._last)
         self._last = arrival
         self._queue.append(deliver)
@@ -119,7 +155,7 @@ class Link:
     def cut(self) -> None:
         """Close it: a random number of the messages on their way, the last ones, are lost."""
         self._lose()
-        if self._is_down or self._network.is_blocked(self.source, self.target):
+        if self._is_down or self._knocks or self.is_blocked:
             self._queue.clear()
         self.is_cut = True
 
@@ -139,7 +175,7 @@ class Link:
 
     def reconnect(self) -> None:
         self.is_cut = False
-        self.connected = not self._network.is_blocked(self.source, self.target)
+        self.connected = not self.is_blocked
 
     def go_down(self) -> None:
         """The other end died; whoever sends keeps what he can't send, until ``come_back``."""
@@ -156,7 +192,7 @@ class Link:
     def come_back(self) -> None:
         """Let it stand again: what waited arrives."""
         self.is_cut = self._is_down = False
-        if not self._network.is_blocked(self.source, self.target):
+        if not self.is_blocked:
             self.flow()
 
     def _lose(self) -> None:
@@ -169,13 +205,37 @@ class Link:
             return  # it was lost
         if self._is_down:
             self._stalled += 1
-        elif network._blocked and network.is_blocked(self.source, self.target):
+        elif network._blocked and self.is_blocked:
             self._stalled += 1
             network.wait_for(self)
+        elif self._opens is not None and not self._is_let_in(self._opens):
+            self._stalled += 1
         elif network.weather is CALM or self._kind in ("client", "beats"):
             queue.popleft()()
         else:
             self._arrive_in_bad_weather(network.weather)
+
+    def _is_let_in(self, opens: Callable[[], bool]) -> bool:
+        """Who was heard, and is no more, loses what was on its way; what it had not sent stays with it."""
+        if not self._knocks and opens():
+            self._is_in = True
+            return True
+        if not self._knocks:
+            for _ in range(self._world.at_doors.randint(0, len(self._queue)) if self._is_in else 0):
+                self._queue.popleft()
+            self._is_in, self._knocks = False, True
+            self._world.at(KNOCK_AGAIN_S, lambda: self._knock(opens))
+        if self.is_cut:
+            self._queue.clear()  # there is nobody to send it again
+        return False
+
+    def _knock(self, opens: Callable[[], bool]) -> None:
+        if self._queue and not opens():
+            self._world.at(KNOCK_AGAIN_S, lambda: self._knock(opens))
+            return
+        self._knocks = False
+        if not (self._is_down or self.is_blocked):
+            self.flow()
 
     def _arrive_in_bad_weather(self, weather: Weather) -> None:
         chance, queue = self._world.random, self._queue

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from swarm.broker.core import BrokerCore
+from swarm.sim.doors import Door
 from swarm.sim.journal import Disk, Journal
 from swarm.sim.network import Network
 from swarm.sim.world import World
 from swarm.stage.core import StageCore
+from swarm.stage.events import Event
 from swarm.testing import FakeExecutor
 
 TICK_S = 0.05  # of the broker's shell
+TRY_S = 3.5  # until the broker knows that it can't reach a door
 BEAT_S = 0.1  # between two beats of a worker
 
 
@@ -23,10 +26,17 @@ class Worker(Protocol):
     incarnation: str
     peer: bytes
     alive: bool
+    key: str | None
+    memory_bytes: int
+    door: Door  # for steps
+    ticket: str  # by which a relay knows that
+    waits_at: str  # a relay, beside that
     core: StageCore
     executor: FakeExecutor
 
     def kill(self) -> None: ...
+
+    def post(self, event: Event) -> None: ...
 
 
 class Client(Protocol):
@@ -65,6 +75,10 @@ class Broker(Protocol):
     def is_away(self) -> bool: ...
 
     def lets_in(self, door: str) -> bool: ...
+
+    def hears(self, door: str, key: str | None) -> bool: ...
+
+    def passes_on(self, ticket: str) -> bool: ...
 
     def stood_still_since(self, moment: float) -> bool: ...
 

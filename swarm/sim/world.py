@@ -27,6 +27,7 @@ class World:
 
     def __init__(self, seed: int, pace: Pace) -> None:
         self.random = Random(seed)
+        self.at_doors = Random(f"doors {seed}")  # for itself, so that the rest of a story doesn't depend on doors
         self.pace = pace
         self.now = 0.0
         self.num_events = 0

@@ -36,6 +36,15 @@ class StartBeats:
 
 
 @dataclass(frozen=True, slots=True)
+class Admit:
+    """From now on steps are taken from who has one of these keys, and from nobody else. ``relay``: where they are
+    waited for beside the own door; empty: nowhere."""
+
+    keys: frozenset[str]
+    relay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SendAssets:
     """Send these tokenizer files to the broker."""
 
@@ -44,12 +53,15 @@ class SendAssets:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load and warm these layers in the background."""
+    """Try whether the next stage's door can be reached, and the relay by which steps are to come here, if they are;
+    then load and warm these layers, in the background."""
 
     epoch: int
     layers: LayerRange
     standby: tuple[LayerRange, ...]
     max_sequences: int
+    edge: Edge
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +208,7 @@ Action = (
     Introduce
     | Tell
     | StartBeats
+    | Admit
     | SendAssets
     | Load
     | LoadStandby

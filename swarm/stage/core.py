@@ -10,6 +10,8 @@ Rules
   is another one, too, what is held is nobody's any more.
 * *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
   ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
+* *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force or by the one
+  that is prepared, and from who was announced for a recheck; a fence takes away what was in force.
 * *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
   broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
@@ -58,6 +60,7 @@ from swarm.stage.events import (
 )
 from swarm.stage.executor import Forwarded
 from swarm.stage.finite import in_words, not_finite
+from swarm.stage.heard import Heard
 from swarm.stage.log import ActivationLog
 from swarm.stage.order import StepOrder, Work
 from swarm.stage.preparation import Preparation
@@ -73,6 +76,7 @@ from swarm.wire.messages import (
     Alive,
     Denied,
     Dismiss,
+    Expect,
     Fence,
     HeldSequence,
     Keep,
@@ -128,6 +132,7 @@ class StageCore:
     idle_since: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
     statistics: StageStatistics = field(default_factory=StageStatistics)
+    heard: Heard = field(default_factory=Heard)
     _cause: str = ""  # the broker's event that the order or step at hand follows from
     _out: list[Action] = field(default_factory=list)
 
@@ -166,12 +171,9 @@ class StageCore:
                 self.heard_at = now
                 self._cause = order.cause
                 self._take_order(order, now)
-            case Loaded(epoch, capacity):
-                self._out.extend(self.preparation.loaded(epoch, capacity))
-            case LoadFailed(epoch, reason):
-                self._out.extend(self.preparation.failed(epoch, reason))
-            case StandbyLoaded(layers, load_s, problem):
-                self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
+                self._tell_door()
+            case Loaded() | LoadFailed() | StandbyLoaded():
+                self._loaded(event)
             case BrokerConnected():
                 self.heard_at = now
                 self._introduce(now)
@@ -181,6 +183,16 @@ class StageCore:
         actions = [self._of_this_life(action) for action in self._out]
         self._out.clear()
         return actions
+
+    def _loaded(self, event: Loaded | LoadFailed | StandbyLoaded) -> None:
+        match event:
+            case Loaded(epoch, capacity):
+                self._out.extend(self.preparation.loaded(epoch, capacity))
+            case LoadFailed(epoch, reason, cant_reach):
+                self._out.extend(self.preparation.failed(epoch, reason, cant_reach))
+            case StandbyLoaded(layers, load_s, problem):
+                self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
+        self._tell_door()
 
     def _of_this_life(self, action: Action) -> Action:
         """Name, in what is told, the life of the broker that it concerns."""
@@ -204,6 +216,8 @@ class StageCore:
                 self._prepare(order)
             case Keep():
                 self._out.extend(self.preparation.keep(order))
+            case Expect():
+                self._expect(order)
             case Fence(epoch=epoch):
                 self._raise_fence(epoch)
             case Activate():
@@ -253,6 +267,7 @@ class StageCore:
         """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
         with its own, and says at the next plan what stays."""
         self._leave_epoch()
+        self.heard.forget()
         self.preparation.forget_plans()
         if order.lineage.journal != self.lineage.journal and self.sequences:
             self._note("holdings_dropped", "warning", sequences=len(self.sequences), reason="another journal's")
@@ -270,11 +285,26 @@ class StageCore:
             self._count("stale_orders")
             return
         self.fence = epoch
+        self.heard.fence(epoch)
         if self.active is not None and self.active < epoch:
             self._leave_epoch()
 
+    def _expect(self, order: Expect) -> None:
+        if order.epoch < self.fence:
+            self._count("stale_orders")
+        else:
+            self.heard.expect(order.key, order.epoch)
+
+    def _tell_door(self) -> None:
+        """Told first: who is to be heard may knock as soon as the rest is done."""
+        wanted = self.preparation.wanted
+        admit = self.heard.change(wanted)
+        if admit is not None:
+            self._out.insert(0, admit)
+
     def _leave_epoch(self) -> None:
         self.active = None
+        self.heard.leave()
         self.steps.clear()
         self.replays.clear()
         self.rechecks.clear()
@@ -289,6 +319,7 @@ class StageCore:
             return
         self._leave_epoch()
         self.fence = self.active = order.epoch
+        self.heard.begin(prepared)
         self.steps.begin(order.first_step)
         self.idle_since = now
         self.layers = prepared.layers
@@ -313,6 +344,7 @@ class StageCore:
             self._count("stale_orders")
             return
         self.fence = epoch
+        self.heard.fence(epoch)
         self._leave_epoch()
         self.holdings.clear()
 

@@ -96,8 +96,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
+    """``cant_reach``: whose door can't be reached from here, if that is why."""
+
     epoch: int
     reason: str
+    cant_reach: str = ""
 
 
 @dataclass(frozen=True, slots=True)

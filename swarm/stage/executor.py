@@ -58,7 +58,8 @@ class Forwarded:
     """``hidden`` for the next stage (None on the last), tokens drawn in the order of ``samples``, device time spent.
     Parts of ``compute_s``: ``head_s`` for the head and the norm before it, ``copy_s`` for bringing ``hidden`` here.
 
-    A sequence whose logits can't be sampled (not finite) stands in ``failed`` with the reason instead of ``sampled``.
+    A sequence whose logits can't be sampled (not finite) stands in ``failed`` with the reason instead of ``sampled``;
+    one that is to be drawn for another time, in ``late``.
     """
 
     hidden: NDArray[np.float32] | None
@@ -68,6 +69,7 @@ class Forwarded:
     sample_s: float
     head_s: float = 0.0
     copy_s: float = 0.0
+    late: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ class Work:
             kv=tuple(SequencePosition(row.sequence, row.start + row.count) for row in step.rows),
             sampled=forwarded.sampled,
             failed=forwarded.failed,
+            late=forwarded.late,
             hops=hops,
             cause=step.cause,
             lineage=step.lineage,

@@ -87,13 +87,13 @@ class Preparation:
         )
         return Tell(message)
 
-    def failed(self, epoch: int, reason: str) -> list[Action]:
+    def failed(self, epoch: int, reason: str, cant_reach: str = "") -> list[Action]:
         other = self._ended()
         if other is not None:
             return other
         fields = {"epoch": epoch, "reason": reason} | self._cause()
         self.wanted = None
-        self._refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000])
+        self._refused = Refused(epoch=epoch, incarnation=self.incarnation, reason=reason[:4000], cant_reach=cant_reach)
         return [Note("load_failed", "error", fields), Tell(self._refused)]
 
     # --- for others --------------------------------------------------------------------------------------------------
@@ -146,4 +146,4 @@ class Preparation:
 
     def _load(self, order: Prepare) -> list[Action]:
         self._loading = order
-        return [Load(order.epoch, order.layers, order.standby, order.max_sequences)]
+        return [Load(order.epoch, order.layers, order.standby, order.max_sequences, order.edge, order.relay)]

@@ -2,27 +2,28 @@
 
 Control plane, on an asyncio loop; sends are plain calls that never wait::
 
-    router = RouterChannel(host, port, CLIENT.frame_limit_bytes)
-    async for event in router:                       # Arrived(peer, frames) | PeerLost | Overstepped | GateClosed
+    router = RouterChannel([Place(host)], port, CLIENT.frame_limit_bytes)
+    async for event in router:                       # Arrived(peer, frames, key) | PeerLost | Overstepped | GateClosed
         router.send(event.peer, SERVER.encode(...))  # False: nobody there, or its queue is full
 
     dealer = DealerChannel(context, endpoint, identity, SERVER.frame_limit_bytes)
-    async for event in dealer:                       # Frames | Link.UP | Link.DOWN
+    async for event in dealer:                       # Frames | Link
         dealer.send(CLIENT.encode(...))              # False: not connected, or the queue is full
 
-    beats = AsyncPullChannel(host, BEAT.frame_limit_bytes, BEAT_QUEUE)
-    async for event in beats: ...                    # Frames | Overstepped | GateClosed
+    beats = AsyncPullChannel([Place(host)], BEAT.frame_limit_bytes, BEAT_QUEUE)
+    async for event in beats: ...                    # Arrived | Overstepped | GateClosed
 
 Data plane, all of it in one plain thread::
 
     wake = Wake()                                    # any thread may call wake.set()
     pull = PullChannel(host, DATA.frame_limit_bytes)
-    push = PushChannel(context, endpoint)            # one per directed edge and epoch
+    push = PushChannel(endpoint)                     # one per directed edge and epoch
     pull.wait(timeout_s, wake=wake, outgoing=[push]) # returns when any of them is ready; incoming=False: but for pull
     frames = pull.receive()                          # None: nothing there
     push.send(frames)                                # False: can't be sent now, keep it
 
-Who knocks uses libzmq; who listens reads the connections itself (``listener``), within bounds that libzmq doesn't have.
+Who knocks on the control plane uses libzmq; who listens reads the connections itself (``listener``), within bounds that
+libzmq doesn't have; who hands steps on writes them itself (``push``), without a thread in between.
 Doors of one direction (``*PullChannel``) have a key, a part of their ``endpoint``: only who was told it is heard.
 
 Every channel is closed with ``close()``, by the thread (or loop) that uses it; then ``context.term()`` returns. The
@@ -34,23 +35,28 @@ A send that returned True is no delivery: whatever must arrive is acknowledged b
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
+import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from math import ceil
-from typing import Final, Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import zmq
 
 from swarm.errors import ConfigError
-from swarm.wire.door.keys import address_and_key, keyed, new_key
+from swarm.wire.door.curve import Curve
+from swarm.wire.door.keys import KeyPair, Lock, keyed, new_key
 from swarm.wire.door.listener import SWEEP_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
-from swarm.wire.door.mechanisms import PULL, ROUTER, USERNAME, Kind, asks
+from swarm.wire.door.mechanisms import PULL, ROUTER, Kind, Mechanism, asks
+from swarm.wire.door.nearby import BackDoor
+from swarm.wire.door.nearby import listen as listen_nearby
+from swarm.wire.door.relay.outreach import Outreach
 from swarm.wire.door.watch import Poll
+from swarm.wire.push import PushChannel
 from swarm.wire.sockets import (
     DATA_PORTS,
     Context,
@@ -66,13 +72,13 @@ from swarm.wire.sockets import (
     receive_now,
     send_now,
     set_options,
+    unlocked,
 )
 from swarm.wire.tensors import Bytes
+from swarm.wire.wake import Wake
 
 _CONTROL_QUEUE = 1000  # messages per peer; a client that reads slower than this is told so by send() returning False
-DATA_QUEUE = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway
 BEAT_QUEUE = 16  # old beats are worthless
-_NO_MESSAGES_BYTES = 4096  # who only sends receives nothing but the handshake
 _CONTROL_LINGER_MS = 1000  # a last word (a denial, an end of stream) should still leave when a socket closes
 _KNOCK_AGAIN_S = 0.1  # without a descriptor for a new connection
 _BATCH = 64  # receiving from a ready socket does not yield to the loop: do it ourselves, every so many messages
@@ -83,6 +89,15 @@ class Link(Enum):
 
     UP = "up"
     DOWN = "down"
+    TURNED_AWAY = "turned away"  # our key does not open that door; nobody knocks any more
+    UNHEARD = "unheard"  # hung up on while knocking, which goes on: perhaps the door's key is another one by now
+
+
+class Place(NamedTuple):
+    """Where a door listens; without a lock, whoever reaches it is heard."""
+
+    host: str
+    lock: Lock | None = None
 
 
 # --- control plane: asyncio -------------------------------------------------------------------------------------------
@@ -143,15 +158,32 @@ class _AsyncChannel(Generic[Event]):
 class _ListeningChannel(_AsyncChannel[Event]):
     """A channel that listens for those who knock."""
 
-    def __init__(self, bound: socket.socket, kind: Kind, limit_bytes: int, queue: int, key: bytes = b"") -> None:
+    def __init__(
+        self,
+        listening: Sequence[tuple[Place, socket.socket]],
+        kind: Kind,
+        limit_bytes: int,
+        queue: int,
+        *,
+        word: bytes = b"",
+    ) -> None:
         super().__init__(queue)
-        self.endpoint = keyed(endpoint_of(bound), key)
-        self._listener = Listener(bound, limit_bytes, self._loop, self._ready.set, asks(kind, key))
+        self._listener = Listener(
+            [(bound, _asks(kind, place.lock, word)) for place, bound in listening],
+            limit_bytes,
+            self._loop,
+            self._ready.set,
+            lambda key: any(place.lock is not None and place.lock.opens(key) for place, _ in listening),
+        )
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
     def let_in(self) -> None:
         """Accept whoever knocks again, after GateClosed; it may be told again."""
         self._listener.let_in()
+
+    def reconsider(self) -> None:
+        """Hang up on everybody whose key does not open this door any more."""
+        self._listener.reconsider()
 
     def close(self) -> None:
         """End the task that receives first: nothing will wake it any more."""
@@ -170,11 +202,31 @@ class _ListeningChannel(_AsyncChannel[Event]):
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
 
-class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClosed]):
-    """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one."""
+def _asks(kind: Kind, lock: Lock | None, word: bytes) -> Callable[[], Mechanism]:
+    return asks(kind, word) if lock is None else partial(Curve, kind, lock)
 
-    def __init__(self, host: str, port: int, limit_bytes: int) -> None:
-        super().__init__(bind(host, port), ROUTER, limit_bytes, _CONTROL_QUEUE)
+
+def _bound(places: Sequence[Place], port: int) -> list[socket.socket]:
+    """All of them, or none. Raises ConfigError."""
+    bound: list[socket.socket] = []
+    try:
+        for place in places:
+            bound.append(bind(place.host, port))
+    except ConfigError:
+        for each in bound:
+            each.close()
+        raise
+    return bound
+
+
+class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClosed]):
+    """The listening end of a door: messages of many peers, and the news that one has gone. Port 0: any free one; then
+    there is one place. ``endpoint``: that of the first place."""
+
+    def __init__(self, places: Sequence[Place], port: int, limit_bytes: int) -> None:
+        bound = _bound(places, port)
+        super().__init__(list(zip(places, bound, strict=True)), ROUTER, limit_bytes, _CONTROL_QUEUE)
+        self.endpoint = endpoint_of(bound[0])
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
         """False: the peer is not connected, or it does not read and its queue is full."""
@@ -183,6 +235,10 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
     def has(self, peer: bytes) -> bool:
         """Is it connected, as far as is known?"""
         return self._listener.has(peer)
+
+    def known(self) -> list[tuple[bytes, str]]:
+        """Who is connected and has shown a key, with it."""
+        return self._listener.known()
 
     def hang_up(self, peer: bytes) -> None:
         """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
@@ -202,17 +258,25 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
     any call on the socket may swallow that; so after every call the socket is asked again whether something is there.
     """
 
-    def __init__(self, context: Context, endpoint: str, identity: bytes, limit_bytes: int) -> None:
+    def __init__(
+        self, context: Context, endpoint: str, identity: bytes, limit_bytes: int, pair: KeyPair | None = None
+    ) -> None:
+        """``pair``: ours, for a door that has a lock (its public key is in the endpoint)."""
         super().__init__(_CONTROL_QUEUE)
-        self._context, self._endpoint, self._identity, self._limit_bytes = context, endpoint, identity, limit_bytes
+        self._context, self._identity, self._limit_bytes = context, identity, limit_bytes
+        self._endpoint, self._pair = endpoint, pair
+        self._is_lost = False  # the connection
+        self._moves = False  # the next connection is to be made with another key of the door's
         self._socket: Socket | None = None  # None: there was no descriptor for a new one
         self._knocks_again: asyncio.TimerHandle | None = None
         self._knock()
 
     def _knock(self) -> None:
+        self._moves = self._is_lost = False
         made = self._context.socket(zmq.DEALER)
         set_options(made, self._limit_bytes, _CONTROL_QUEUE, _CONTROL_LINGER_MS)
         made.set(zmq.IDENTITY, self._identity)
+        address = unlocked(made, self._endpoint, self._pair)
         # Nothing queues for a broker that isn't there, to reach it before UP is told.
         made.set(zmq.IMMEDIATE, 1)
         try:
@@ -224,7 +288,7 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         for each in (made, self._monitor.socket):
             self._loop.add_reader(descriptor(each), self._look_again)
         try:
-            connect(made, self._endpoint)
+            connect(made, address)
         except ConfigError:
             self.close()
             raise
@@ -236,9 +300,15 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
         self._look_again()
         return sent
 
-    def renew(self) -> None:
+    def move(self, endpoint: str) -> None:
+        """Knock there from the next connection on; the one that stands is kept."""
+        self._moves |= endpoint != self._endpoint
+        self._endpoint = endpoint
+
+    def renew(self, pair: KeyPair | None = None) -> None:
         """Hang up and knock again: DOWN at once, UP when the new connection stands. With a new socket: the former
-        connection's end may come late, and must not be taken for the new one's."""
+        connection's end may come late, and must not be taken for the new one's. ``pair``: ours from now on."""
+        self._pair = pair or self._pair
         self.close()
         self._arrived.append(Link.DOWN)
         self._ready.set()
@@ -272,8 +342,16 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
                 self._arrived.append(Link.UP)
             elif event is zmq.Event.DISCONNECTED:
                 self._arrived.append(Link.DOWN)
+            elif event is zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+                self._arrived.append(Link.UNHEARD)
+            else:
+                self._arrived.append(Link.TURNED_AWAY)
+            self._is_lost = event is not zmq.Event.HANDSHAKE_SUCCEEDED
         if frames is not None:
             self._arrived.append([frame.buffer for frame in frames])
+        elif self._is_lost and self._moves:
+            self.close()
+            self._knock_as_soon_as_possible()
         return frames is not None
 
     def _look_again(self) -> None:
@@ -281,17 +359,35 @@ class DealerChannel(_AsyncChannel[Frames | Link]):
             self._ready.set()
 
 
-class AsyncPullChannel(_ListeningChannel[Frames | Overstepped | GateClosed]):
-    """Receives from many senders on an asyncio loop (beats; finished steps), from those who know its key."""
+class AsyncPullChannel(_ListeningChannel[Arrived | Overstepped | GateClosed]):
+    """Receives from many senders on an asyncio loop (beats; finished steps), from those who know its key.
 
-    def __init__(self, host: str, limit_bytes: int, queue: int, *, ports: range = DATA_PORTS) -> None:
-        super().__init__(bind_free_port(host, ports), PULL, limit_bytes, queue, new_key())
+    Either at one place without a lock, any free port of ``ports``, or at places that all have the same lock, at
+    ``port``: then ``endpoint`` names no host, for each sender has its own way here."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        limit_bytes: int,
+        queue: int,
+        *,
+        ports: range = DATA_PORTS,
+        port: int | None = None,
+    ) -> None:
+        lock = places[0].lock
+        if lock is None or port is None:
+            word = new_key()
+            bound = [bind_free_port(places[0].host, ports)]
+            self.endpoint = keyed(endpoint_of(bound[0]), word)
+        else:
+            word = b""
+            bound = _bound(places, port)
+            self.endpoint = keyed(f"tcp://*:{port}", lock.pair.public.encode())
+        super().__init__(list(zip(places, bound, strict=True)), PULL, limit_bytes, queue, word=word)
 
     def _take(self) -> bool:
         event = self._listener.take()
-        if isinstance(event, Arrived):
-            self._arrived.append(event.frames)
-        elif isinstance(event, Overstepped | GateClosed):
+        if isinstance(event, Arrived | Overstepped | GateClosed):
             self._arrived.append(event)
         return event is not None
 
@@ -299,86 +395,37 @@ class AsyncPullChannel(_ListeningChannel[Frames | Overstepped | GateClosed]):
 # --- data plane: one plain thread -------------------------------------------------------------------------------------
 
 
-class Wake:
-    """Wakes a thread that waits in ``PullChannel.wait``. ``set()`` may be called from any thread, any number of times;
-    it stays set until ``clear()``. A descriptor, because ZeroMQ sockets belong to one thread each. ``close()`` comes
-    after the last ``set()``."""
-
-    def __init__(self) -> None:
-        if hasattr(os, "eventfd"):
-            self._reads = self._writes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self._reads, self._writes = os.pipe()
-            os.set_blocking(self._reads, False)
-            os.set_blocking(self._writes, False)
-
-    def fileno(self) -> int:
-        return self._reads
-
-    def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is set already
-            os.write(self._writes, _ONE)
-
-    def clear(self) -> None:
-        """Call it before looking at what was announced, so that no later ``set`` is lost."""
-        with contextlib.suppress(BlockingIOError):  # empty: it was not set
-            os.read(self._reads, 4096)
-
-    def close(self) -> None:
-        os.close(self._reads)
-        if self._writes != self._reads:
-            os.close(self._writes)
-
-
-_ONE: Final = (1).to_bytes(8, "little")  # an eventfd counts in 64-bit numbers; a pipe takes any bytes
-
-
-class PushChannel:
-    """The sending end of one directed edge. One per edge and epoch: a socket with two peers would deal in turns. A key
-    in the endpoint is named in the handshake, as a password. If it is the wrong one, the other end says so, and this
-    one knocks no more: it can't send for ever, as if nobody were there."""
-
-    def __init__(self, context: Context, endpoint: str, queue: int = DATA_QUEUE) -> None:
-        self.endpoint, key = address_and_key(endpoint)
-        self.socket = context.socket(zmq.PUSH)
-        set_options(self.socket, _NO_MESSAGES_BYTES, queue, linger_ms=0)
-        self.socket.set(zmq.IMMEDIATE, 1)  # nothing queues for a peer that isn't there; "can't send" becomes visible
-        try:
-            if key:
-                self.socket.set(zmq.PLAIN_USERNAME, USERNAME)
-                self.socket.set(zmq.PLAIN_PASSWORD, key)
-            connect(self.socket, self.endpoint)
-        except ConfigError:
-            self.close()
-            raise
-        except zmq.ZMQError as error:
-            self.close()
-            raise ConfigError(f"the key in an endpoint at {self.endpoint} is none: {error.strerror}") from None
-
-    def send(self, frames: Sequence[Bytes]) -> bool:
-        """Hand a message over if it can be taken now; False if the peer is away or its queue is full.
-
-        Buffers above 64 KB are not copied: they must not be written to afterwards.
-        """
-        return send_now(self.socket, frames)
-
-    def close(self) -> None:
-        """Close the socket; what it still queues is dropped."""
-        self.socket.close()
-
-
 class PullChannel:
     """The receiving end of data edges, for one plain thread, from those who know its key. Nothing is read but while
     that thread waits or receives: what comes meanwhile is kept by the kernel, and stops the sender when that is
     full."""
 
-    def __init__(self, host: str, limit_bytes: int, ports: range = DATA_PORTS, *, key: bytes | None = None) -> None:
-        key = new_key() if key is None else key
+    def __init__(
+        self,
+        host: str,
+        limit_bytes: int,
+        ports: range = DATA_PORTS,
+        *,
+        key: bytes | None = None,
+        lock: Lock | None = None,
+        nearby: bool = False,
+    ) -> None:
+        """``nearby``: with a back door for this host (``door.nearby``); ``not_nearby`` says why there is none."""
+        word = new_key() if key is None else key
         bound = bind_free_port(host, ports)
-        self.endpoint = keyed(endpoint_of(bound), key)
+        shown = word if lock is None else lock.pair.public.encode()
+        self.endpoint = keyed(endpoint_of(bound), shown)
         self._poll = Poll()
-        self._listener = Listener(bound, limit_bytes, self._poll, _nothing, asks(PULL, key))
+        self._asks = _asks(PULL, lock, word)
+        self._outreach: Outreach | None = None
+        doors: list[tuple[socket.socket, Callable[[], Mechanism]]] = [(bound, self._asks)]
+        self._back, self.not_nearby = _back_door(shown, bound.getsockname()[1]) if nearby else (None, "")
+        if self._back is not None:
+            doors.append((self._back.listening, asks(PULL, shown)))
+        opens = _anybody if lock is None else lock.opens
+        self._listener = Listener(doors, limit_bytes, self._poll, _nothing, opens)
         self._message: Frames | None = None
+        self._sender = b""  # of that message
         self._swept_at = time.monotonic()
         self.num_shut = 0  # times that there was no descriptor for who knocked
         self._watch(None, ())
@@ -387,6 +434,25 @@ class PullChannel:
     def num_refused(self) -> int:
         """Counts who knocked and did not know the key, was too slow or went over a bound."""
         return self._listener.num_refused
+
+    def reconsider(self) -> None:
+        """Hang up on everybody whose key does not open this door any more; what waits of theirs is dropped."""
+        self._listener.reconsider()
+        self._message = None if self._sender and not self._listener.has(self._sender) else self._message
+
+    def reach_out(self, relay: str) -> None:
+        """Hear also those who are joined with us at ``tcp://HOST:PORT/TICKET`` from now on, beside those who knock;
+        empty: nobody new there. Who is connected stays so. Waits for nothing; raises ConfigError if it is none."""
+        if self._outreach is None:
+            if not relay:
+                return
+            self._outreach = Outreach()
+            self._poll.add_reader(self._outreach.arrived.fileno(), self._welcome_joined, self._outreach)
+        self._outreach.aim(relay)
+
+    def _welcome_joined(self, outreach: Outreach) -> None:
+        for connected in outreach.take():
+            self._listener.welcome_outside(connected, self._asks)
 
     def receive(self) -> Frames | None:
         """The next message, None if there is none now."""
@@ -407,12 +473,13 @@ class PullChannel:
         further than the kernel."""
         if wake is not self._wake or outgoing != self._outgoing:
             self._watch(wake, outgoing)
-        give_up_at = time.monotonic() + timeout_s
-        own, left_s = self._poll.fileno(), timeout_s
+        give_up_at, left_s = time.monotonic() + timeout_s, timeout_s
         while not (incoming and self._has_message()):
-            watched = self._watched if self._message is None else self._watched[1:]
-            found = zmq.zmq_poll(watched, ceil(max(0.0, left_s) * 1000))
-            if any(each != own for each, _ in found) or (found and self._look() and incoming):
+            if outgoing and any(channel.asks_for_room() for channel in outgoing):
+                return True
+            poll = self._all if self._message is None else self._others
+            found = poll.poll(ceil(max(0.0, left_s) * 1000))
+            if any(each != self._own for each, _ in found) or (found and self._look() and incoming):
                 return True
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
@@ -430,7 +497,7 @@ class PullChannel:
                 break
             event = self._listener.take()
             if isinstance(event, Arrived):
-                self._message = event.frames
+                self._message, self._sender = event.frames, event.peer
             elif isinstance(event, GateClosed):
                 self.num_shut += 1
             elif event is None and not self._poll.turn():
@@ -444,14 +511,34 @@ class PullChannel:
     def _watch(self, wake: Wake | None, outgoing: Sequence[PushChannel]) -> None:
         """Set what ends the waits from now on. Kept, because it seldom changes and every hop waits."""
         self._wake, self._outgoing = wake, outgoing
-        self._watched: list[tuple[Socket | int, int]] = [(self._poll.fileno(), zmq.POLLIN)]  # the own one first
-        self._watched += [(channel.socket, zmq.POLLOUT) for channel in outgoing]
-        if wake is not None:
-            self._watched.append((wake.fileno(), zmq.POLLIN))
+        self._own = self._poll.fileno()
+        self._all, self._others = select.poll(), select.poll()
+        self._all.register(self._own, select.POLLIN)
+        others: list[PushChannel | Wake] = [*outgoing] if wake is None else [*outgoing, wake]
+        for each in others:
+            self._all.register(each, select.POLLIN)
+            self._others.register(each, select.POLLIN)
 
     def close(self) -> None:
+        if self._back is not None:
+            self._back.remove()
+        if self._outreach is not None:
+            self._poll.remove_reader(self._outreach.arrived.fileno())
+            self._outreach.close()
         self._listener.close()
         self._poll.close()
+
+
+def _back_door(key: bytes, port: int) -> tuple[BackDoor | None, str]:
+    """Open it; or why that is not possible."""
+    try:
+        return listen_nearby(key, port), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def _anybody(_key: str) -> bool:
+    return True
 
 
 def _nothing() -> None:

@@ -13,6 +13,8 @@ from typing import Any, Final
 import zmq
 
 from swarm.errors import ConfigError
+from swarm.wire.door.keys import KeyPair, address_and_key, public_key_in
+from swarm.wire.door.mechanisms import USERNAME
 from swarm.wire.tensors import Bytes
 
 Frames = list[memoryview]
@@ -20,6 +22,12 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[Any]
 
 _MONITOR_EVENT: Final = struct.Struct("=hi")
+_WATCHED: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH  # we were told that our key opens nothing
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # hung up on before the end of it
+)
 _BACKLOG: Final = 1024  # who knocks while nobody looks waits there
 
 # Ports for data endpoints. A connect to a dead local port in the kernel's ephemeral range (32768 and up) can meet
@@ -106,6 +114,26 @@ def _endpoint(host: str, port: int) -> str:
     return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def unlocked(made: Socket, endpoint: str, pair: KeyPair | None) -> str:
+    """Set what the door in ``endpoint`` asks for: a word, or keys. Returns the address to connect to. Raises
+    ConfigError for a door with a lock if we have no keys, and for a word that is none."""
+    address, key = address_and_key(endpoint)
+    try:
+        if (door := public_key_in(key)) is None:
+            if key:
+                made.set(zmq.PLAIN_USERNAME, USERNAME)
+                made.set(zmq.PLAIN_PASSWORD, key)
+        elif pair is None:
+            raise ConfigError(f"the door at {address} has a lock, and this machine has no key to it: join with --join")
+        else:
+            made.set(zmq.CURVE_SERVERKEY, bytes.fromhex(door))
+            made.set(zmq.CURVE_PUBLICKEY, bytes.fromhex(pair.public))
+            made.set(zmq.CURVE_SECRETKEY, bytes.fromhex(pair.secret))
+    except zmq.ZMQError as error:
+        raise ConfigError(f"the key in an endpoint at {address} is none: {error.strerror}") from None
+    return address
+
+
 def connect(made: Socket, endpoint: str) -> None:
     """Connect, now or whenever the other end is there. Raises ConfigError when ``endpoint`` is none."""
     if "[" in endpoint:
@@ -170,7 +198,7 @@ class Monitor:
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.set(zmq.LINGER, 0)
         try:
-            watched.monitor(endpoint, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            watched.monitor(endpoint, _WATCHED)
             self.socket.connect(endpoint)
         except zmq.ZMQError:  # no descriptor for it
             self.socket.close()

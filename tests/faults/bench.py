@@ -46,6 +46,8 @@ CASES = (
 # ``SWARM_BROKER__MODE=overlapped pytest tests/faults``: all of it with a step per stage in flight. On one machine it is
 # one at a time else, and that is what undisturbed answers are computed with in any case.
 MODE_VARIABLE = "SWARM_BROKER__MODE"
+# ``FAULTS_ON=hosts pytest tests/faults``: every process on a machine of its own, let in by keys. Takes root.
+IS_ON_HOSTS = os.environ.get("FAULTS_ON") == "hosts"
 IS_THOROUGH = os.environ.get("FAULTS") == "all"
 
 

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import MODE_VARIABLE, Answers, Bench, Swarm, undisturbed
+from tests.faults.bench import IS_ON_HOSTS, MODE_VARIABLE, Answers, Bench, Swarm, undisturbed
+from tests.faults.machines import machines
 from tests.faults.zygote import Zygote
 from tests.model.models import llama_config, random_model
 
@@ -55,6 +56,10 @@ def swarm(
     model: Path, zygote: Zygote, state: Path | None, options: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Swarm]:
     """A broker and three workers, for all tests of a module: each finds them well."""
+    if IS_ON_HOSTS:
+        with machines(model, tmp_path_factory.mktemp("hosts"), zygote, options) as swarm:
+            yield swarm
+        return
     with Swarm(model, tmp_path_factory.mktemp("swarm"), zygote, options, state=state) as swarm:
         swarm.start(3)
         yield swarm

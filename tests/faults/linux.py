@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.zygote import enter, set_namespace
+
 CGROUPS = Path("/sys/fs/cgroup")
 _CLONE_NEWNET = 0x40000000
 _count = itertools.count()
@@ -90,6 +92,20 @@ def own_network() -> Iterator[None]:
         finally:
             if libc.setns(home, _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(home)
+
+
+@contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Move this thread, and what it starts meanwhile, to the network namespace of that name."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            set_namespace(home)
     finally:
         os.close(home)
 

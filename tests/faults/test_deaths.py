@@ -13,7 +13,7 @@ import pytest_asyncio
 from swarm import AsyncClient
 from tests.faults.bench import MODE_VARIABLE, Swarm
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes, figures, some_tokens
+from tests.integration.processes import Processes, figures
 
 PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((5, 40, 90, 150))]
 SAMPLING: list[dict[str, Any]] = [
@@ -23,6 +23,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.1, "top_k": 40, "seed": 13, "n": 2, "logprobs": 2},
 ]
 TOKENS = 200
+LATE = 600  # of the 1,000 tokens of all answers: who is killed now may be killed too late
 MOST_FROM_TOKENS = 2.5  # times what was lost, where there is no log
 
 Answers = list[list[list[int]]]
@@ -62,6 +63,24 @@ async def everything(client: AsyncClient) -> Answers:
     return await asyncio.gather(*(generate(client, index) for index in range(len(PROMPTS))))
 
 
+async def under_way(processes: Processes, client: AsyncClient, tokens: int = 120) -> asyncio.Task[Answers]:
+    """Ask everything and return in the middle of the answers; ask again if a busy machine let us look too late."""
+    for _ in range(5):
+        began = await drawn(client)
+        enough = began + tokens
+        answers = asyncio.create_task(everything(client))
+        await processes.until(client, "stats", lambda report, n=enough: report["pipeline"].get("tokens", 0.0) >= n)
+        if await drawn(client) < began + LATE:
+            return answers
+        await answers
+    raise AssertionError("the answers were always there before anybody could look")
+
+
+async def drawn(client: AsyncClient) -> float:
+    """How many tokens the swarm has drawn so far."""
+    return (await figures(client)).get("tokens", 0.0)
+
+
 async def order(client: AsyncClient) -> list[str]:
     """The workers' names in the order of the pipeline."""
     stages = (await client.query("plan"))["stages"]
@@ -79,9 +98,9 @@ async def test_a_killed_worker_costs_nothing_but_time(
     continuations of one prompt; and no layer is computed again but those that changed hands."""
     processes, client = swarm
     before = await figures(client)
-    answers = asyncio.create_task(everything(client))
-    await some_tokens(processes, client, 120)
-    processes.kill((await order(client))[place])
+    name = (await order(client))[place]
+    answers = await under_way(processes, client)
+    processes.kill(name)
     assert await answers == expected
     after = await figures(client)
     assert after["workers_lost"] == before.get("workers_lost", 0) + 1
@@ -96,9 +115,8 @@ async def test_a_killed_worker_costs_nothing_but_time(
 async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClient], expected: Answers) -> None:
     """The second one falls into the recovery from the first."""
     processes, client = swarm
-    answers = asyncio.create_task(everything(client))
-    await some_tokens(processes, client, 120)
     names = await order(client)
+    answers = await under_way(processes, client)
     processes.kill(names[1])
     processes.kill(names[2])
     assert await answers == expected
@@ -107,9 +125,8 @@ async def test_two_deaths_one_after_the_other(swarm: tuple[Processes, AsyncClien
 async def test_a_worker_that_comes_back(swarm: tuple[Processes, AsyncClient], expected: Answers) -> None:
     """A new process takes the place of the dead one while answers run, and they stay the same."""
     processes, client = swarm
-    answers = asyncio.create_task(everything(client))
-    await some_tokens(processes, client, 60)
     name = (await order(client))[1]
+    answers = await under_way(processes, client, 60)
     processes.kill(name)
     processes.start_worker(name)
     assert await answers == expected

@@ -220,6 +220,72 @@ async def test_a_comment_comes_each_second_while_nobody_computes(bench: Bench) -
         assert texts_of(await stream.to_the_end()) == bench.expected
 
 
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_the_makers_clients_mind_no_pause(bench: Bench, api: str) -> None:
+    """Workers that stand still for two seconds in the middle of a stream: OpenAI's and Anthropic's own clients take
+    what comes meanwhile as nothing, and say the same text."""
+    pytest.importorskip("openai", reason="no openai")
+    pytest.importorskip("anthropic", reason="no anthropic")
+    expected = "".join([piece async for piece in PIECES[api](bench.gateways[0].url)])
+    assert len(expected) > 50
+    found, num_pieces = "", 0
+    workers = list(bench.swarm.workers.values())
+    async for piece in PIECES[api](bench.gateways[0].url):
+        found, num_pieces = found + piece, num_pieces + 1
+        if num_pieces == 10:
+            for worker in workers:
+                worker.send_signal(signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(2.0, go_on, workers)
+    assert found == expected
+
+
+def go_on(workers: list[Any]) -> None:
+    for worker in workers:
+        worker.send_signal(signal.SIGCONT)
+
+
+async def chat_pieces(url: str) -> AsyncIterator[str]:
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        more = {"extra_body": {"ignore_eos": True}}
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=BODY["messages"], max_tokens=80, seed=77, stream=True, **more
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                yield choice.delta.content or ""
+
+
+async def response_pieces(url: str) -> AsyncIterator[str]:
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        more = {"extra_body": {"ignore_eos": True, "seed": 77}}
+        stream = await client.responses.create(
+            model=MODEL, input="Who lives in the village?", max_output_tokens=80, stream=True, **more
+        )
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                yield event.delta
+
+
+async def message_pieces(url: str) -> AsyncIterator[str]:
+    from anthropic import AsyncAnthropic
+
+    async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        more = {"extra_body": {"ignore_eos": True, "seed": 77}}
+        stream = await client.messages.create(
+            model=MODEL, messages=BODY["messages"], max_tokens=80, stream=True, **more
+        )
+        async for event in stream:
+            if event.type == "content_block_delta" and event.delta.type == "text_delta":
+                yield event.delta.text
+
+
+PIECES = {"chat": chat_pieces, "responses": response_pieces, "messages": message_pieces}
+
+
 # --- the gateway itself, and readers ----------------------------------------------------------------------------------
 
 

@@ -5,7 +5,9 @@
 thread while it forks (importing torch starts none), so a child begins as a fresh process would. Children die with it,
 and it ends with its stdin.
 
-``"environment"`` may have ``ZYGOTE_GROUP``: the group that the process runs as, by which a firewall tells its packets.
+``"environment"`` may have ``ZYGOTE_GROUP``: the group that the process runs as, by which a firewall tells its packets;
+``ZYGOTE_NAMESPACE``: the network namespace, by its name, in which it is; ``ZYGOTE_HOSTNAME``: what it takes for the
+name of its machine.
 
 ``{"ended": PID}`` is answered with the exit code of one that has ended.
 
@@ -22,6 +24,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +35,10 @@ from typing import Any, NoReturn, Self
 
 START_S = 60.0
 GROUP_VARIABLE = "ZYGOTE_GROUP"
+NAMESPACE_VARIABLE = "ZYGOTE_NAMESPACE"
+HOSTNAME_VARIABLE = "ZYGOTE_HOSTNAME"
+_CLONE_NEWUTS = 0x04000000
+_CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -208,6 +215,12 @@ def _be(order: dict[str, Any], costs: bytes) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(order["environment"])
+    enter(os.environ.pop(NAMESPACE_VARIABLE, None))
+    hostname = os.environ.pop(HOSTNAME_VARIABLE, None)
+    if hostname is not None:
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        socket.sethostname(hostname)
     group = os.environ.pop(GROUP_VARIABLE, None)
     if group is not None:
         os.setgid(int(group))
@@ -227,6 +240,18 @@ def _be(order: dict[str, Any], costs: bytes) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def enter(namespace: str | None) -> None:
+    """Move this thread, and what it starts from now on, to the network namespace of that name."""
+    if namespace is not None:
+        with open(f"/run/netns/{namespace}", "rb") as file:
+            set_namespace(file.fileno())
+
+
+def set_namespace(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _know(costs: bytes) -> None:

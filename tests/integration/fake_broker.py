@@ -22,7 +22,7 @@ import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from swarm.errors import ConfigError, WireError
-from swarm.wire.channel import Arrived, RouterChannel
+from swarm.wire.channel import Arrived, Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import (
@@ -39,6 +39,7 @@ from swarm.wire.messages import (
     Finished,
     GetAsset,
     Hop,
+    Invite,
     Join,
     LayerRange,
     Malformed,
@@ -49,6 +50,9 @@ from swarm.wire.messages import (
     Recalled,
     Rejected,
     Report,
+    Revoke,
+    RotateBroker,
+    RotateMember,
     ServerMessage,
     Stop,
     StopWorker,
@@ -61,6 +65,7 @@ from swarm.wire.schema import client_schema
 from swarm.wire.sockets import DATA_PORTS
 
 WINDOW = 256
+_AGAIN_S = 0.001  # until what found no room in a peer's queue is tried again
 EOS = 1
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -168,6 +173,7 @@ class FakeBroker:
         """Open the door (again, at the same port)."""
         self._context = zmq.Context()
         self._door: RouterChannel | None = self._bind()
+        self._unsaid: deque[tuple[bytes, list[bytes]]] = deque()
         self.url = self._door.endpoint
         self.port = int(self.url.rsplit(":", 1)[1])
         self._listener = asyncio.create_task(self._listen(self._door))
@@ -176,7 +182,7 @@ class FakeBroker:
         """At the same port as before, or at any below the ephemeral ones (a dead one of those can meet itself)."""
         for port in [self.port] if self.port else random.sample(DATA_PORTS, 50):
             with contextlib.suppress(ConfigError):
-                return RouterChannel("127.0.0.1", port, CLIENT.frame_limit_bytes)
+                return RouterChannel([Place("127.0.0.1")], port, CLIENT.frame_limit_bytes)
         raise ConfigError("no free port for the fake broker")
 
     async def shut(self) -> None:
@@ -259,7 +265,7 @@ class FakeBroker:
                 self._say(
                     peer, AssetPart(name=name, offset=offset, total=total, payload=PayloadSpec(len(part), 0)), part
                 )
-            case Query() | Join() | StopWorker():
+            case Query() | Join() | StopWorker() | Invite() | Revoke() | RotateBroker() | RotateMember():
                 self._report(peer, message)
             case _:
                 self._about_known(peer, message)
@@ -290,7 +296,9 @@ class FakeBroker:
                     play.reason, play.script = "cancelled", play.script[: play.sent]
                 self._pump(self.known[request_id], ignore_limit=True)
 
-    def _report(self, peer: bytes, message: Query | Join | StopWorker) -> None:
+    def _report(
+        self, peer: bytes, message: Query | Join | StopWorker | Invite | Revoke | RotateBroker | RotateMember
+    ) -> None:
         what, body = "stop", {}
         match message:
             case Query(what=what):
@@ -299,6 +307,14 @@ class FakeBroker:
                 what, body = "join", {"started": [f"w{i}" for i in range(count)]}
             case StopWorker(worker=worker):
                 body = {"worker": worker}
+            case Invite():
+                what, body = "invite", {"addresses": ["tcp://192.0.2.1:5700"], "key": "ab" * 32, "expires_at": 1e9}
+            case Revoke(name=name):
+                what, body = "revoke", {"name": name}
+            case RotateMember(name=name):
+                what, body = "rotate_member", {"name": name}
+            case RotateBroker():
+                what = "rotate_broker"
         self._say(peer, self.reports.get(what, Report(what=what, ok=True, body=body)))
 
     def _describe(self, peer: bytes) -> None:
@@ -388,5 +404,20 @@ class FakeBroker:
             self._say(known.peer, Malformed(reason=reason))
 
     def _say(self, peer: bytes, message: ServerMessage, payload: bytes | None = None) -> None:
-        if self._door is not None:
-            self._door.send(peer, self.retell(message, SERVER.encode(message, payload)))  # type: ignore[arg-type]
+        """Behind what waits already. A door takes so much at once for a peer, and the rest when that has left."""
+        if self._door is None:
+            return
+        frames = self.retell(message, SERVER.encode(message, payload))  # type: ignore[arg-type]
+        if self._unsaid or not self._door.send(peer, frames):
+            if not self._unsaid:
+                asyncio.get_running_loop().call_later(_AGAIN_S, self._say_more, self._door)
+            self._unsaid.append((peer, frames))
+
+    def _say_more(self, door: RouterChannel) -> None:
+        """Say what found no room; what is for nobody any more is left out."""
+        if door is not self._door:
+            return
+        while self._unsaid and (door.send(*self._unsaid[0]) or not door.has(self._unsaid[0][0])):
+            self._unsaid.popleft()
+        if self._unsaid:
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._say_more, door)

@@ -115,6 +115,17 @@ class Event:
         return json.loads(self.data)
 
 
+def left_after(url: str, body: Any, num_events: int, timeout_s: float = 60.0) -> list[Event]:
+    """The first events of a stream whose reader then hangs up."""
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(body | {"stream": True}).encode(), headers)
+    text = ""
+    with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
+        while len(events_in(text)) < num_events:
+            text += answer.readline().decode()
+    return events_in(text)[:num_events]
+
+
 def events_in(text: str) -> list[Event]:
     """The events of a stream; comments are left out."""
     found = []

@@ -5,21 +5,18 @@ from __future__ import annotations
 import socket
 import time
 
-import zmq
-
-from swarm.stage.shell.one_message import LINGER_MS, PATIENCE_S, RETRY_S, AsideEdge
+from swarm.stage.shell.way import LINGER_S, PATIENCE_S, RETRY_S, AsideEdge, Way
 from swarm.wire.channel import PullChannel
+from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import Edge
 
 SOON_S = 10.0
 LIMIT = 1 << 26
 
 
-def test_a_large_message_arrives_though_the_connection_is_closed_at_once(
-    context: zmq.Context[zmq.Socket[bytes]],
-) -> None:
+def test_a_large_message_arrives_though_the_connection_is_closed_at_once() -> None:
     """Sixteen megabytes are on their way when the socket is closed, and all of them come."""
-    taker, edge = PullChannel("127.0.0.1", LIMIT), AsideEdge(context)
+    taker, edge = PullChannel("127.0.0.1", LIMIT), AsideEdge(Way(new_pair(), "127.0.0.1"))
     message = [b"header", bytes(1 << 24)]
     edge.send(Edge("w1.1", taker.endpoint), message, 0.0)
     give_up_at = time.monotonic() + SOON_S
@@ -27,7 +24,7 @@ def test_a_large_message_arrives_though_the_connection_is_closed_at_once(
         assert time.monotonic() < give_up_at
         taker.wait(RETRY_S)
         edge.flush(0.0)
-    assert taker.wait(LINGER_MS / 1000 + SOON_S)
+    assert taker.wait(LINGER_S + SOON_S)
     frames = taker.receive()
     assert frames is not None
     assert [len(frame) for frame in frames] == [6, 1 << 24]
@@ -35,12 +32,12 @@ def test_a_large_message_arrives_though_the_connection_is_closed_at_once(
     edge.close()
 
 
-def test_nobody_there_is_given_up(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_nobody_there_is_given_up() -> None:
     """After a while, by the clock that it is told; the next message gets a connection of its own."""
     with socket.socket() as deaf:  # it has the port, so nobody else can, and it does not listen
         deaf.bind(("127.0.0.1", 0))
         gone = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
-        edge = AsideEdge(context)
+        edge = AsideEdge(Way(new_pair(), "127.0.0.1"))
         edge.send(Edge("w1.1", gone), [b"x"], 100.0)
         edge.flush(100.0 + PATIENCE_S - 0.1)
         assert edge.is_full

@@ -21,25 +21,31 @@ from swarm.errors import ConfigError
 from swarm.wire import tensors
 from swarm.wire.channel import (
     BEAT_QUEUE,
-    DATA_QUEUE,
     Arrived,
     AsyncPullChannel,
     DealerChannel,
     Link,
     Overstepped,
     PeerLost,
+    Place,
     PullChannel,
-    PushChannel,
     RouterChannel,
-    Wake,
 )
 from swarm.wire.codec import BEAT, CLIENT, DATA
 from swarm.wire.messages import Describe, Row, Step
-from swarm.wire.sockets import DATA_PORTS, Context, bind_free_port
+from swarm.wire.push import DATA_QUEUE, PushChannel
+from swarm.wire.sockets import DATA_PORTS, Context, Frames, bind_free_port
+from swarm.wire.wake import Wake
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 20
 SOON_S = 10  # a deadline, not a pause: everything below takes milliseconds
+
+
+def arrived(event: object) -> Frames:
+    """The message that came."""
+    assert isinstance(event, Arrived)
+    return event.frames
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def context() -> Iterator[Context]:
 
 @pytest.fixture
 async def router(context: Context) -> AsyncIterator[RouterChannel]:
-    channel = RouterChannel(HOST, 0, LIMIT)
+    channel = RouterChannel([Place(HOST)], 0, LIMIT)
     yield channel
     channel.close()
 
@@ -76,7 +82,7 @@ def pull(context: Context) -> Iterator[PullChannel]:
 
 @pytest.fixture
 def push(context: Context, pull: PullChannel) -> Iterator[PushChannel]:
-    channel = PushChannel(context, pull.endpoint)
+    channel = PushChannel(pull.endpoint)
     yield channel
     channel.close()
 
@@ -88,7 +94,7 @@ async def soon(awaitable: Any) -> Any:
 
 async def sendable(push: PushChannel) -> None:
     """Wait until ``send`` can work; the loop runs on, since it lets the push in."""
-    await asyncio.to_thread(push.socket.poll, SOON_S * 1000, zmq.POLLOUT)
+    await asyncio.to_thread(push.wait, SOON_S)
 
 
 def sent_when_possible(pull: PullChannel, push: PushChannel, frames: Sequence[tensors.Bytes]) -> None:
@@ -198,7 +204,7 @@ async def test_a_peer_may_come_back_under_its_name(context: Context, router: Rou
 
 async def test_a_dealer_tells_when_its_broker_goes_and_comes(context: Context) -> None:
     """DOWN and UP again: the sign to introduce oneself anew."""
-    first = RouterChannel(HOST, free_port(), LIMIT)
+    first = RouterChannel([Place(HOST)], free_port(), LIMIT)
     port = int(first.endpoint.rpartition(":")[2])
     dealer = DealerChannel(context, first.endpoint, b"me", LIMIT)
     assert await soon(anext(dealer)) is Link.UP
@@ -207,7 +213,7 @@ async def test_a_dealer_tells_when_its_broker_goes_and_comes(context: Context) -
     deadline = monotonic() + SOON_S
     while dealer.send([b"to nobody"]):  # the news may be quicker than the socket's own tidying up
         assert monotonic() < deadline
-    second = RouterChannel(HOST, port, LIMIT)
+    second = RouterChannel([Place(HOST)], port, LIMIT)
     assert await soon(anext(dealer)) is Link.UP
     assert dealer.send([b"hello"])
     assert (await soon(anext(second))).frames == [b"hello"]
@@ -219,16 +225,16 @@ async def test_a_port_in_use_is_said(context: Context, router: RouterChannel) ->
     """A second broker on the port gets a sentence with the remedy, and leaves nothing behind."""
     port = int(router.endpoint.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"port {port} on {HOST} is in use: is another broker running"):
-        RouterChannel(HOST, port, LIMIT)
+        RouterChannel([Place(HOST)], port, LIMIT)
 
 
 async def test_wrong_addresses_are_said(context: Context) -> None:
     """An address of another machine, and what is no endpoint at all."""
     with pytest.raises(ConfigError, match=r"can't listen on tcp://192\.0\.2\.1:5700"):
-        RouterChannel("192.0.2.1", 5700, LIMIT)
+        RouterChannel([Place("192.0.2.1")], 5700, LIMIT)
     for make in (
         lambda: DealerChannel(context, "nonsense", b"me", LIMIT),
-        lambda: PushChannel(context, "nonsense"),
+        lambda: PushChannel("nonsense"),
     ):
         with pytest.raises(ConfigError, match="'nonsense' is no endpoint like"):
             make()
@@ -315,8 +321,8 @@ async def test_a_cancelled_wait_loses_no_message(router: RouterChannel, dealer: 
 
 async def test_what_waits_can_be_taken_without_waiting(context: Context) -> None:
     """``waiting`` gives what has come, in order, and no more than a queue's worth; who iterates gets the rest."""
-    beats = AsyncPullChannel(HOST, LIMIT, BEAT_QUEUE)
-    push = PushChannel(context, beats.endpoint, BEAT_QUEUE)
+    beats = AsyncPullChannel([Place(HOST)], LIMIT, BEAT_QUEUE)
+    push = PushChannel(beats.endpoint, BEAT_QUEUE)
     assert list(beats.waiting()) == []
     await soon(sendable(push))
     num = BEAT_QUEUE + 4
@@ -325,12 +331,12 @@ async def test_what_waits_can_be_taken_without_waiting(context: Context) -> None
         while len(seen) < num:
             while sent < num and push.send([bytes([sent])]):
                 sent += 1
-            taken = [bytes(frames[0])[0] for frames in beats.waiting()]
+            taken = [bytes(arrived(each)[0])[0] for each in beats.waiting()]
             assert len(taken) <= BEAT_QUEUE
             seen += taken
             await asyncio.sleep(0)
         assert push.send([b"last"])
-        assert bytes((await anext(beats))[0]) == b"last"
+        assert bytes(arrived(await anext(beats))[0]) == b"last"
     assert seen == list(range(num))
     push.close()
     beats.close()
@@ -342,10 +348,10 @@ async def test_nothing_is_left_behind(context: Context) -> None:
         me = psutil.Process()
         before = None
         for round_ in range(4):
-            router = RouterChannel(HOST, 0, LIMIT)
+            router = RouterChannel([Place(HOST)], 0, LIMIT)
             dealer = DealerChannel(context, router.endpoint, b"me", LIMIT)
-            beats = AsyncPullChannel(HOST, BEAT.frame_limit_bytes, BEAT_QUEUE)
-            push = PushChannel(context, beats.endpoint, BEAT_QUEUE)
+            beats = AsyncPullChannel([Place(HOST)], BEAT.frame_limit_bytes, BEAT_QUEUE)
+            push = PushChannel(beats.endpoint, BEAT_QUEUE)
             wake = Wake()
             assert await anext(dealer) is Link.UP
             await sendable(push)
@@ -370,7 +376,7 @@ async def settled(me: psutil.Process, target: int | None) -> None:
 async def test_ipv6(context: Context) -> None:
     """Endpoints with brackets work at both ends."""
     try:
-        router = RouterChannel("::1", 0, LIMIT)
+        router = RouterChannel([Place("::1")], 0, LIMIT)
     except ConfigError:
         pytest.skip("this machine has no IPv6 loopback")
     dealer = DealerChannel(context, router.endpoint, b"me", LIMIT)
@@ -401,7 +407,7 @@ def test_a_step_goes_through(pull: PullChannel, push: PushChannel) -> None:
 
 def test_a_push_without_receiver_can_not_send(context: Context) -> None:
     """IMMEDIATE: nothing queues for the absent."""
-    push = PushChannel(context, f"tcp://{HOST}:{free_port()}")
+    push = PushChannel(f"tcp://{HOST}:{free_port()}")
     assert push.send([b"x"]) is False
     push.close()
 
@@ -432,7 +438,7 @@ CONSUMER = """if True:
 def test_a_killed_receiver_is_noticed_and_its_successor_gets_nothing_stale(context: Context, pull: PullChannel) -> None:
     """After SIGKILL send() turns False and stays so; a new process at the endpoint gets only what comes after."""
     port = free_port()
-    push = PushChannel(context, f"tcp://{HOST}:{port}")
+    push = PushChannel(f"tcp://{HOST}:{port}")
     with process(CONSUMER, str(port)) as first:
         sent_when_possible(pull, push, [b"one"])
         assert first.stdout is not None
@@ -510,12 +516,12 @@ def test_no_free_port_is_said(context: Context, pull: PullChannel) -> None:
 
 async def test_beats_of_several_workers(context: Context) -> None:
     """One pull takes in what many push."""
-    beats = AsyncPullChannel(HOST, BEAT.frame_limit_bytes, BEAT_QUEUE)
-    pushes = [PushChannel(context, beats.endpoint, BEAT_QUEUE) for _ in range(3)]
+    beats = AsyncPullChannel([Place(HOST)], BEAT.frame_limit_bytes, BEAT_QUEUE)
+    pushes = [PushChannel(beats.endpoint, BEAT_QUEUE) for _ in range(3)]
     for number, push in enumerate(pushes):
         await soon(sendable(push))
         assert push.send([bytes([number])])
-    assert sorted([bytes((await soon(anext(beats)))[0]) for _ in pushes]) == [b"\x00", b"\x01", b"\x02"]
+    assert sorted([bytes(arrived(await soon(anext(beats)))[0]) for _ in pushes]) == [b"\x00", b"\x01", b"\x02"]
     for channel in (*pushes, beats):
         channel.close()
 

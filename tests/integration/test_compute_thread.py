@@ -21,10 +21,11 @@ from swarm.stage.events import OrderArrived
 from swarm.stage.executor import Capacity, Progress
 from swarm.stage.shell.compute import ComputeThread
 from swarm.stage.shell.vitals import Vitals
+from swarm.stage.shell.way import StepDoor, Way
 from swarm.testing import FakeExecutor, fake_manifest
-from swarm.wire.channel import PullChannel, PushChannel
+from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
-from swarm.wire.door.keys import address_and_key
+from swarm.wire.door.keys import address_and_key, new_pair
 from swarm.wire.messages import (
     Activate,
     Edge,
@@ -40,6 +41,7 @@ from swarm.wire.messages import (
     Step,
     Welcome,
 )
+from swarm.wire.push import PushChannel
 
 PATIENCE_S = 10.0
 LAYERS = LayerRange(0, 3)
@@ -101,15 +103,15 @@ class Stage:
         clock = SystemClock()
         self.vitals = Vitals(clock)
         self.thread = ComputeThread(
-            self.context,
-            pull=pull,
+            Way(new_pair(), "127.0.0.1"),
+            door=StepDoor(pull, pull.endpoint, "127.0.0.1"),
             core=self.core,
             executor=self.executor,
             vitals=self.vitals,
             clock=clock,
             outward=self.outward.put,
         )
-        self.before = PushChannel(self.context, pull.endpoint)
+        self.before = PushChannel(pull.endpoint)
         self.thread.start()
 
     def order(self, order: Order) -> None:
@@ -158,7 +160,7 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
         tokens=(5,),
         open=(Open(7, SamplingParams(), 0, 1, 8, (5,)),),
     )
-    assert stage.before.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
+    assert stage.before.wait(PATIENCE_S)
     assert stage.before.send(DATA.encode(step))
     until(lambda: stage.vitals.condition == "blocked")
     stage.order(welcome(lease_s=0.1))
@@ -197,7 +199,7 @@ def test_a_blocked_worker_waits_though_a_step_has_come(
         Step(epoch=1, step=number, rows=(Row(7, number - 1, 1, False),), tokens=(5,), open=opening * (number == 1))
         for number in (1, 2)
     ]
-    assert stage.before.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
+    assert stage.before.wait(PATIENCE_S)
     for step in steps:
         assert stage.before.send(DATA.encode(step))
     until(lambda: stage.vitals.condition == "blocked")

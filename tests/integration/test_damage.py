@@ -57,7 +57,7 @@ def stage(taker: PullChannel) -> Iterator[Stage]:
         stage.order(Fence(epoch=1))
         stage.order(Activate(epoch=1, first_step=1, live=()))
         stage.says()
-        assert stage.before.socket.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
+        assert stage.before.wait(PATIENCE_S)
         yield stage
         stage.close()
 

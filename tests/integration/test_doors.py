@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from swarm.broker.service import STRIKES
-from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, PullChannel, PushChannel, RouterChannel, Wake
+from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, Place, PullChannel, RouterChannel
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.door import connection, listener
 from swarm.wire.door.keys import address_and_key, is_address, keyed
@@ -28,8 +28,10 @@ from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.greeting import greeting as greeting_of
 from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
+from swarm.wire.push import PushChannel
 from swarm.wire.schema import schema
 from swarm.wire.sockets import Context, bind_free_port, endpoint_of
+from swarm.wire.wake import Wake
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.unit.broker.bench import FakeWorker
@@ -77,7 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def router() -> AsyncIterator[RouterChannel]:
-    channel = RouterChannel(HOST, 0, LIMIT)
+    channel = RouterChannel([Place(HOST)], 0, LIMIT)
     yield channel
     channel.close()
 
@@ -276,12 +278,12 @@ def test_a_data_door_hears_only_who_knows_its_key(context: Context) -> None:
     strangers = [knock(address, identity) for identity in (b"", b"me", key[:-1], b"x" * 32)]
     for raw in strangers:
         raw.sendall(message(b"garbage") * 10)
-    wrong = PushChannel(context, keyed(address, b"y" * 32))
+    wrong = PushChannel(keyed(address, b"y" * 32))
     assert not pull.wait(0.3)
     assert pull.receive() is None
     assert pull.num_refused >= len(strangers)
     assert not wrong.send([b"forged"])
-    right = PushChannel(context, pull.endpoint)
+    right = PushChannel(pull.endpoint)
     deadline = monotonic() + SOON_S
     while not right.send([b"step", b"tensor"]):
         assert monotonic() < deadline
@@ -296,7 +298,7 @@ def test_who_is_refused_does_not_knock_for_ever(context: Context) -> None:
     """Another worker listens where one was before, with a key of its own: the sender of old is told that its key is
     wrong, once, and knocks no more. The one that knows the new key is heard."""
     former = PullChannel(HOST, LIMIT)
-    old = PushChannel(context, former.endpoint)
+    old = PushChannel(former.endpoint)
     sent(old, former, b"step")
     port = int(former.endpoint.rpartition(":")[2])
     former.close()
@@ -305,7 +307,7 @@ def test_who_is_refused_does_not_knock_for_ever(context: Context) -> None:
     while not pull.num_refused:
         assert monotonic() < deadline
         assert not pull.wait(0.05)
-    new = PushChannel(context, pull.endpoint)
+    new = PushChannel(pull.endpoint)
     sent(new, pull, b"other step")
     assert not pull.wait(1.0)  # in which libzmq would have tried again some times
     assert pull.num_refused == 1
@@ -318,7 +320,7 @@ def test_who_is_hung_up_on_knocks_now_and_then(context: Context) -> None:
     """A door that can't listen for a while must not keep its senders busy: their pauses are a tenth of a second."""
     knocks = 0
     with bind_free_port(HOST) as bound:
-        push = PushChannel(context, keyed(endpoint_of(bound), b"x" * 32))
+        push = PushChannel(keyed(endpoint_of(bound), b"x" * 32))
         bound.settimeout(0.1)
         give_up_at = monotonic() + 1.0
         while monotonic() < give_up_at:
@@ -369,17 +371,17 @@ def test_half_a_message_keeps_nobody_waiting() -> None:
 
 async def test_a_beat_door_hears_only_who_knows_its_key(context: Context) -> None:
     """As a data door; who looks without waiting hears those that it should."""
-    beats = AsyncPullChannel(HOST, LIMIT, 16)
+    beats = AsyncPullChannel([Place(HOST)], LIMIT, 16)
     with knock(beats.endpoint, b"stranger") as raw:
         raw.sendall(message(b"garbage"))
-        push = PushChannel(context, beats.endpoint)
+        push = PushChannel(beats.endpoint)
         deadline = monotonic() + SOON_S
         while not push.send([b"beat"]):
             assert monotonic() < deadline
             assert list(beats.waiting()) == []
         while not (heard := list(beats.waiting())):
             assert monotonic() < deadline
-        assert heard == [[b"beat"]]
+        assert [each.frames for each in heard if isinstance(each, Arrived)] == [[b"beat"]]
         await is_hung_up_on(raw)
         push.close()
     beats.close()
@@ -457,6 +459,9 @@ async def test_a_hello_with_no_address_is_refused(broker: Processes, context: Co
         ("tcp://127.0.0.1:\u0663\u0663", False),
         ("tcp://\u00e9@127.0.0.1:1", False),
         (f"tcp://{'k' * 65}@127.0.0.1:1", False),
+        ("p://0123abcd@127.0.0.1:20000", False),
+        ("tcp://0123 abcd@127.0.0.1:20000", False),
+        ("127.0.0.1:20000", False),
         ("ipc:///etc/passwd", False),
         ("", False),
     ],
@@ -469,7 +474,7 @@ async def test_a_damaged_order_renews_the_connection(random_llama: Path, zygote:
     """It may have been what everybody waits for. The worker knocks anew, greets and says Hello with what it holds."""
     said: list[object] = []
     with Processes(random_llama, tmp_path, launch=zygote) as swarm:
-        door = RouterChannel(HOST, swarm.port + 1, WORKER.frame_limit_bytes)
+        door = RouterChannel([Place(HOST)], swarm.port + 1, WORKER.frame_limit_bytes)
         swarm.start_worker("w0")
         async with asyncio.timeout(60):
             while said.count(Hello) < 2:

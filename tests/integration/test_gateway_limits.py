@@ -55,8 +55,8 @@ async def _is_gone(receive: Receive) -> bool:
 
 
 class Running:
-    def __init__(self, server: uvicorn.Server, port: int, routes: Routes) -> None:
-        self.server, self.port, self.routes = server, port, routes
+    def __init__(self, server: uvicorn.Server, port: int, routes: Routes, refused: list[int]) -> None:
+        self.server, self.port, self.routes, self.refused = server, port, routes, refused
 
     async def say(self, *texts: bytes, pause_s: float = 0.0) -> bytes:
         """All that comes back to these words, until the server closes."""
@@ -82,11 +82,11 @@ class Running:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    routes = Routes()
+    routes, refused = Routes(), list[int]()
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         Guard(routes, Watched(None), SETTINGS),
-        http=connections_of(SETTINGS),
+        http=connections_of(SETTINGS, refused.append),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -95,7 +95,7 @@ async def server() -> AsyncIterator[Running]:
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([listener]))
-    one = Running(server, listener.getsockname()[1], routes)
+    one = Running(server, listener.getsockname()[1], routes, refused)
     await one.until(lambda: server.started)
     loop = asyncio.get_running_loop()
     wrong: list[object] = []
@@ -124,6 +124,7 @@ async def test_a_head_that_never_ends_is_408(server: Running) -> None:
     second = await server.say(GET + b"\r\n", b"GET /hea", pause_s=0.1)  # on a connection that was used before
     assert second.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1 408" in second
+    assert server.refused == [408] * 4  # and counted, each once
 
 
 async def test_a_body_that_never_ends_is_408(server: Running) -> None:

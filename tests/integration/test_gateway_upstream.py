@@ -19,7 +19,9 @@ from aiohttp import web
 from starlette.types import Receive, Scope, Send
 
 from swarm.config import UpstreamSettings
+from swarm.gateway.upstream.choice import OUTCOMES
 from swarm.gateway.upstream.relay import Upstreams
+from swarm.numbers.http import HttpNumbers
 from tests.integration.processes import free_ports
 
 PATIENCE_S = 40.0
@@ -137,8 +139,8 @@ async def test_others_answer_by_name_and_for_a_swarm_that_is_down(other: Other, 
             other.pause_s = 1.3
             async with session.post(url + "/v1/completions", json={"model": "gpt", "stream": True}) as response:
                 content = await response.read()
-            assert content.replace(b": still here\n\n", b"") == b"".join(EVENTS)
-            assert content.count(b": still here\n\n") >= 2
+            assert content.replace(b": still here\n", b"") == b"".join(EVENTS)
+            assert content.count(b": still here\n") >= 2
 
             # whoever hangs up ends it there too
             other.pause_s = 30.0
@@ -166,19 +168,23 @@ async def test_others_answer_by_name_and_for_a_swarm_that_is_down(other: Other, 
     assert "Traceback" not in log
 
 
-async def _relayed(other: Other, status: int, when: str) -> tuple[int, Upstreams]:
+async def _relayed(other: Other, status: int, when: str, *, hangs_up: bool = False) -> tuple[int, HttpNumbers]:
     """What comes of a request that our swarm answers with this status."""
+    numbers = HttpNumbers()
 
     async def ours(scope: Scope, receive: Receive, send: Send) -> None:
+        if status >= 400:
+            scope.get("swarm.refused", numbers.refused)("completions", status)
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"ours"})
 
-    upstreams = Upstreams(ours, [UpstreamSettings(url=other.url, when=when)])  # type: ignore[arg-type]
+    upstreams = Upstreams(ours, [UpstreamSettings(url=other.url, when=when)], numbers)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
+        if not hangs_up:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -192,7 +198,11 @@ async def _relayed(other: Other, status: int, when: str) -> tuple[int, Upstreams
     }
     await upstreams(scope, receive, send)
     await upstreams.aclose()
-    return sent[0]["status"], upstreams
+    return sent[0]["status"], numbers
+
+
+def _outcomes(numbers: HttpNumbers) -> dict[str, int]:
+    return {outcome: count for (_, outcome), count in numbers.upstream.items() if count}
 
 
 @pytest.mark.parametrize(
@@ -208,8 +218,26 @@ async def _relayed(other: Other, status: int, when: str) -> tuple[int, Upstreams
     ],
 )
 async def test_busy_and_down(other: Other, ours: int, when: str, passed_on: bool) -> None:
-    """Who overflows when; an answer that our swarm has is never asked of others."""
-    status, upstreams = await _relayed(other, ours, when)
+    """Who overflows when; an answer that our swarm has is never asked of others. What others answer is not counted
+    among the refused."""
+    status, numbers = await _relayed(other, ours, when)
     assert bool(other.asked) == passed_on
     assert status == (200 if passed_on else ours)
-    assert sum(upstreams.board.counts.values()) == passed_on
+    assert _outcomes(numbers) == ({"answered": 1} if passed_on else {})
+    is_refused = ours != 200 and not passed_on
+    assert numbers.turned_away == ({("completions", str(ours)): 1} if is_refused else {})
+
+
+async def test_what_nobody_answers_is_refused_once(other: Other) -> None:
+    """By our swarm's word; that the other one failed is counted beside, from a zero on."""
+    other.status = 500
+    status, numbers = await _relayed(other, 429, "busy")
+    assert status == 429
+    assert _outcomes(numbers) == {"failed": 1}
+    assert {outcome for _, outcome in numbers.upstream} == set(OUTCOMES)
+    assert numbers.turned_away == {("completions", "429"): 1}
+
+
+async def test_who_hangs_up_makes_no_other_server_well_or_unwell(other: Other) -> None:
+    _, numbers = await _relayed(other, 503, "down", hangs_up=True)
+    assert _outcomes(numbers) == {"left": 1}

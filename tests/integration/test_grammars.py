@@ -183,6 +183,29 @@ async def test_what_gets_to_a_stage_all_the_same_fails_alone(
         check(done.text)
 
 
+async def put_off(client: AsyncClient) -> float:
+    """How many draws of the swarm have waited for their grammar."""
+    pipeline = (await client.query("stats"))["pipeline"]
+    assert isinstance(pipeline, dict)
+    return float(pipeline.get("draws_put_off", 0))
+
+
+async def test_a_grammar_that_takes_long_to_compile_holds_nobody_up(client: AsyncClient) -> None:
+    """Its own request waits, and gets the same answer as when the grammar is known; another one's tokens come in
+    between."""
+    slow = Grammar("json_schema", json.dumps({"type": "integer", "multipleOf": 99991}))
+    before = await put_off(client)
+    asked = asyncio.create_task(ask(client, slow, seed=3, temperature=0.8, max_tokens=12))
+    between = 0
+    async for _ in client.stream(PROMPT, max_tokens=380, ignore_eos=True, timeout=60.0):
+        between += not asked.done()
+    first = await asked
+    assert await put_off(client) > before
+    assert between > 1
+    again = await ask(client, slow, seed=3, temperature=0.8, max_tokens=12)
+    assert (again.tokens, again.text) == (first.tokens, first.text)
+
+
 async def test_a_model_without_a_tokenizer_has_no_grammars(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """It is said by name."""
     with Processes(random_llama, tmp_path, launch=zygote) as processes:

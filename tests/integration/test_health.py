@@ -87,7 +87,7 @@ async def test_a_stopped_worker_is_out_and_joins_anew_when_it_goes_on(swarm: tup
         found = await node(client, name)
         assert found["verdict"] == "silent"
         assert found["evidence"].startswith("no beat for")
-        assert found["beat_age_s"] > 0.7
+        assert found["beat_age_s"] > 0.4
         assert await under_way == expected
     finally:
         process.send_signal(signal.SIGCONT)
@@ -100,7 +100,7 @@ async def test_a_stopped_worker_is_out_and_joins_anew_when_it_goes_on(swarm: tup
 
 
 async def test_short_freezes_give_no_verdict(swarm: tuple[Processes, AsyncClient]) -> None:
-    """Beats that come half a second late, again and again, while answers run: nobody is out."""
+    """Beats that come a quarter of a second late, again and again, while answers run: nobody is out."""
     processes, client = swarm
     expected, before = await answers(client), await figures(client)
     under_way = asyncio.create_task(answers(client))
@@ -110,12 +110,12 @@ async def test_short_freezes_give_no_verdict(swarm: tuple[Processes, AsyncClient
     for _ in range(4):
         stopped_at = time.monotonic()
         process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.2)
         process.send_signal(signal.SIGCONT)
         longest_s = max(longest_s, time.monotonic() - stopped_at)
         await asyncio.sleep(0.3)
     assert await under_way == expected
-    if longest_s < 0.5:  # else this machine made longer ones of them
+    if longest_s < 0.25:  # else this machine made longer ones of them
         assert (await figures(client)).get("workers_lost", 0) == before.get("workers_lost", 0)
 
 
@@ -180,7 +180,7 @@ async def test_a_hung_worker_is_out_and_ends_itself(
             first = await answers(client)  # it hangs in the middle of these
             found = await processes.until(client, "nodes", lambda nodes: node_of(nodes, "w1")["state"] == "out")
             assert node_of(found, "w1")["verdict"] == "hung"
-            assert "computing, no progress for" in node_of(found, "w1")["evidence"]
+            assert "computing, but none of its threads has run for" in node_of(found, "w1")["evidence"]
             assert await answers(client) == first
             process = processes.workers.pop("w1")
             assert await asyncio.to_thread(process.wait, 60.0) == 1

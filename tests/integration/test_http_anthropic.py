@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +64,86 @@ def test_counting(client: Any) -> None:
     fields = {"messages": [{"role": "user", "content": "Hello"}], "system": "Be kind."}
     counted = client.messages.count_tokens(model=MODEL, **fields).input_tokens
     assert counted == client.messages.create(**asked(**fields)).usage.input_tokens
+
+
+def test_the_clients_request_id_is_the_answers(client: Any) -> None:
+    """Of a message, a count and an error; the swarm knows the request by it."""
+    raw = client.messages.with_raw_response.create(**asked())
+    message = raw.parse()
+    assert message._request_id == raw.headers["request-id"] == message.id.removeprefix("msg_")
+    assert client.messages.count_tokens(model=MODEL, messages=asked()["messages"])._request_id
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.create(**asked(model="claude-x"))
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
+    with client.messages.stream(**asked()) as stream:
+        assert stream.request_id == stream.get_final_message().id.removeprefix("msg_")
+
+
+ANSWERED: Json = {
+    "cache_control": {"type": "ephemeral"},
+    "diagnostics": {"previous_message_id": None},
+    "inference_geo": "eu",
+    "metadata": {"user_id": "me"},
+    "output_config": {"effort": "low"},
+    "service_tier": "auto",
+    "speed": "standard",
+    "stop_sequences": ["\n"],
+    "stream": False,
+    "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+    "temperature": 0.7,
+    "thinking": {"type": "adaptive"},
+    "tool_choice": {"type": "none"},
+    "tools": [{"name": "weather", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}],
+    "top_k": 5,
+    "top_p": 0.9,
+    "user_profile_id": "uprof_1",
+    "workspace_id": "wrkspc_1",
+}
+REFUSED: Json = {"container": "container_1"}
+VALUES: list[Any] = ["x", {"x": 1}, [1], [[{}]], [{"role": "user"}], 1e9, -1, True, "\ud800"]  # of any field
+OWN = {"self", "model", "messages", "max_tokens", "extra_headers", "extra_query", "extra_body", "timeout"}
+
+
+def test_every_field_of_the_client_is_answered_or_refused_by_name(client: Any) -> None:
+    """Those of the client that is installed; what a newer one adds is at least borne, by the next test."""
+    fields = set(inspect.signature(client.messages.create).parameters)
+    if anthropic.__version__.startswith("2.12."):
+        assert fields - OWN <= ANSWERED.keys() | REFUSED.keys()
+    for name, value in ANSWERED.items():
+        more = {name: value} if name in fields else {"extra_body": {name: value}}  # older clients have more
+        answer = client.messages.create(**asked(**more))
+        assert (answer.type, answer.role) == ("message", "assistant"), name
+    for name, value in REFUSED.items():
+        with pytest.raises(anthropic.BadRequestError, match=name):
+            client.messages.create(**asked(extra_body={name: value}))
+
+
+async def test_any_value_of_any_field_is_answered_or_refused(url: str, client: Any) -> None:
+    """In Anthropic's form, at both routes."""
+    names = sorted((set(inspect.signature(client.messages.create).parameters) - OWN) | {"messages", "max_tokens"})
+    async with aiohttp.ClientSession(headers=HEADERS) as session:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            for name in names:
+                for value in VALUES:
+                    body = json.dumps({**asked(max_tokens=1), name: value})
+                    async with session.post(url + path, data=body) as answer:
+                        told = await answer.text()
+                        assert answer.status in (200, 400), (name, value, told)
+                        assert answer.status == 200 or json.loads(told)["type"] == "error"
+
+
+def test_messages_that_are_none_are_refused(client: Any) -> None:
+    """There must be some; images are refused wherever they stand, in the result of a tool, too."""
+    for body in ({"model": MODEL, "max_tokens": 5}, asked(messages=[])):
+        with pytest.raises(anthropic.BadRequestError, match="messages"):
+            client.post("/v1/messages", cast_to=object, body=body)
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "a.png"}, image]}
+    said = {"role": "assistant", "content": [call]}
+    turns = [{"role": "user", "content": "x"}, said, {"role": "user", "content": [result]}]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[2\].content\[0\].content\[1\].type"):
+        client.messages.create(**asked(messages=turns))
 
 
 def test_errors(client: Any) -> None:

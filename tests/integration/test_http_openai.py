@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from swarm import AsyncClient
 from swarm.demo import model_path
+from swarm.errors import RequestFailed
 from tests.integration.gateway import LONG, MODEL, Gateway, Served, events_in, request
 from tests.integration.processes import Processes
 
@@ -403,6 +404,19 @@ def test_what_is_no_body_is_refused(served: Served, body: bytes) -> None:
     code, _, content = request(served.v1 + "/chat/completions", body)
     assert code == 400
     assert json.loads(content)["error"]["type"] == "invalid_request_error"
+
+
+async def test_each_prompt_of_several_can_be_traced(served: Served, swarm: AsyncClient) -> None:
+    """By the answer's id and its number; the answer's id alone begins them all."""
+    body = {"model": MODEL, "prompt": ["Hello", "Good"], "n": 2, "max_tokens": 3, "ignore_eos": True}
+    _, headers, content = await asyncio.to_thread(request, served.v1 + "/completions", body)
+    request_id = headers["x-request-id"]
+    assert json.loads(content)["id"] == f"cmpl-{request_id}"
+    for number in range(2):
+        trace: Any = await swarm.trace(f"{request_id}-{number}")
+        assert [len(sequence["tokens"]) for sequence in trace["sequences"]] == [3, 3]
+    with pytest.raises(RequestFailed, match="2 requests begin with"):
+        await swarm.trace(request_id)
 
 
 # --- time, hanging up, fullness -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel, ConfigDict
 
 from tests.faults.zygote import Zygote
+from tests.integration.gateway import events_in, left_after, request
 from tests.integration.http_swarm import http_swarm
 
 Json = dict[str, Any]
@@ -54,6 +56,32 @@ def test_the_clients_stream_helper(client: OpenAI) -> None:
         kinds = [event.type for event in stream]
     assert kinds[0] == "response.created"
     assert kinds.count("response.output_item.done") == 1
+
+
+KEPT: dict[str, Json] = {
+    "/v1/responses": {"model": MODEL, "input": "Hello", "max_output_tokens": 200},
+    "/v1/messages": {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200},
+}
+
+
+@pytest.mark.parametrize("way", ["header", "path"])
+@pytest.mark.parametrize("path", KEPT)
+def test_a_stream_that_was_left_is_gone_on_with(url: str, path: str, way: str) -> None:
+    """With keep_s it runs meanwhile; the events are those that a reader to the end would have had."""
+    body = KEPT[path] | {"keep_s": 30, "ignore_eos": True, "seed": 3}
+    seen = left_after(url + path, body, 6)
+    last = seen[-1].id
+    time.sleep(0.3)  # its gateway hears of it
+    if way == "header":
+        status, _, content = request(url + path, body | {"stream": True}, [("last-event-id", last)])
+    else:
+        status, _, content = request(f"{url}/v1/streams/{last}")
+    assert status == 200
+    events = [*seen, *events_in(content.decode())]
+    request_id = last.partition(":")[0]
+    whole = events_in(request(f"{url}/v1/streams/{request_id}")[2].decode())
+    assert [(event.id, event.data) for event in events] == [(event.id, event.data) for event in whole]
+    assert len(events) > 150
 
 
 def test_log_probabilities(client: OpenAI) -> None:

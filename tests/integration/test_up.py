@@ -26,7 +26,7 @@ from swarm.cli.output import Progress
 from swarm.cli.up.host import BrokerLink
 from swarm.cli.up.supervisor import Answer, Asked, Event, Served
 from swarm.stage.shell import keeper
-from swarm.wire.channel import Arrived, RouterChannel
+from swarm.wire.channel import Arrived, Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import (
     ClientMessage,
@@ -278,7 +278,7 @@ class Broker:
 
     def __init__(self, port: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = RouterChannel("127.0.0.1", port, CLIENT.frame_limit_bytes)
+        self._router = RouterChannel([Place("127.0.0.1")], port, CLIENT.frame_limit_bytes)
         self._peer = b""
         self.status: dict[str, object] = {"state": "waiting", "waits_for": "a worker", "epoch": 0, "model": "demo"}
 

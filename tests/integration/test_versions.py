@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from swarm import AsyncClient, Unavailable
-from swarm.wire.channel import Arrived, RouterChannel
+from swarm.wire.channel import Arrived, Place, RouterChannel
 from swarm.wire.codec import WORKER
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import Finished, ServerMessage, Submit
@@ -81,7 +81,7 @@ async def test_a_field_that_is_not_known_here_ends_in_words() -> None:
 async def stranger(port: int) -> AsyncIterator[list[bytes]]:
     """Greets workers like one of another build; tells what else it heard."""
     context, heard = zmq.Context[zmq.Socket[bytes]](), list[bytes]()
-    door = RouterChannel("127.0.0.1", port, WORKER.frame_limit_bytes)
+    door = RouterChannel([Place("127.0.0.1")], port, WORKER.frame_limit_bytes)
 
     async def listen() -> None:
         async for event in door:

@@ -26,7 +26,7 @@ DRIVER = [TESTS / "driver.c", TESTS / "decoder.c"]
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 OWN_BITS = ("dense bfloat16", "grouped bfloat16", "attend bfloat16")  # where bfloat16 is multiplied
 PROMPTS = 1000
-FEW_PROMPTS = 250  # plain C in an emulator takes its time
+FEW_PROMPTS = 100  # plain C in an emulator takes its time
 
 Command = list[str]
 Lines = list[str]

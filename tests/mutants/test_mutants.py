@@ -34,6 +34,8 @@ NUM_SCHEDULES = 120
 LIMIT_S = 200.0  # for one; it takes a tenth of that on a machine that does nothing else
 NOTICED = (1, 3)  # exit codes: a test failed; a schedule noticed
 HEADER = re.compile(r"# caught by: (?:sim(?: ([a-z_,]+))??(?: from (\d+))?|(tests/\S+))$")
+# Some plugins take longer to load than such a test takes.
+WITHOUT = [part for name in ("cacheprovider", "schemathesis", "xdist", "anyio") for part in ("-p", f"no:{name}")]
 LEFT_OUT = shutil.ignore_patterns("village", "*.so", "*.c", "*.h")
 
 
@@ -66,7 +68,7 @@ class Catcher:
 
     def command(self, root: Path) -> list[str]:
         if self.tests:
-            return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *self.tests.split()]
+            return [sys.executable, "-m", "pytest", "-x", "-q", *WITHOUT, *self.tests.split()]
         play = str(HERE / "play.py")
         return [sys.executable, play, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
 

@@ -91,7 +91,7 @@ def test_swarm_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("broker.prefill_chunk", 513, "must not exceed broker.step_tokens (512)"),
         ("broker.host", "0.0.0.0", "no keys are set"),
         ("broker.host", "example", "not an IP address; use 127.0.0.1"),
-        ("worker.host", "192.168.1.2", "no keys are set"),
+        ("worker.host", "example", "not an IP address"),
         ("worker.memory_limit", "much", '"512MB"'),
         ("worker.data_ports", "30000-20000", "LOW-HIGH"),
         ("worker.device", "tpu", "cpu"),
@@ -227,6 +227,22 @@ def test_every_setting_is_described() -> None:
         fields = type(field.default).model_fields if isinstance(field.default, config.Section) else {name: field}
         for key, inner in fields.items():
             assert inner.description, key
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("broker.listen", "127.0.0.1", "no address that another machine could name"),
+        ("broker.listen", "::", "no address that another machine could name"),
+        ("broker.listen", "a b", "neither an IP address nor a network interface"),
+        ("broker.advertise", "tcp://x:1", "HOST or HOST:PORT"),
+    ],
+)
+def test_places_for_other_machines_must_be_some(key: str, value: str, expected: str) -> None:
+    """Each of a list is looked at."""
+    text = refusal({key: ["192.0.2.1", value]})
+    assert f"{key}.1 = {value!r}" in text
+    assert expected in text
 
 
 def test_the_file_in_the_repository_is_the_template() -> None:

@@ -37,6 +37,13 @@ def refused(kind: str, text: str) -> str:
     return str(caught.value)
 
 
+def wide_schema(num: int) -> str:
+    """One that has so many properties, each with a rule of its own."""
+    return json.dumps(
+        {"type": "object", "properties": {f"f{n}": {"type": "string", "maxLength": n} for n in range(num)}}
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "right", "wrong"),
     [
@@ -47,6 +54,7 @@ def refused(kind: str, text: str) -> str:
             ['{"a":"1"}', "[1]", '{"a":1', "x"],
         ),
         ("json_schema", '{"type":"array","items":{"enum":[1,2]},"maxItems":2}', ["[]", "[1,2]"], ["[3]", "[1,1,1]"]),
+        ("json_schema", '{"type":"integer","multipleOf":1001}', ["0", "1001", "123123"], ["1", "1002", "x"]),
         ("json_schema", "{}", ["1", '"x"', "[]", "null"], ["", "x"]),
         ("json_object", "", ["{}", '{"a":{"b":[1,2,{"c":true}]}}'], ["[]", "1", "{"]),
         ("regex", r"\d{2}-\d{2}", ["12-34"], ["12-3", "12-345", " 12-34", "12-34 "]),
@@ -104,6 +112,13 @@ def test_white_space_in_json_is_bounded() -> None:
         ("ebnf", "hello", "GBNF"),
         ("ebnf", "root ::= a\na ::= " + "(" * 5000, "recursion"),
         ("ebnf", "start: " + "(" * 90_000 + '"a"' + ")" * 90_000, "too deeply nested"),
+        ("ebnf", "root ::= " + "[a-z]" * 14_000, "more than 65536 characters"),
+        ("json_schema", '{"type":"integer","multipleOf":1000003}', "multipleOf"),
+        ("json_schema", '{"type":"integer","multipl\\u0065Of":1000003}', "multipleOf"),
+        ("json_schema", '{"allOf":[{"type":"integer","multipleOf":9973},{"multipleOf":9967}]}', "multipleOf"),
+        ("ebnf", 'start: %json {"type":"number","multipleOf" : 0.0000017}\n', "multipleOf"),
+        ("json_schema", wide_schema(3000), "too big"),
+        ("ebnf", "root ::= " + " | ".join(['("a" "b"? [c-d]+)'] * 3000), "can't be followed beyond 0 tokens"),
         ("ebnf", 'root ::= "a"\n' + "".join(f'r{n} ::= "b"\n' for n in range(MAX_RULES)), "more than 1000 rules"),
     ],
 )

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Self
 
 import aiohttp
@@ -56,6 +56,22 @@ class Meter:
         return num
 
 
+@dataclass(slots=True)
+class Attempt:
+    """One time that a request is sent: on a connection that answered another one before?"""
+
+    on_kept_connection: bool = False
+
+
+def _tells_reuse() -> aiohttp.TraceConfig:
+    async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.on_kept_connection = True
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_reuseconn.append(reused)
+    return config
+
+
 class Exchange:
     """A session with one server, over as many connections as requests are in flight."""
 
@@ -71,6 +87,7 @@ class Exchange:
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=3600),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            trace_configs=[_tells_reuse()],
             read_bufsize=256 * 1024,
         )
         self._url = target.url + PATHS[target.api]
@@ -108,8 +125,13 @@ class Exchange:
 
     async def _until_answered(self, data: bytes, record: Record, gaps: list[float], chance: Random) -> None:
         while True:
+            attempt = Attempt()
             try:
-                return await self._once(data, record, gaps)
+                return await self._once(data, record, gaps, attempt)
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                if not attempt.on_kept_connection:
+                    raise
+                continue  # it was closed meanwhile, which is no answer: clients take another one
             except Refused as error:
                 if error.status not in AGAIN or record.num_retries >= self._target.max_retries:
                     raise
@@ -119,8 +141,10 @@ class Exchange:
                     raise  # it would end as a timeout; the refusal tells more
             await asyncio.sleep(wait)
 
-    async def _once(self, data: bytes, record: Record, gaps: list[float]) -> None:
-        async with self._session.post(self._url, data=data, allow_redirects=False) as response:
+    async def _once(self, data: bytes, record: Record, gaps: list[float], attempt: Attempt) -> None:
+        sending = self._session.post(self._url, data=data, allow_redirects=False, trace_request_ctx=attempt)
+        async with sending as response:
+            attempt.on_kept_connection = False  # from now on it answers
             if response.status != 200:
                 text = (await response.content.read(4096)).decode("utf-8", "replace")
                 after = retry_after_s(response.headers.get("Retry-After"), datetime.now(UTC))

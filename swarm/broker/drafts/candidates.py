@@ -16,6 +16,7 @@ from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.solve import EXACT, in_this_order, solve
 from swarm.broker.planner.standby import standby
 from swarm.broker.state import Plan, State, Worker
+from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import LayerRange, LinkCost, Manifest, Suppose
 
 UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
@@ -71,6 +72,7 @@ class Table:
         thorough: bool = False,
     ) -> None:
         assert state.manifest is not None
+        self._state = state
         self._manifest: Manifest = state.manifest
         self._rules = rules
         self._thorough = thorough
@@ -79,6 +81,8 @@ class Table:
         like = next((w for w in workers if w.name == suppose.like), workers[0])
         self._workers = [*workers, *([like] * suppose.more)]
         self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
+        self._shut = _ways(state, workers, Way.SHUT)
+        self._relayed = _ways(state, workers, Way.RELAYED)
         self._is_latency = rules.objective == "latency"
         self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
@@ -203,7 +207,7 @@ class Table:
         return self._devices[key]
 
     def _made_device(self, index: int, *, alone: bool) -> Device:
-        worker, name = self._workers[index], self._names[index]
+        worker, name, own = self._workers[index], self._names[index], self._ids[index]
         hello = worker.hello
         speeds, pace = Speeds.of(hello.costs, alone=alone), worker.pace
         unknown = 0.0 if speeds else self._unknown(alone=alone)
@@ -219,13 +223,21 @@ class Table:
             kind=hello.device,
             cores=hello.cores,
             link=_link(hello.link),
-            held=worker.layers if self._ids[index] else None,
-            kept=worker.kept if self._ids[index] else (),
+            held=worker.layers if own else None,
+            kept=worker.kept if own else (),
             load_bytes_per_s=worker.load_bytes_per_s,
             replay_s=pace * (speeds.replay_s if speeds else unknown / 16),
             pinned=pin,
             max_layers=self._rules.caps.get(name),
+            cant_reach=self._shut.get(own, frozenset()) if own else frozenset(),
+            relayed_to=self._relayed.get(own, frozenset()) if own else frozenset(),
+            is_shut=name in self._shut[BROKER],
+            is_relayed=name in self._relayed[BROKER],
+            is_mute=self._is_mute(own),
         )
+
+    def _is_mute(self, own: str) -> bool:
+        return bool(own) and self._state.ways.to(own, BROKER, self._state.now) is Way.SHUT
 
     # --- the answer --------------------------------------------------------------------------------------------------
 
@@ -254,8 +266,9 @@ class Table:
         survivors = tuple(Share(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             problem = self._problem(everybody, kv_positions, takes_turns=self._takes_turns(fallen))
-            found = soonest(self._honest(problem, everybody), survivors, positions)
-            if found is not None:
+            honest = self._honest(problem, everybody)
+            found = soonest(honest, survivors, positions)
+            if found is not None and tables.is_open(honest, found.line):
                 back = Back(found.load_s, found.replay_s, self._choice(problem, found))
                 return replace(self._proposal(problem, found.line, everybody), back=back)
         return None
@@ -334,6 +347,18 @@ class Table:
             if not own[share.layers.first, share.layers.stop] < float("inf"):
                 return None
         return problem, line
+
+
+def _ways(state: State, workers: Sequence[Worker], kind: Way) -> dict[str, frozenset[str]]:
+    """To whom the ways of each of them, and of the broker, are of this kind: by incarnation, the names. One that is
+    supposed reaches all."""
+    if not state.ways.found:
+        return {BROKER: frozenset()}
+    names = {worker.incarnation: worker.name for worker in workers}
+    return {
+        source: frozenset(names[target] for target in state.ways.from_(source, kind, state.now) if target in names)
+        for source in (BROKER, *names)
+    }
 
 
 def _link(measured: LinkCost | None) -> Link:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.state import Plan, StagePlan, State, Worker
+from swarm.broker.state.workers import BROKER, Way
 from swarm.errors import StageSetError
 from swarm.wire.messages import LayerRange, Manifest, layers_of, loaded_layers, ranges_of
 
@@ -19,24 +20,33 @@ def draft(state: State, proposal: Proposal, epoch: int) -> Plan:
     """Make the plan of this epoch. One that is no pipeline is a bug, and goes nowhere."""
     manifest = state.manifest
     assert manifest is not None
-    stages = tuple(_stage(state.workers[who], layers, manifest) for who, layers in proposal.shares)
+    senders = (BROKER, *(who for who, _ in proposal.shares))
+    stages = tuple(
+        _stage(state, sender, state.workers[who], layers)
+        for sender, (who, layers) in zip(senders, proposal.shares, strict=False)
+    )
     check_pipeline([stage.layers for stage in stages], manifest.num_layers)
     back = "" if proposal.back is None else proposal.back.choice
     return Plan(epoch, stages, proposal.forecast.objective, proposal.forecast, proposal.standby, back)
 
 
-def _stage(worker: Worker, layers: LayerRange, manifest: Manifest) -> StagePlan:
+def _stage(state: State, sender: str, worker: Worker, layers: LayerRange) -> StagePlan:
+    assert state.manifest is not None
+    manifest: Manifest = state.manifest
+    is_relayed = state.ways.to(sender, worker.incarnation, state.now) is Way.RELAYED
     missing = ranges_of(layers_of((layers,)) - loaded_layers(worker.layers, worker.kept))
     return StagePlan(
         incarnation=worker.incarnation,
         name=worker.name,
         layers=layers,
-        endpoint=worker.hello.endpoint,
+        endpoint=state.ways.endpoint_by_relay(worker) if is_relayed else worker.hello.endpoint,
         weight_bytes=manifest.weight_bytes(layers),
         host=worker.hello.host,
         device=worker.hello.device,
         memory_bytes=worker.hello.memory_bytes,
         load_bytes=sum(manifest.weight_bytes(each) for each in missing),
+        key=worker.hello.key,
+        relay=state.ways.relay_to(worker) if is_relayed else "",
     )
 
 

@@ -126,7 +126,8 @@ def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
     workers = tuple(
         (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned) for w in state.workers.values() if not w.is_gone
     )
-    return (workers, state.book.current and state.book.current.epoch, state.manifest is None)
+    ways = state.ways.at(state.now)
+    return (workers, ways, state.book.current and state.book.current.epoch, state.manifest is None)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.proposals import explained, propose
@@ -10,6 +10,7 @@ from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, State, Worker
+from swarm.broker.state.workers import Ways
 from swarm.wire.messages import Manifest, Suppose
 
 Found = Proposal | Shortage | Forecast | None
@@ -26,12 +27,15 @@ class Question:
     rules: PlanRules
     suppose: Suppose | None
     without: str = ""
+    ways: Ways = field(default_factory=Ways)
+    now: float = 0.0
 
 
 def answered(question: Question) -> Found:
     """Find the answer. Takes its time, changes nothing."""
     workers = {worker.incarnation: worker for worker in question.workers}
-    state = State(manifest=question.manifest, workers=workers, book=PlanBook(current=question.current))
+    book = PlanBook(current=question.current)
+    state = State(manifest=question.manifest, workers=workers, book=book, ways=question.ways, now=question.now)
     if question.without:
         return propose(state, question.rules, without=workers[question.without])
     if question.suppose is not None:

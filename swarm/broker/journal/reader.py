@@ -20,6 +20,7 @@ from swarm.broker.journal.database import DamagedJournal, is_damage
 from swarm.broker.journal.store import MAX_LISTED, Moment, Store
 from swarm.broker.journal.values import Damaged
 from swarm.broker.reports.ended import row_of
+from swarm.broker.state.archive import may_see
 from swarm.clock import Clock, SystemClock
 from swarm.errors import JournalError
 from swarm.log import get_logger
@@ -130,7 +131,8 @@ class JournalReader:
             if ask.query.what == "trace":
                 return self._trace(ask)
             now, limit = Moment.now(), MAX_LISTED if ask.query.all else LISTED
-            return ListRead(ask.client, ask.query, tuple(map(row_of, self.store.ended(now, limit))))
+            rows = tuple(map(row_of, self.store.ended(now, limit, ask.account)))
+            return ListRead(ask.client, ask.query, rows, account=ask.account)
         except (JournalError, Damaged, sqlite3.Error) as error:
             log.error("journal_not_read", reason=str(error))
             if _is_damage(error) and self._next_store is None:
@@ -141,14 +143,14 @@ class JournalReader:
         """Tell all that is known of the request that has ended and has this id, or begins so; "" is the last one."""
         now, asked = Moment.now(), ask.query.request_id
         exact = self.store.request(asked, now)
-        if exact is not None and exact.ended:
-            return ListRead(ask.client, ask.query, (row_of(exact),))
-        found = self.store.beginning(asked, now, 2 if asked else 1)
-        return ListRead(ask.client, ask.query, tuple(map(row_of, found)))
+        if exact is not None and exact.ended and may_see(ask.account, exact.tenant):
+            return ListRead(ask.client, ask.query, (row_of(exact),), account=ask.account)
+        found = self.store.beginning(asked, now, 2 if asked else 1, ask.account)
+        return ListRead(ask.client, ask.query, tuple(map(row_of, found)), account=ask.account)
 
 
 def _is_same(first: ReadList, ask: Ask) -> bool:
-    return isinstance(ask, ReadList) and ask.query == first.query
+    return isinstance(ask, ReadList) and (ask.query, ask.account) == (first.query, first.account)
 
 
 def _for(ask: Ask, found: Found) -> Found:
@@ -165,4 +167,4 @@ def _is_damage(error: Exception) -> bool:
 def _without(ask: Ask, problem: str) -> Found:
     if isinstance(ask, ReadRequest):
         return RequestRead(ask.request_id, None, problem)
-    return ListRead(ask.client, ask.query, (), problem)
+    return ListRead(ask.client, ask.query, (), problem, ask.account)

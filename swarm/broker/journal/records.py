@@ -16,6 +16,7 @@ from swarm.broker.journal import recent
 from swarm.broker.journal.database import is_damage, snapshot
 from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.values import AnyPart, Damaged, Ids, Part, counted, joined, unsealed
+from swarm.broker.state.archive import Account
 from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
 from swarm.log import get_logger
 from swarm.wire.messages import NOBODYS, FinishReason, Lineage, Manifest, Submit
@@ -52,21 +53,36 @@ def request(db: sqlite3.Connection, request_id: str, now: Moment) -> RequestReco
         return None if row is None else _record(db, row, now)
 
 
-def beginning(db: sqlite3.Connection, prefix: str, now: Moment, limit: int) -> Iterator[RequestRecord]:
+def beginning(
+    db: sqlite3.Connection, prefix: str, now: Moment, limit: int, account: Account | None = None
+) -> Iterator[RequestRecord]:
     """Read those that have ended and whose ids begin like that; else as ``ended``."""
+    whose, names = _whose(account)
     rows = db.execute(
-        f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ? ORDER BY ended_at DESC LIMIT ?",
-        (len(prefix), prefix, limit),
+        f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL AND substr(id, 1, ?) = ?{whose} ORDER BY ended_at DESC LIMIT ?",
+        (len(prefix), prefix, *names, limit),
     ).fetchall()
     return _readable(db, rows, now)
 
 
-def ended(db: sqlite3.Connection, now: Moment, limit: int) -> Iterator[RequestRecord]:
-    """Read those that have ended, the latest first; with their tokens, and nothing that was asked for beside them."""
+def ended(db: sqlite3.Connection, now: Moment, limit: int, account: Account | None = None) -> Iterator[RequestRecord]:
+    """Read those that have ended, the latest first; with their tokens, and nothing that was asked for beside them.
+    ``account``: only its own."""
+    whose, names = _whose(account)
     rows = db.execute(
-        f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?", (limit,)
+        f"{_SELECT_REQUESTS} WHERE ended_at IS NOT NULL{whose} ORDER BY ended_at DESC LIMIT ?", (*names, limit)
     ).fetchall()
     return _readable(db, rows, now)
+
+
+def _whose(account: Account | None) -> tuple[str, tuple[str | int, ...]]:
+    """What ``Account.owns`` says, for a query."""
+    if account is None:
+        return "", ()
+    if not account.may_name_tenants:
+        return " AND tenant = ?", (account.tenant,)
+    beginning = f"{account.tenant}/"
+    return " AND (tenant = ? OR substr(tenant, 1, ?) = ?)", (account.tenant, len(beginning), beginning)
 
 
 def folded(db: sqlite3.Connection, sequence: int, kind: type[AnyPart]) -> Iterator[tuple[int, AnyPart]]:

@@ -35,6 +35,7 @@ from swarm.broker.journal.database import (
 from swarm.broker.journal.disk import LogLength, Reserve, checkpoint_pages
 from swarm.broker.journal.moment import Moment, old
 from swarm.broker.journal.values import Damaged, RawPart, joined, sealed, unsealed
+from swarm.broker.state.archive import Account
 from swarm.broker.state.past import Past, RequestRecord, following
 from swarm.errors import JournalError
 from swarm.log import get_logger
@@ -246,6 +247,10 @@ class Store:
     def _end(self, write: WriteEnd, now: Moment) -> bool:
         """End a sequence: its tokens become one value, without those that a client's stop string took back."""
         self._fold()
+        if self._db.execute(
+            "SELECT 1 FROM sequences WHERE id = ? AND reason IS NOT NULL", (write.sequence,)
+        ).fetchone():
+            return True  # it has its end: another one would take its tokens away
         try:
             whole = joined(records.folded(self._db, write.sequence, RawPart), RawPart, write.num_tokens)
         except Damaged:  # whoever reads it later shall not fail by it
@@ -335,13 +340,15 @@ class Store:
         with self.reading() as db:
             return records.request(db, request_id, now)
 
-    def beginning(self, prefix: str, now: Moment, limit: int = 2) -> Iterator[RequestRecord]:
+    def beginning(
+        self, prefix: str, now: Moment, limit: int = 2, account: Account | None = None
+    ) -> Iterator[RequestRecord]:
         """Read those that have ended and whose ids begin like that; else as ``ended``."""
-        return records.beginning(self._db, prefix, now, limit)
+        return records.beginning(self._db, prefix, now, limit, account)
 
-    def ended(self, now: Moment, limit: int = MAX_LISTED) -> Iterator[RequestRecord]:
-        """Read those that have ended, the latest first."""
-        return records.ended(self._db, now, limit)
+    def ended(self, now: Moment, limit: int = MAX_LISTED, account: Account | None = None) -> Iterator[RequestRecord]:
+        """Read those that have ended, the latest first; with an account, its own."""
+        return records.ended(self._db, now, limit, account)
 
 
 def _facts_of(write: WriteEpoch) -> dict[str, object]:

@@ -106,16 +106,17 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def write(self, write: Write) -> None:
-        """Hand a write over; its fact will come."""
+    def write(self, *writes: Write) -> None:
+        """Hand writes over; their facts will come."""
         with self._work:
-            if len(self._waiting) >= MAX_WAITING:
-                self._broke(f"the disk is too slow: {len(self._waiting)} writes wait")
-                self._shed()
-            if self._broken and not self._awaits_rewrite and isinstance(write, WriteEpoch):
-                self._epochs.append(write)
-            else:
-                self._waiting.append(write)
+            for write in writes:
+                if len(self._waiting) >= MAX_WAITING:
+                    self._broke(f"the disk is too slow: {len(self._waiting)} writes wait")
+                    self._shed()
+                if self._broken and not self._awaits_rewrite and isinstance(write, WriteEpoch):
+                    self._epochs.append(write)
+                else:
+                    self._waiting.append(write)
             self._work.notify()
 
     def doubt(self, reason: str) -> None:

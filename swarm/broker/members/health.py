@@ -4,10 +4,15 @@
 evidence                                            verdict
 ==================================================  ====================================================
 its connection closed                               dead: out at once (told by the core)
-no beat for ``beat_timeout_s``                      silent (frozen or cut off): out
+no beat for three times the longest time between    silent (frozen or cut off): out
+two of late, within ``beat_least_s`` and
+``beat_timeout_s``
 beats, computing, counter still for longer than     hung: out
 ``hang_factor`` x the time that the step in hand
 should take, at least ``hang_min_s``
+beats, computing, counter still, and for            hung: out
+``asleep_s`` none of its threads ran or waited for
+a core
 beats, its control loop still for longer than       hung: out
 ``LOOP_FACTOR`` x ``hang_min_s``
 beats, the counter moves, but slowly                slow: kept; its pace is told, and the plan believes it
@@ -40,14 +45,18 @@ LOOP_FACTOR = 5
 # How many times longer than predicted makes slow; less is what busy machines do. A step in hand is looked at only after
 # a while: before, the counter's speed is still that of the steps before it.
 SLOW_FACTOR = 3.0
+# How many times longer than the longest time between two beats of late is silence.
+LATE_FACTOR = 3.0
 SLOW_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
     beat_timeout_s: float = 0.7
+    beat_least_s: float = 0.4
     hang_factor: float = 10.0
     hang_min_s: float = 2.0
+    asleep_s: float = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +78,21 @@ class Expected:
 def judge(pulse: Pulse, settings: HealthSettings, expected: Expected, now: float) -> Judgement:
     """The verdict on one worker, with its evidence in words. Who is blocked is judged by ``judge_blocked``."""
     silent_s = now - pulse.heard_at
-    # Before its first beat a worker must hear that it is welcome: two messages may be late, not one.
-    allowed_s = settings.beat_timeout_s * (1 if pulse.beat is not None else 2)
-    if silent_s > allowed_s:
+    if silent_s > _allowed_silence_s(pulse, settings):
         return Judgement(Verdict.SILENT, f"no beat for {silent_s * 1000:.0f} ms: frozen or cut off")
     if pulse.beat is None:
         return Judgement(Verdict.WELL, "just joined")
     return _hung(pulse, pulse.beat, settings, expected, now) or _living(pulse, pulse.beat, expected, silent_s)
+
+
+def _allowed_silence_s(pulse: Pulse, settings: HealthSettings) -> float:
+    """Whose beats come evenly is missed soon. Those of a busy machine, or over a link that loses packets, come late at
+    times: there silence takes longer to mean anything. So it does until there were enough beats to tell."""
+    if pulse.beat is None:  # it must hear that it is welcome before its first one: two messages may be late, not one
+        return 2 * settings.beat_timeout_s
+    if not pulse.is_known:
+        return settings.beat_timeout_s
+    return min(settings.beat_timeout_s, max(settings.beat_least_s, LATE_FACTOR * pulse.longest_s))
 
 
 def _hung(pulse: Pulse, beat: Beat, settings: HealthSettings, expected: Expected, now: float) -> Judgement | None:
@@ -84,6 +101,8 @@ def _hung(pulse: Pulse, beat: Beat, settings: HealthSettings, expected: Expected
         return Judgement(Verdict.HUNG, f"its control loop has stood still for {pulse.loop_lag_s:.1f} s")
     if beat.state not in ("computing", "loading"):
         return None
+    if beat.state == "computing" and beat.asleep_s >= settings.asleep_s:
+        return Judgement(Verdict.HUNG, f"computing, but none of its threads has run for {beat.asleep_s:.1f} s")
     still_s, allowed_s = now - pulse.moved_at, _allowed_s(beat, settings, expected)
     if still_s <= allowed_s:
         return None

@@ -16,6 +16,7 @@ under suspicion says it sent. After the last stage, where nothing is sent, the t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from swarm.broker.steps.scheduler import opening
 from swarm.wire.messages import (
     Digested,
     Edge,
+    Expect,
     LayerRange,
     Leg,
     Recheck,
@@ -157,9 +159,15 @@ class Rechecker:
             if best is None or stops[best] == at or len(legs) == MAX_LEGS:
                 return ()
             worker = self.state.workers[best]
-            legs.append(Leg(Edge(best, worker.hello.endpoint), LayerRange(at, stops[best])))
+            legs.append(Leg(Edge(best, self._endpoint(worker)), LayerRange(at, stops[best])))
             at = stops[best]
         return tuple(legs)
+
+    def _endpoint(self, worker: Worker) -> str:
+        """Who is reached by relay now is reached so by everybody."""
+        plan = self.state.book.current
+        stage = None if plan is None else plan.stage_of(worker.incarnation)
+        return worker.hello.endpoint if stage is None else stage.endpoint
 
     @staticmethod
     def _run_end(at: int, stop: int, layers: frozenset[int]) -> int:
@@ -204,6 +212,7 @@ class Rechecker:
             trial=Trial(ticket, legs, drawn),
         )
         sender = legs[0].to.to if index == 0 else plan.stages[index - 1].incarnation
+        self._let_hear([sender, *(leg.to.to for leg in legs)], plan.epoch)
         self._say(sender, order)
         if not drawn:
             tell = TellDigest(
@@ -211,7 +220,14 @@ class Rechecker:
             )
             self._say(stage.incarnation, tell)
 
-    def _say(self, incarnation: str, order: Recheck | TellDigest) -> None:
+    def _let_hear(self, way: list[str], epoch: int) -> None:
+        """Each on the way must hear the one before it, who is not its neighbour in the plan."""
+        for sender, receiver in pairwise(way):
+            key = self.state.workers[sender].hello.key
+            if key is not None and sender != receiver:
+                self._say(receiver, Expect(epoch=epoch, key=key))
+
+    def _say(self, incarnation: str, order: Recheck | TellDigest | Expect) -> None:
         self.out.append(OrderWorker(self.state.workers[incarnation].peer, order))
 
     # --- the end -----------------------------------------------------------------------------------------------------

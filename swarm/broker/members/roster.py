@@ -14,6 +14,7 @@ from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
 from swarm.broker.members.entry import why_not
 from swarm.broker.members.health import HealthSettings
+from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
@@ -55,6 +56,7 @@ from swarm.wire.messages import (
 T = TypeVar("T")
 
 MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
+REVOKED = "its key was revoked"
 CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
 
 
@@ -68,6 +70,7 @@ class MemberSettings:
     lease_s: float
     health: HealthSettings
     recheck: RecheckSettings
+    key: str | None = None  # the broker's own, where doors go by keys
 
 
 class Members:
@@ -89,6 +92,7 @@ class Members:
         self._requests = requests
         self._out = out
         self._uploads = Uploads(state)
+        self.keyring = Keyring(state, settings.key)
         self.lies = Lies(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
         self.vigil = Vigil(state, settings.health)
@@ -220,6 +224,7 @@ class Members:
         pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
         worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
         worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
+        self.keyring.add(hello.key)
         self._welcome(worker, self._uploads.ask(worker, now))
         if self._state.book.current is not None or num_lies:
             # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
@@ -286,6 +291,15 @@ class Members:
             self._lose(worker, "its connection closed", now, blame=True)
             worker.be_called(now)
 
+    def key_revoked(self, key: str, now: float) -> None:
+        """Out at once, whatever it is doing, and not called back; its requests go on with the others."""
+        self.keyring.revoke(key)
+        for worker in [worker for worker in self._state.workers.values() if worker.hello.key == key]:
+            worker.revoke()
+            if not worker.is_gone:
+                self._out.append(OrderWorker(worker.peer, Denied(reason=REVOKED)))
+                self._lose(worker, REVOKED, now)
+
     def _lose(
         self, worker: Worker, evidence: str, now: float, *, blame: bool = False, verdict: Verdict = Verdict.DEAD
     ) -> None:
@@ -337,8 +351,12 @@ class Members:
 
     # --- health ------------------------------------------------------------------------------------------------------
 
-    def beat(self, beat: Beat, now: float) -> None:
+    def beat(self, beat: Beat, now: float, key: str = "") -> None:
+        """``key``: of who sent it. Nobody speaks for another worker, nor who may not speak at all."""
         worker = self._state.workers.get(beat.incarnation)
+        if worker is not None and (worker.is_revoked or self.keyring.tells_apart(key, worker.hello.key)):
+            self._state.count("foreign_beats")
+            return
         if worker is None:
             self._state.count("strangers")
             self._call_stranger(beat.incarnation, now)

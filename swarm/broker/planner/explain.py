@@ -3,6 +3,8 @@ and why."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swarm.broker.planner import tables
@@ -17,7 +19,8 @@ MAX_NAMED = 8  # in one sentence
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``: with buffers and KV."""
+    """``compute_s``: in one step of the load. ``hop_s``: to the next stage. ``needed_bytes``: with buffers and KV.
+    ``by_relay``: so is it reached."""
 
     worker: str
     layers: LayerRange
@@ -26,6 +29,7 @@ class StageForecast:
     needed_bytes: int
     memory_bytes: int
     kv_positions: int
+    by_relay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
         hop = float(between[share.device, line[place + 1].device]) if place + 1 < len(line) else 0.0
         needed = model.needed_bytes(share.layers, problem.kv_positions) + device.standby_bytes
         room = model.kv_positions(share.layers, device.memory_bytes - device.standby_bytes)
-        found.append(StageForecast(device.name, share.layers, seconds, hop, needed, device.memory_bytes, room))
+        before = problem.devices[line[place - 1].device] if place else None
+        relayed = device.is_relayed if before is None else device.name in before.relayed_to
+        found.append(StageForecast(device.name, share.layers, seconds, hop, needed, device.memory_bytes, room, relayed))
     return tuple(found)
 
 
@@ -175,6 +181,7 @@ def sentences(found: Forecast) -> tuple[str, ...]:
     if found.even_s is not None and len(found.stages) > 1:
         gain = _quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
+    said += _said_of_relayed(found.stages)
     said += _said_of_left_out(found.left_out)
     return tuple(text for text in (*said, *found.notes) if text)
 
@@ -186,6 +193,16 @@ def of_one_more(found: Forecast) -> tuple[str, ...]:
     gain = _quicker(found.one_more_s, found.step_s)
     what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
     return (f"one more worker like {found.like}, on a machine of its own, would give {what}",)
+
+
+def _said_of_relayed(stages: Sequence[StageForecast]) -> list[str]:
+    """Tell who is reached by the relay, and what that costs."""
+    said = []
+    for before, stage in itertools.pairwise((None, *stages)):
+        if stage is not None and stage.by_relay:
+            price = "" if before is None else f", in {_ms(before.hop_s)} from {before.worker}"
+            said.append(f"{stage.worker} is reached by the broker's relay only{price}")
+    return said
 
 
 def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
@@ -235,6 +252,7 @@ def stage_json(stage: StageForecast) -> Json:
         "needed_bytes": stage.needed_bytes,
         "memory_bytes": stage.memory_bytes,
         "kv_positions": stage.kv_positions,
+        "by_relay": stage.by_relay,
     }
 
 

@@ -28,6 +28,19 @@ def shortage(problem: Problem, *, fits_by_itself: bool) -> Shortage:
     return Shortage(f"workers with more memory each: the layers don't pack into {where}", 0)
 
 
+def shut_off(problem: Problem) -> Shortage:
+    """Say which ways are shut, where every plan would need one of them."""
+    shut = [f"the broker can't reach {device.name}" for device in problem.devices if device.is_shut]
+    shut += [f"{device.name} can't reach the broker's data door" for device in problem.devices if device.is_mute]
+    for device in problem.devices:
+        if device.cant_reach:
+            shut.append(f"{device.name} can't reach {', '.join(sorted(device.cant_reach)[:SHOWN])}")
+    text = f"open ways between the workers: {'; '.join(shut[:SHOWN])}: let worker.data_ports in there"
+    if any(device.is_mute for device in problem.devices):
+        text += ", and the broker's own ports at the broker"
+    return Shortage(text, 0)
+
+
 def contradiction(problem: Problem) -> Shortage | None:
     """Find what no memory cures: pins that contradict each other, the caps or the model, or leave layers to nobody."""
     num = problem.model.num_layers

@@ -34,6 +34,9 @@ class Device:
     its own part, ``kept``: for others. ``load_bytes_per_s``: how quickly more is loaded and warmed. ``replay_s``: a
     layer of weight 1 computes one position of a prompt. ``pinned``: exactly these layers, by hand. ``max_layers``: no
     more than so many, by hand. ``standby_bytes``: promised to layers that it keeps for others.
+    ``cant_reach``: names of those whose doors it can't reach; ``relayed_to``: of those that it reaches through the
+    broker's relay only. ``is_shut``, ``is_relayed``: the same of the broker's way to its own.
+    ``is_mute``: it can't reach the broker's door for what the last stage sends.
     """
 
     name: str
@@ -53,6 +56,11 @@ class Device:
     pinned: LayerRange | None = None
     max_layers: int | None = None
     standby_bytes: int = 0
+    cant_reach: frozenset[str] = frozenset()
+    relayed_to: frozenset[str] = frozenset()
+    is_shut: bool = False
+    is_relayed: bool = False
+    is_mute: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from swarm.broker.planner import tables
 from swarm.broker.planner.bound import most_layers
-from swarm.broker.planner.lacking import shortage
+from swarm.broker.planner.lacking import shortage, shut_off
 from swarm.broker.planner.orders import good_line
 from swarm.broker.planner.problem import NOBODY, Device, Line, Problem, Share, Shortage
 from swarm.broker.planner.search import EQUAL, Combine, along, best
@@ -44,7 +44,9 @@ def solve(problem: Problem, must: frozenset[int] = frozenset()) -> Line | Shorta
         found = good_line(problem, combine, hops, must)
     if found is None:
         return shortage(problem, fits_by_itself=_fits_by_itself(problem))
-    return _settled(problem, found[0], found[1], hops, must)
+    settled = _settled(problem, found[0], found[1], hops, must)
+    open_ones = [line for line in (settled, found[1]) if tables.is_open(problem, line)]
+    return open_ones[0] if open_ones else shut_off(problem)
 
 
 def in_this_order(problem: Problem) -> Line | None:
@@ -60,7 +62,8 @@ def in_this_order(problem: Problem) -> Line | None:
         way = along(own, between, combine, order, must)
         if way is not None:
             found.append(way)
-    return min(found, key=lambda way: way[0])[1] if found else None
+    _, line = min(found, key=lambda way: way[0], default=(np.inf, ()))
+    return line if line and tables.is_open(problem, line) else None
 
 
 def _settled(problem: Problem, cost: float, line: Line, hops: tables.Table, must: frozenset[int]) -> Line:

@@ -13,18 +13,30 @@ from swarm.wire.messages import loaded_layers
 
 Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't
 
+RELAY_S = 1e-4  # what a message takes through the relay, beside both ways
 LOOPBACK_S = 5e-5  # between two processes of one machine: a message's way through sockets and threads
 LOOPBACK_BYTES_PER_S = 2e9
+SHUT_S = 1e6  # costs a way that is shut, so that others are looked for; what takes it nevertheless is no plan
 
 
 def seconds(model: Model, device: Device, kv_positions: int) -> Table:
     """Tell how long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
     work = between(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
-    table[0, :] += device.embed_s
-    table[:, -1] += device.head_s
+    table[0, :] += device.embed_s + _way_in_s(device)
+    table[:, -1] += device.head_s + _way_out_s(device)
     table[~_allowed(model, device, kv_positions)] = np.inf
     return table
+
+
+def _way_in_s(device: Device) -> float:
+    """What the broker's way to it costs beyond what every first stage's does."""
+    return SHUT_S if device.is_shut else RELAY_S if device.is_relayed else 0.0
+
+
+def _way_out_s(device: Device) -> float:
+    """The same of its way to the broker, for what comes out of the last layers."""
+    return SHUT_S if device.is_mute else 0.0
 
 
 def moved_bytes(model: Model, device: Device) -> Table:
@@ -63,7 +75,8 @@ def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool
 
 def hops(problem: Problem) -> Table:
     """Tell the seconds from device to device for what a step carries. With several steps in flight only how long the
-    wire is busy counts: the way itself delays a step, but not the next one."""
+    wire is busy counts: the way itself delays a step, but not the next one. What is relayed goes over two wires, to
+    the broker's machine and on."""
     devices = problem.devices
     latency = np.array([d.link.latency_s for d in devices])
     busy = np.array([problem.model.hop_bytes / d.link.bytes_per_s for d in devices])
@@ -76,6 +89,13 @@ def hops(problem: Problem) -> Table:
     if problem.free_hops:
         near = np.zeros_like(near)
     found: Table = np.where((hosts[:, None] == hosts[None, :]) & (hosts[:, None] != ""), near, far)
+    places = {device.name: place for place, device in enumerate(devices)}
+    for index, device in enumerate(devices):
+        for place in (places[name] for name in device.relayed_to & places.keys()):
+            both = busy[index] + busy[place] + RELAY_S
+            found[index, place] = both + (latency[index] + latency[place] if problem.takes_turns else 0.0)
+        for place in (places[name] for name in device.cant_reach & places.keys()):
+            found[index, place] += SHUT_S
     return found
 
 
@@ -88,12 +108,20 @@ def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> 
     return sum(parts) + sum(ways) if problem.takes_turns else max([*parts, *ways])
 
 
+def is_open(problem: Problem, line: Line) -> bool:
+    """Can the broker reach the first, each the next one, and the last the broker?"""
+    used = [problem.devices[share.device] for share in line]
+    ends = used[0].is_shut or used[-1].is_mute
+    return not ends and all(b.name not in a.cant_reach for a, b in itertools.pairwise(used))
+
+
 def stage_seconds(problem: Problem, line: Line) -> list[float]:
     """Tell each stage's time, whether or not it may hold these layers."""
     model, found = problem.model, []
     for share in line:
         device, layers = problem.devices[share.device], share.layers
         took = device.stage_s + device.layer_s * sum(model.layer_weights[layers.first : layers.stop])
-        took += device.embed_s if layers.first == 0 else 0.0
-        found.append(took + (device.head_s if layers.stop == model.num_layers else 0.0))
+        took += device.embed_s + _way_in_s(device) if layers.first == 0 else 0.0
+        took += device.head_s + _way_out_s(device) if layers.stop == model.num_layers else 0.0
+        found.append(took)
     return found

@@ -20,6 +20,7 @@ from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.endings import RequestSettings
 from swarm.broker.state import State, Worker
+from swarm.broker.state.archive import Account
 from swarm.broker.state.workers import Judgement
 from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
 from swarm.wire.tensors import pack_bytes
@@ -54,19 +55,20 @@ class Inquiries:
         self._judgements = judgements
         self._suppositions = Suppositions(state, procedure.wanted.rules, out)
 
-    def query(self, client: bytes, query: Query, now: float) -> None:
-        """Answer, or ask the journal first: requests that have ended may be known to it alone."""
+    def query(self, client: bytes, query: Query, account: Account | None, now: float) -> None:
+        """Answer, or ask the journal first: requests that have ended may be known to it alone. Who speaks on an account
+        is told of its own requests only."""
         if query.what == "plan":
             self._suppositions.plan(client, query)
             return
-        if query.what == "requests" and self._settings.has_journal:
-            self._out.append(ReadList(client, query))
+        if query.what == "requests" and not query.request_id and self._settings.has_journal:
+            self._out.append(ReadList(client, query, account))
             return
-        is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests)
+        is_unknown = query.what == "trace" and not self._tracer.knows(query.request_id, self._state.requests, account)
         if self._settings.has_journal and is_unknown:
-            self._out.append(ReadList(client, query))
+            self._out.append(ReadList(client, query, account))
             return
-        self._tell(client, query, self._report(query, now))
+        self._tell(client, query, self._report(query, account, now))
 
     def found(self, found: ListRead | Solved, now: float) -> None:
         """Answer with what was waited for."""
@@ -76,7 +78,7 @@ class Inquiries:
             self._list_read(found, now)
 
     def _list_read(self, read: ListRead, now: float) -> None:
-        query, body = read.query, self._report(read.query, now)
+        query, body = read.query, self._report(read.query, read.account, now)
         if query.what != "trace":
             body |= {"kept": ended.listed(read.rows, self._state.requests)}
         elif "error" in body:  # else it has come into memory meanwhile, which knows best
@@ -88,18 +90,20 @@ class Inquiries:
     def _tell(self, client: bytes, query: Query, body: Json) -> None:
         self._out.append(SayClient(client, Report(what=query.what, ok="error" not in body, body=body)))
 
-    def _report(self, query: Query, now: float) -> Json:
+    def _report(self, query: Query, account: Account | None, now: float) -> Json:
         match query.what:
             case "trace":
-                return self._tracer.report(query.request_id, self._state.requests, now)
+                return self._tracer.report(query.request_id, self._state.requests, now, account)
             case "recoveries":
                 return self._state.recoveries.report()
             case "stats":
-                return status.stats(self._state, self._statistics, self._latencies, now)
+                return status.stats(self._state, self._statistics, self._latencies, now, account)
             case "nodes":
                 return status.nodes(self._state, self._judgements(now), self._members.vigil.vital_signs, now)
+            case "requests":
+                return status.requests(self._state, now, account, query.request_id)
             case _:
-                return status.report(query.what, self._state, now)
+                return status.status(self._state, now)
 
     def describe(self, client: bytes) -> None:
         """Tell the model and the limits."""

@@ -99,6 +99,7 @@ def _stages(of: Plan, state: State) -> list[Json]:
             "worker": stage.name,
             "layers": [stage.layers.first, stage.layers.stop],
             "weight_bytes": stage.weight_bytes,
+            "by_relay": bool(stage.relay),
         }
         predicted = forecasts.get(stage.name)
         if predicted is not None:

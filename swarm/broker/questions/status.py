@@ -9,19 +9,18 @@ from swarm.broker.reports import scheduling
 from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.state import Request, SequenceState, State
+from swarm.broker.state.archive import Account, may_see
 from swarm.broker.state.blocks import BLOCK
-from swarm.broker.state.workers import Judgement
+from swarm.broker.state.workers import BROKER, Judgement, Way
 from swarm.wire.door.keys import address_and_key
 from swarm.wire.messages import Json
 
 
-def report(what: str, state: State, now: float) -> Json:
-    """Make the body of the answer to ``Query(what)``."""
-    match what:
-        case "requests":
-            return {"requests": [_request(r, now) for r in state.requests.values()]}
-        case _:
-            return status(state, now)
+def requests(state: State, now: float, account: Account | None = None, request_id: str = "") -> Json:
+    """Report the requests that memory has, or the one of this id; with an account, its own."""
+    found = [state.requests[request_id]] if request_id in state.requests else []
+    asked = found if request_id else state.requests.values()
+    return {"requests": [_request(r, now) for r in asked if may_see(account, r.tenant)]}
 
 
 def status(state: State, now: float) -> Json:
@@ -87,6 +86,7 @@ def nodes(
                 "cores": hello.cores,
                 "state": worker.state.value,
                 "reason": worker.reason,
+                "unreachable": "" if worker.is_gone else _unreachable(state, incarnation, now),
                 "layers": [stage.layers.first, stage.layers.stop] if stage else None,
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],
                 "kernels": ready.kernels if ready else "",
@@ -112,7 +112,22 @@ def nodes(
     return {"workers": found}
 
 
-def stats(state: State, statistics: PipelineStatistics, latencies: Latencies, now: float) -> Json:
+def _unreachable(state: State, target: str, now: float) -> str:
+    """Who can't reach its door for steps, and why; the plan does without these ways, or goes around them."""
+    sources = {BROKER: "the broker"} | {i: worker.name for i, worker in state.workers.items() if not worker.is_gone}
+    said = []
+    for source, name in sources.items():
+        way, why = state.ways.to(source, target, now), state.ways.reason(source, target)
+        if way is not Way.OPEN:
+            said.append(f"{name} can't reach it{', but by relay' if way is Way.RELAYED else ''}: {why}")
+    if state.ways.to(target, BROKER, now) is Way.SHUT:
+        said.append(f"it can't reach the broker's data door: {state.ways.reason(target, BROKER)}")
+    return "; ".join(said)[:2000]
+
+
+def stats(
+    state: State, statistics: PipelineStatistics, latencies: Latencies, now: float, account: Account | None = None
+) -> Json:
     """Report figures. ``pipeline``: counters, sizes and times of all its steps. ``requests``: outcomes and tokens of
     all that there were. ``histograms``: how times and sizes are spread. ``stages``: what each worker says."""
     stages: Json = {worker.name: nested(worker.stats) for worker in state.workers.values() if not worker.is_gone}
@@ -125,7 +140,7 @@ def stats(state: State, statistics: PipelineStatistics, latencies: Latencies, no
     return {
         "pipeline": pipeline | statistics.body(),
         "scheduler": scheduling.scheduler(state),
-        "queue": scheduling.queue(state),
+        "queue": scheduling.queue(state, account),
         "journal": journal,
         "broker": dict(state.process_figures),
         "requests": latencies.counts(),

@@ -148,14 +148,17 @@ class Suppositions:
 
     def _question(self, suppose: Suppose | None) -> Question:
         workers = tuple(worker for worker in self.state.workers.values() if not worker.is_gone)
-        return Question(self.state.manifest, workers, self.state.book.current, self.rules, suppose)
+        state = self.state
+        return Question(
+            state.manifest, workers, state.book.current, self.rules, suppose, ways=state.ways, now=state.now
+        )
 
     def _members(self) -> tuple[object, ...]:
         """List who could take over layers; how quick they are at present doesn't matter for that."""
         workers = tuple(
             (w.incarnation, w.state, tuple(w.refusals)) for w in self.state.workers.values() if not w.is_gone
         )
-        return ("without", workers, self._epoch)
+        return ("without", workers, self.state.ways.at(self.state.now), self._epoch)
 
     @property
     def _epoch(self) -> int | None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.actions import ClosePipe, OpenPipe, OrderWorker, Outbox, WriteEpoch
+from swarm.broker.actions import ClosePipe, OpenPipe, OrderWorker, Outbox, TryDoor, WriteEpoch
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.draft import draft
 from swarm.broker.drafts.proposals import Wanted, come_back
@@ -44,6 +44,7 @@ from swarm.broker.state import (
 )
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.recoveries import Recovery
+from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import (
     Activate,
     Activated,
@@ -70,13 +71,19 @@ class PlanSettings:
     rebuild: RebuildSettings = field(default_factory=RebuildSettings)
 
 
+OWN_NAME = "broker"  # as the last stage is told where to send
+
+
 class Procedure:
     """Keeps ``state.book``. Methods append what is to be done to ``out``."""
 
-    def __init__(self, state: State, settings: PlanSettings, data_endpoint: str, out: Outbox) -> None:
+    def __init__(
+        self, state: State, settings: PlanSettings, data_endpoint: str, out: Outbox, key: str | None = None
+    ) -> None:
         self._state = state
         self._settings = settings
         self._data_endpoint = data_endpoint
+        self._key = key  # the broker's own
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self.standby = Standby(state, out)
@@ -178,10 +185,14 @@ class Procedure:
                 standby=book.coming.standby_of(stage.incarnation),
                 edge=self._edge_after(book.coming, index),
                 max_sequences=self._settings.max_sequences,
+                before=book.coming.stages[index - 1].key if index else self._key,
+                relay=stage.relay,
             )
             for index, stage in enumerate(book.coming.stages)
         }
         self._orders.give(prepares, now)
+        if not book.coming.stages[0].relay:
+            self._out.append(TryDoor(epoch, book.coming.stages[0].endpoint))
 
     def loads(self, worker: Worker, message: LoadProgress | Kept, now: float) -> None:
         """A worker says how far a load has come."""
@@ -219,13 +230,48 @@ class Procedure:
         if stage is None:
             self._state.count("stale_control")
             return
-        worker.refuse(stage.layers, message.reason[:500], now)
+        if message.cant_reach == OWN_NAME or message.cant_reach in self._state.workers:
+            target = BROKER if message.cant_reach == OWN_NAME else message.cant_reach
+            self._way_is_shut(worker.incarnation, target, message.reason[:500], now)
+        else:
+            worker.refuse(stage.layers, message.reason[:500], now)
         self._out.note("plan_refused", "error", worker=worker.name, reason=message.reason)
         self._abandon()
         if self._state.book.current is None:
             self._start(now)
         else:
             self.changed(now)
+
+    def tried(self, epoch: int, problem: str, now: float) -> None:
+        """Whether the first stage of this plan can be reached from here. If not, there is another order, or none."""
+        book = self._state.book
+        plan = next((p for p in (book.coming, book.current) if p is not None and p.epoch == epoch), None)
+        if plan is None or not problem:
+            return
+        self._way_is_shut(BROKER, plan.stages[0].incarnation, problem[:500], now)
+        if plan is book.current:
+            self.trouble(now, blame=False)
+        else:
+            self._abandon()
+            if book.current is None:
+                self._start(now)
+            else:
+                self.changed(now)
+
+    def _way_is_shut(self, source: str, target: str, reason: str, now: float) -> None:
+        workers, ways = self._state.workers, self._state.ways
+        ways.keep([incarnation for incarnation, worker in workers.items() if not worker.is_gone])
+        found = ways.shut(source, workers.get(target), reason, now)
+        fields = {"source": self._name_of(source), "target": self._name_of(target), "reason": reason}
+        if found is Way.RELAYED:
+            self._out.note("way_relayed", "warning", **fields)
+            self._state.count("ways_relayed")
+        else:
+            self._out.note("way_shut", "error", **fields)
+            self._state.count("ways_shut")
+
+    def _name_of(self, end: str) -> str:
+        return "the broker" if end == BROKER else self._state.workers[end].name
 
     def activated(self, message: Activated, now: float) -> None:
         book = self._state.book
@@ -323,12 +369,13 @@ class Procedure:
         book.waits_for = shortage.text
         if book.current is None:
             book.phase = PlanPhase.NONE
+            self._state.ways.hurry(self._state.now)
 
     def _edge_after(self, plan: Plan, index: int) -> Edge:
         if index + 1 < len(plan.stages):
             after = plan.stages[index + 1]
             return Edge(after.incarnation, after.endpoint)
-        return Edge("broker", self._data_endpoint)
+        return Edge(OWN_NAME, self._data_endpoint)
 
     # --- cutting over ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.broker.state import State
+from swarm.broker.state.archive import Account, may_see
 from swarm.broker.state.blocks import BLOCK
 from swarm.params import PRIORITIES
 from swarm.wire.messages import Json
@@ -32,9 +33,9 @@ def scheduler(state: State) -> Json:
     }
 
 
-def queue(state: State) -> Json:
-    """Count who waits: in all, by class, by tenant, and for a plan that could hold them."""
-    tenants = state.waiting.by_tenant()
+def queue(state: State, account: Account | None = None) -> Json:
+    """Count who waits: in all, by class, by tenant (with an account, its own), and for a plan that could hold them."""
+    tenants = [item for item in state.waiting.by_tenant() if may_see(account, item[0])]
     return {
         "waiting": len(state.waiting),
         "too_large_for_now": len(state.waiting.parked),

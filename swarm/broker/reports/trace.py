@@ -36,6 +36,7 @@ from msgspec.structs import asdict
 
 from swarm.broker.state import Request, SequenceState
 from swarm.broker.state import Sequence as BrokerSequence
+from swarm.broker.state.archive import Account, may_see
 from swarm.wire.messages import Hop, Json, SequencePosition, StepDone
 
 MAX_ROWS_KEPT = 1 << 16
@@ -98,11 +99,14 @@ class RequestTimes:
     ended_at: float | None
     sequences: tuple[SequenceTimes, ...]
     restored: bool = False
+    tenant: str = ""
 
     @classmethod
     def of(cls, request: Request) -> RequestTimes:
         ended_at = request.ended_at if request.ended else None
-        return cls(request.id, ended_at, tuple(map(SequenceTimes.of, request.sequences)), request.restored)
+        return cls(
+            request.id, ended_at, tuple(map(SequenceTimes.of, request.sequences)), request.restored, request.tenant
+        )
 
 
 @dataclass(slots=True)
@@ -141,10 +145,10 @@ class Tracer:
                 return
             self.ended.popitem(last=False)
 
-    def report(self, asked: str, requests: Mapping[str, Request], now: float) -> Json:
+    def report(self, asked: str, requests: Mapping[str, Request], now: float, account: Account | None = None) -> Json:
         """Tell the trace of the request whose id is ``asked``, or begins so; "" is the newest. ``error`` if there is
-        none."""
-        known = self._known(requests)
+        none, or none of this account."""
+        known = self._known(requests, account)
         if self.max_steps == 0:
             return {"error": "this broker keeps no traces: set broker.trace_steps above 0"}
         if asked in known:
@@ -164,12 +168,13 @@ class Tracer:
         times = request if isinstance(request, RequestTimes) else RequestTimes.of(request)
         return _trace(times, self.steps, now)
 
-    def knows(self, asked: str, requests: Mapping[str, Request]) -> bool:
+    def knows(self, asked: str, requests: Mapping[str, Request], account: Account | None = None) -> bool:
         """Whether it is, or begins, the id of one or several requests that have a report here."""
-        return any(name.startswith(asked) for name in self._known(requests))
+        return any(name.startswith(asked) for name in self._known(requests, account))
 
-    def _known(self, requests: Mapping[str, Request]) -> dict[str, RequestTimes | Request]:
-        return {**self.ended, **requests}
+    def _known(self, requests: Mapping[str, Request], account: Account | None) -> dict[str, RequestTimes | Request]:
+        ended = {name: times for name, times in self.ended.items() if may_see(account, times.tenant)}
+        return {**ended, **{name: each for name, each in requests.items() if may_see(account, each.tenant)}}
 
 
 def _trace(request: RequestTimes, steps: Iterable[StepTimes], now: float) -> Json:

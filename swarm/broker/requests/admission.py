@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm.broker.state.archive import Account
 from swarm.broker.state.blocks import BLOCK, num_blocks
 from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES
@@ -66,8 +67,11 @@ class Places:
         return None
 
 
-def tenant_of(submit: Submit, client: bytes) -> str:
-    """On whose account a request is computed: its tenant's, or the client's itself if it names none."""
+def tenant_of(submit: Submit, client: bytes, account: Account | None = None) -> str:
+    """On whose account a request is computed: that of its client's key; without one its tenant's, or the client's
+    itself if it names none."""
+    if account is not None:
+        return account.tenant_of(submit.tenant)
     return submit.tenant or f"client {client.hex()}"
 
 
@@ -97,6 +101,11 @@ def check_submit(submit: Submit, manifest: Manifest) -> Refusal | None:
                 "invalid", f"{field}: token {worst} is out of range, the vocabulary has {manifest.vocab_size}"
             )
     return None
+
+
+def taken(submit: Submit) -> Refusal:
+    """Another tenant has this id. That is all that is said of it."""
+    return Refusal("conflict", f"request id {submit.request_id} is taken: choose a new one")
 
 
 def limit_of(submit: Submit, manifest: Manifest) -> int:

@@ -2,7 +2,8 @@
 
 The broker keeps no buffer for a client beside the tokens themselves. Whoever doesn't acknowledge gets a window's worth
 and no more; what was sent and not acknowledged is sent again when the client attaches. A client that does not even take
-that from its connection, whose queue has become full, is *stuck*: it is told nothing more before it says something.
+that from its connection, whose queue has become full, is *stuck*: it is told nothing more before it says something, or
+is tried again after a moment.
 """
 
 from __future__ import annotations

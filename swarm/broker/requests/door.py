@@ -14,7 +14,7 @@ from __future__ import annotations
 from swarm.broker.actions import Outbox, ReadRequest, SayClient, WriteAcceptance
 from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.admission import Refusal, limit_of, tenant_of
+from swarm.broker.requests.admission import Refusal, limit_of, taken, tenant_of
 from swarm.broker.requests.answers import finished
 from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery
 from swarm.broker.requests.durability import Durability
@@ -24,11 +24,13 @@ from swarm.broker.requests.intake import Intake, no_journal
 from swarm.broker.requests.restored import derive_seed, remembered, was_taken_back
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
-from swarm.broker.state.archive import About
+from swarm.broker.state.archive import About, Account, may_see
 from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, Recall, Recalled, Report, Stop, Submit
 
 __all__ = ["MAX_TOKENS_PER_MESSAGE", "WINDOW", "RequestSettings", "Requests", "derive_seed"]
+
+TRY_AGAIN_S = 0.5  # until a client whose queue was full is told again what it has not acknowledged
 
 
 class Requests:
@@ -42,6 +44,7 @@ class Requests:
         self._settings = settings
         self._out = out
         self._gone = Gone()
+        self._stuck: dict[bytes, float] = {}  # clients that did not read, and when they are tried again
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
         self.ends = Ends(
@@ -61,27 +64,30 @@ class Requests:
 
     # --- submission --------------------------------------------------------------------------------------------------
 
-    def submit(self, client: bytes, submit: Submit, now: float) -> None:
-        known = self._state.requests.get(submit.request_id)
+    def submit(self, client: bytes, submit: Submit, account: Account | None, now: float) -> None:
+        known = self._seen(submit.request_id, account)
         if known is not None:
             self._resubmit(known, client, submit)
-        elif not self._ask_journal(client, submit):
-            self._admit(client, submit, now)
+        elif submit.request_id in self._state.requests:
+            self._delivery.reject(client, submit.request_id, taken(submit))
+        elif not self._ask_journal(client, submit, account):
+            self._admit(client, submit, account, now)
 
-    def _admit(self, client: bytes, submit: Submit, now: float) -> None:
+    def _admit(self, client: bytes, submit: Submit, account: Account | None, now: float) -> None:
         """Nobody knows this id."""
-        refusal = self._intake.refusal(client, submit, now)
+        tenant = tenant_of(submit, client, account)
+        refusal = self._intake.refusal(client, tenant, submit, now)
         if refusal is not None:
             self._delivery.reject(client, submit.request_id, refusal)
             return
-        request = self._make_request(client, submit, now)
+        request = self._make_request(client, tenant, submit, now)
         self._intake.let_in(client, request)
         self._out.append(WriteAcceptance(submit, tuple(s.id for s in request.sequences), request.tenant))
 
-    def _make_request(self, client: bytes, submit: Submit, now: float) -> Request:
+    def _make_request(self, client: bytes, tenant: str, submit: Submit, now: float) -> Request:
         assert self._state.manifest is not None
         deadline_at = None if submit.deadline_s is None else now + submit.deadline_s
-        request = Request(submit, client, now, deadline_at, tenant_of(submit, client), owner=client)
+        request = Request(submit, client, now, deadline_at, tenant, owner=client)
         limit = limit_of(submit, self._state.manifest)
         for index in range(submit.params.n):
             sequence = Sequence(
@@ -128,24 +134,24 @@ class Requests:
 
     # --- who reads ---------------------------------------------------------------------------------------------------
 
-    def recall(self, client: bytes, recall: Recall) -> None:
+    def recall(self, client: bytes, recall: Recall, account: Account | None = None) -> None:
         """What was asked for, for somebody who wants to read the answer."""
-        request = self._state.requests.get(recall.request_id)
+        request = self._seen(recall.request_id, account)
         if request is not None:
             self._out.append(SayClient(client, Recalled(submit=request.submit)))
-        elif not self._ask_journal(client, recall):
-            self._answer_recall(client, recall, self._absence(recall.request_id))
+        elif not self._ask_journal(client, recall, account):
+            self._answer_recall(client, recall, self._absence(recall.request_id, account))
 
     def _answer_recall(self, client: bytes, recall: Recall, why: Refusal) -> None:
         body: dict[str, object] = {"request_id": recall.request_id, "error": why.reason}
         self._out.append(SayClient(client, Report(what="recall", ok=False, body=body)))
 
-    def attach(self, client: bytes, attach: Attach) -> None:
-        request = self._state.requests.get(attach.request_id)
+    def attach(self, client: bytes, attach: Attach, account: Account | None = None) -> None:
+        request = self._seen(attach.request_id, account)
         if request is not None:
             self._attach(request, client, attach)
-        elif not self._ask_journal(client, attach):
-            self._delivery.reject(client, attach.request_id, self._absence(attach.request_id))
+        elif not self._ask_journal(client, attach, account):
+            self._delivery.reject(client, attach.request_id, self._absence(attach.request_id, account))
 
     def _attach(self, request: Request, client: bytes, attach: Attach) -> None:
         if len(attach.next_index) != len(request.sequences):
@@ -169,11 +175,11 @@ class Requests:
         request.client, request.stuck = client, False
         request.detached_at = None
 
-    def ack(self, client: bytes, ack: Ack) -> None:
+    def ack(self, client: bytes, ack: Ack, account: Account | None = None) -> None:
         if ack.request_id not in self._state.requests and self._state.archive.dropped.get(ack.request_id) == client:
-            self._ask_journal(client, ack)  # if there is no room for that now, the client will attach after a while
+            self._ask_journal(client, ack, account)  # without room for that now, the client attaches after a while
             return
-        sequence = self._find(ack.request_id, ack.index)
+        sequence = self._find(ack.request_id, ack.index, account)
         if sequence is None:
             return
         if sequence.request.client not in (None, client):
@@ -194,11 +200,12 @@ class Requests:
             sequence.send_again()
             self._delivery.deliver(sequence)
 
-    def detach(self, client: bytes, detach: Detach, now: float) -> None:
+    def detach(self, client: bytes, detach: Detach, account: Account | None, now: float) -> None:
         """Its reader goes on purpose."""
-        self._state.archive.dropped.pop(detach.request_id, None)
+        if account is None or self._state.archive.dropped.get(detach.request_id) == client:
+            self._state.archive.dropped.pop(detach.request_id, None)
         self._state.archive.withdraw(client, detach.request_id)
-        request = self._state.requests.get(detach.request_id)
+        request = self._seen(detach.request_id, account)
         if request is None:
             self._state.count("unknown_requests")
         elif request.client == client:
@@ -206,22 +213,33 @@ class Requests:
 
     def unreachable(self, client: bytes, now: float) -> None:
         """What could not be sent will be sent again after the client's Attach, if that comes within the grace."""
+        self._state.archive.withdraw_keyed(client)
         for request in self._state.requests.values():
             if request.client == client:
                 self.ends.leave_alone(request, now)
 
-    def stuck(self, client: bytes) -> None:
+    def stuck(self, client: bytes, now: float) -> None:
         """It is there, and does not read: nothing more is sent, its requests run on as for any slow reader. If it never
         comes to itself, its connection breaks sooner or later."""
+        self._stuck.setdefault(client, now + TRY_AGAIN_S)
         for request in self._state.requests.values():
             if request.client == client:
                 request.stuck = True
 
+    def tick(self, now: float) -> None:
+        """Try again with those that were stuck: one that reads again may have no reason to say so."""
+        for client in [client for client, due in self._stuck.items() if now >= due]:
+            del self._stuck[client]
+            for request in self._state.requests.values():
+                if request.stuck and request.client == client:
+                    self._go_on(request)
+        self.ends.tick(now)
+
     # --- what shall end ----------------------------------------------------------------------------------------------
 
-    def stop(self, stop: Stop, now: float) -> None:
+    def stop(self, stop: Stop, account: Account | None, now: float) -> None:
         """The client found a stop string: the tokens before ``at_index`` are the answer."""
-        sequence = self._find(stop.request_id, stop.index)
+        sequence = self._find(stop.request_id, stop.index, account)
         if sequence is None:
             return
         if sequence.state is SequenceState.ENDED:
@@ -233,13 +251,13 @@ class Requests:
         sequence.cut_answer(stop.at_index)
         self.ends.end(sequence, "stop", now)
 
-    def cancel(self, client: bytes, cancel: Cancel, now: float) -> None:
+    def cancel(self, client: bytes, cancel: Cancel, account: Account | None, now: float) -> None:
         """If the reader itself cancels, nobody will ask for the rest: the request is forgotten at once."""
         if self._state.archive.withdraw(client, cancel.request_id):
             self._delivery.reject(
                 client, cancel.request_id, Refusal("cancelled", "it was cancelled before it was accepted")
             )
-        request = self._state.requests.get(cancel.request_id)
+        request = self._seen(cancel.request_id, account)
         if request is None:
             self._state.count("unknown_requests")
             return
@@ -258,28 +276,41 @@ class Requests:
     def read(self, request_id: str, record: RequestRecord | None, problem: str, now: float) -> None:
         """The journal was asked for a request that is not in memory: now what was said about it can be answered."""
         asked = self._state.archive.take(request_id)
-        is_wanted = bool(asked) and request_id not in self._state.requests
-        if is_wanted and record is not None and not was_taken_back(record):
-            request = remembered(record, now)
-            request.read_at = now
-            for sequence in request.sequences:
-                sequence.be_unsure()
-            self.durability.enter(request, now)
-        for client, message in asked:
-            self._answer(client, message, problem, now)
+        if record is not None and was_taken_back(record):
+            record = None
+        for client, message, account in asked:
+            # For each of them: who was answered before may have taken all of it, and it left memory again.
+            if record is not None and request_id not in self._state.requests:
+                self._take_from_journal(record, account, now)
+            if isinstance(message, Submit) and record is not None and not may_see(account, record.tenant):
+                self._delivery.reject(client, request_id, taken(message))
+            else:
+                self._answer(client, message, account, problem, now)
         self.ends.make_room()
 
-    def _answer(self, client: bytes, message: About, problem: str, now: float) -> None:
-        request = self._state.requests.get(message.request_id)
+    def _take_from_journal(self, record: RequestRecord, account: Account | None, now: float) -> None:
+        """Into memory again, if it is theirs who asked for it."""
+        if not may_see(account, record.tenant):
+            return
+        request = remembered(record, now)
+        request.read_at = now
+        for sequence in request.sequences:
+            sequence.be_unsure()
+        self.durability.enter(request, now)
+
+    def _answer(self, client: bytes, message: About, account: Account | None, problem: str, now: float) -> None:
+        request = self._seen(message.request_id, account)
         unread = Refusal("journal", f"this request can't be looked up now: {problem}", RETRY_S)
-        refusal = unread if problem else self._absence(message.request_id)
+        refusal = unread if problem else self._absence(message.request_id, account)
         match message:
             case Submit() if request is not None:
                 self._resubmit(request, client, message)
+            case Submit() if message.request_id in self._state.requests:
+                self._delivery.reject(client, message.request_id, taken(message))
             case Submit() if problem:
                 self._delivery.reject(client, message.request_id, no_journal(problem))
             case Submit():
-                self._admit(client, message, now)
+                self._admit(client, message, account, now)
             case Recall() if request is not None:
                 self._out.append(SayClient(client, Recalled(submit=request.submit)))
             case Recall():
@@ -288,19 +319,24 @@ class Requests:
                 self._attach(request, client, message)
             case Ack() if request is not None:
                 self._adopt(request, client)
-                self.ack(client, message)
+                self.ack(client, message, account)
             case Attach() | Ack():
                 self._delivery.reject(client, message.request_id, refusal)
 
-    def _absence(self, request_id: str) -> Refusal:
-        """Why nothing can be told of this request."""
-        return self._gone.answer(request_id, self._state.journal_problem)
+    def _seen(self, request_id: str, account: Account | None) -> Request | None:
+        """A request that is in memory; another tenant's is none."""
+        request = self._state.requests.get(request_id)
+        return request if request is not None and may_see(account, request.tenant) else None
 
-    def _ask_journal(self, client: bytes, message: About) -> bool:
+    def _absence(self, request_id: str, account: Account | None) -> Refusal:
+        """Why nothing can be told of this request."""
+        return self._gone.answer(request_id, self._state.journal_problem, account)
+
+    def _ask_journal(self, client: bytes, message: About, account: Account | None) -> bool:
         """False: there is none to ask."""
         if not self._settings.has_journal:
             return False
-        first = self._state.archive.ask(client, message)
+        first = self._state.archive.ask(client, message, account)
         if first is None:
             reason = "too many requests are being looked up in the journal"
             self._delivery.reject(client, message.request_id, Refusal("overloaded", reason, 1.0))
@@ -308,8 +344,8 @@ class Requests:
             self._out.append(ReadRequest(message.request_id))
         return True
 
-    def _find(self, request_id: str, index: int) -> Sequence | None:
-        request = self._state.requests.get(request_id)
+    def _find(self, request_id: str, index: int, account: Account | None) -> Sequence | None:
+        request = self._seen(request_id, account)
         if request is None or index >= len(request.sequences):
             self._state.count("unknown_requests")
             return None

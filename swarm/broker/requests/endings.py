@@ -186,7 +186,7 @@ class Ends:
         if not request.fully_delivered:
             return
         if request.owner not in (None, reader):
-            self._gone.read_by_another(request.id)
+            self._gone.read_by_another(request)
         is_spare = request.end_written if self._settings.has_journal else reader == request.owner
         if is_spare:
             self.forget(request)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from swarm.broker.requests.admission import Refusal
 from swarm.broker.state import Request
+from swarm.broker.state.archive import Account, may_see
 
 RETRY_S = 5.0  # a disk that is full is made room on by people
 MAX_ANSWERS = 4096  # requests of which more can be said than that they are not known
@@ -36,52 +37,57 @@ _NOT_WRITTEN = Refusal(
 
 @dataclass(slots=True)
 class Gone:
-    """Ids of requests, and what to say of them; the latest ones."""
+    """Ids of requests, and what to say of them to whom they are known; the latest ones."""
 
-    _answers: OrderedDict[str, Refusal] = field(default_factory=OrderedDict)
-    _unwritten: OrderedDict[int, str] = field(default_factory=OrderedDict)  # by their sequences
-    _num_unwritten: Counter[str] = field(default_factory=Counter)
+    _answers: OrderedDict[str, tuple[str, Refusal]] = field(default_factory=OrderedDict)  # with the tenant
+    _unwritten: OrderedDict[int, tuple[str, str]] = field(default_factory=OrderedDict)  # id and tenant by sequence
+    _num_unwritten: dict[str, Counter[str]] = field(default_factory=dict)  # by id and tenant
 
-    def read_by_another(self, request_id: str) -> None:
+    def read_by_another(self, request: Request) -> None:
         """Than its submitter, and to its end."""
-        self._note(request_id, _READ)
+        self._note(request.id, request.tenant, _READ)
 
     def dropped(self, request: Request, *, has_journal: bool) -> None:
         """It has left memory, perhaps unread."""
         if not has_journal:
-            self._note(request.id, self._answers.get(request.id, _NOT_KEPT))
+            _, answer = self._answers.get(request.id, ("", _NOT_KEPT))
+            self._note(request.id, request.tenant, answer)
             return
         for sequence in request.sequences:
             if not sequence.end_written:
-                self._unwritten[sequence.id] = request.id
-                self._num_unwritten[request.id] += 1
+                self._unwritten[sequence.id] = (request.id, request.tenant)
+                self._num_unwritten.setdefault(request.id, Counter())[request.tenant] += 1
         while len(self._unwritten) > MAX_UNWRITTEN:
             self._settle(next(iter(self._unwritten)))
 
     def settled(self, sequence: int, *, is_written: bool) -> None:
         """The journal has taken the end of a sequence that is not in memory; or not, for want of its tokens."""
-        request_id = self._settle(sequence)
-        if request_id is not None and not is_written:
-            self._note(request_id, _NOT_WRITTEN)
+        whose = self._settle(sequence)
+        if whose is not None and not is_written:
+            self._note(*whose, _NOT_WRITTEN)
 
-    def _settle(self, sequence: int) -> str | None:
-        request_id = self._unwritten.pop(sequence, None)
-        if request_id is not None:
-            self._num_unwritten[request_id] -= 1
-            if not self._num_unwritten[request_id]:
+    def _settle(self, sequence: int) -> tuple[str, str] | None:
+        whose = self._unwritten.pop(sequence, None)
+        if whose is not None:
+            request_id, tenant = whose
+            of_tenants = self._num_unwritten[request_id]
+            of_tenants[tenant] -= 1
+            if not any(of_tenants.values()):
                 del self._num_unwritten[request_id]
-        return request_id
+        return whose
 
-    def answer(self, request_id: str, journal_problem: str) -> Refusal:
+    def answer(self, request_id: str, journal_problem: str, account: Account | None = None) -> Refusal:
         """What is told of a request that is found nowhere, or without its end."""
-        if request_id in self._num_unwritten:
+        of_tenants = self._num_unwritten.get(request_id, Counter())
+        if any(num and may_see(account, tenant) for tenant, num in of_tenants.items()):
             why = journal_problem or "it has much to write"
             reason = f"the request has ended, and can be read again once the journal has it: {why}"
             return Refusal("journal", reason, RETRY_S)
-        return self._answers.get(request_id, _UNKNOWN)
+        tenant, answer = self._answers.get(request_id, ("", _UNKNOWN))
+        return answer if may_see(account, tenant) else _UNKNOWN
 
-    def _note(self, request_id: str, answer: Refusal) -> None:
-        self._answers[request_id] = answer
+    def _note(self, request_id: str, tenant: str, answer: Refusal) -> None:
+        self._answers[request_id] = (tenant, answer)
         self._answers.move_to_end(request_id)
         while len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)

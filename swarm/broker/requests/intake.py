@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.broker.requests.admission import Places, Refusal, check_submit, limit_of, tenant_of, too_large
+from swarm.broker.requests.admission import Places, Refusal, check_submit, limit_of, too_large
 from swarm.broker.requests.gone import RETRY_S
 from swarm.broker.state import Request, State
 from swarm.broker.state.queue import Unwritten
@@ -36,7 +36,7 @@ class Intake:
         """The journal takes nothing: nobody waits for it at the door any more, not even who was cancelled there."""
         self._unwritten.clear()
 
-    def refusal(self, client: bytes, submit: Submit, now: float) -> Refusal | None:
+    def refusal(self, client: bytes, tenant: str, submit: Submit, now: float) -> Refusal | None:
         """Why this request is not let in now; None: it may come in."""
         manifest = self._state.manifest
         if self._state.journal_problem:
@@ -46,14 +46,14 @@ class Intake:
             return Refusal("unavailable", f"the swarm has no model yet, it waits for {waits_for}", 1.0)
         return (
             self._places.too_many(submit.params.n, submit.priority)
-            or self._no_places(client, submit, now)
+            or self._no_places(client, tenant, submit, now)
             or check_submit(submit, manifest)
             or self._too_large(submit, manifest)
         )
 
-    def _no_places(self, client: bytes, submit: Submit, now: float) -> Refusal | None:
+    def _no_places(self, client: bytes, tenant: str, submit: Submit, now: float) -> Refusal | None:
         """The queue has none for this request now."""
-        waiting, tenant = self._state.waiting, tenant_of(submit, client)
+        waiting = self._state.waiting
         reason = self._places.taken(
             submit.params.n,
             submit.priority,

@@ -28,6 +28,32 @@ MAX_DROPPED = 4096  # ids; a reader whose request is not among them attaches by 
 About = Submit | Attach | Ack | Recall
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """On whose account a client speaks, where doors go by keys: what it says of itself does not count.
+    ``may_name_tenants``: it speaks for others, and has one tenant for each name that it gives (a gateway). No key's
+    name has a "/" in it, so nobody else's tenant can begin like one of its own."""
+
+    tenant: str
+    may_name_tenants: bool = False
+
+    def tenant_of(self, named: str) -> str:
+        """On whose account a request is computed whose client named this tenant, or none."""
+        return f"{self.tenant}/{named}" if named and self.may_name_tenants else self.tenant
+
+    def owns(self, tenant: str) -> bool:
+        """Whether what is on this tenant's account is its own."""
+        return tenant == self.tenant or (self.may_name_tenants and tenant.startswith(f"{self.tenant}/"))
+
+
+def may_see(account: Account | None, tenant: str) -> bool:
+    """Whether a request of this tenant exists for who speaks on this account; without one, all do."""
+    return account is None or account.owns(tenant)
+
+
+Asked = tuple[bytes, About, Account | None]  # who said what, on whose account
+
+
 def weight_of(request: Request) -> int:
     """The memory that a request takes, in tokens."""
     wanted = request.submit.params.logprobs
@@ -74,26 +100,26 @@ class Archive:
     memory while somebody was reading them, and at which reader."""
 
     dropped: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
-    _asked: dict[str, list[tuple[bytes, About]]] = field(default_factory=dict)
+    _asked: dict[str, list[Asked]] = field(default_factory=dict)
     _num_asked: int = 0
 
-    def ask(self, client: bytes, message: About) -> bool | None:
+    def ask(self, client: bytes, message: About, account: Account | None = None) -> bool | None:
         """True: it is the first about this request, which is to be read now; False: it waits with others; None: there
         is no room for it. What the same client said before of the same kind is out of date."""
         request_id = message.request_id
         waiting = self._asked.get(request_id, [])
-        for place, (who, earlier) in enumerate(waiting):
+        for place, (who, earlier, _) in enumerate(waiting):
             if who == client and type(earlier) is type(message) and _same_part(earlier, message):
-                waiting[place] = (client, message)
+                waiting[place] = (client, message, account)
                 return False
         if self._num_asked >= MAX_ASKED or len(waiting) >= MAX_PER_REQUEST:
             return None
         self._asked[request_id] = waiting
-        waiting.append((client, message))
+        waiting.append((client, message, account))
         self._num_asked += 1
         return len(waiting) == 1
 
-    def take(self, request_id: str) -> list[tuple[bytes, About]]:
+    def take(self, request_id: str) -> list[Asked]:
         """The journal has answered."""
         waiting = self._asked.pop(request_id, [])
         self._num_asked -= len(waiting)
@@ -104,10 +130,18 @@ class Archive:
         waiting = self._asked.get(request_id)
         if waiting is None:
             return False
-        mine = [message for who, message in waiting if who == client]
+        mine = [message for who, message, _ in waiting if who == client]
         self._num_asked -= len(mine)
         waiting[:] = [item for item in waiting if item[0] != client]
         return any(isinstance(message, Submit) for message in mine)
+
+    def withdraw_keyed(self, client: bytes) -> None:
+        """This client is gone, and somebody with another key may come by its routing id: what it asked for on an
+        account is not told to that one."""
+        for waiting in self._asked.values():
+            left = [item for item in waiting if item[0] != client or item[2] is None]
+            self._num_asked -= len(waiting) - len(left)
+            waiting[:] = left
 
     def check(self) -> str | None:
         """Return which rule it breaks, if any."""

@@ -11,6 +11,7 @@ from swarm.broker.planner.gauge import PlanGauge
 from swarm.broker.planner.problem import NOBODY
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.sequences import Sequence
+from swarm.wire.door.keys import without_ticket
 from swarm.wire.messages import Activated, LayerRange, Prepared
 
 
@@ -25,6 +26,8 @@ class StagePlan:
     device: str = "cpu"
     memory_bytes: int = 0
     load_bytes: int = 0  # what of it is not loaded yet
+    key: str | None = None  # by which it is known where doors go by keys
+    relay: str = ""  # where its steps are waited for, if they come by relay; ``endpoint`` is there, too, then
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class Plan:
 
     def standby_of(self, incarnation: str) -> tuple[LayerRange, ...]:
         return next((layers for who, layers in self.standby if who == incarnation), ())
+
+    @property
+    def tickets(self) -> frozenset[str]:
+        """By which the relay knows those whose steps it passes on."""
+        return frozenset(without_ticket(stage.relay)[1] for stage in self.stages if stage.relay)
 
     def stage_of(self, incarnation: str) -> StagePlan | None:
         return next((s for s in self.stages if s.incarnation == incarnation), None)

@@ -243,6 +243,11 @@ class Sequence:
         self.kv = self.scheduled = 0
         self.truncate = True
 
+    def draw_again(self) -> None:
+        """Compute the last position again with the next step, for a draw that was put off."""
+        self.kv = self.scheduled = self.sampled - 1
+        self.truncate = True
+
     def cut_to(self, position: int) -> None:
         """What lies beyond ``position`` in the stages no longer counts (a new epoch, or room given back)."""
         if self.scheduled > position:

@@ -15,7 +15,7 @@ from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
 from swarm.broker.state.timers import Timers
-from swarm.broker.state.workers import Worker
+from swarm.broker.state.workers import Ways, Worker
 from swarm.wire.messages import NOBODYS, Json, Lineage, Manifest, SequencePosition
 
 
@@ -91,6 +91,7 @@ class State:
     strangers: dict[str, float] = field(default_factory=dict)  # incarnation -> when it was last told something
     replaced: dict[str, str] = field(default_factory=dict)  # incarnation -> why it was told to end
     leases_renewed_at: float = 0.0
+    ways: Ways = field(default_factory=Ways)
     book: PlanBook = field(default_factory=PlanBook)
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
     flights: dict[int, Flight] = field(default_factory=dict)

@@ -1,16 +1,29 @@
-"""A worker's process, as the broker knows it: what it has, what its beats say, what is thought of it."""
+"""A worker's process as the broker knows it: what it has, what its beats say, what is thought of it, the ways to it."""
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from swarm.wire.door.keys import by_relay
 from swarm.wire.messages import Beat, Hello, LayerRange
 
 # When a worker that refused layers is asked for them again: a full disk or memory may be free by then, and if the cause
 # lasts, asking costs the others a plan that comes to nothing.
 RETRY_MIN_S = 30.0
 RETRY_MAX_S = 600.0
+
+# A way that was found shut is tried again after a while, the later the more often that was in vain: firewalls and
+# addresses change.
+BROKER = ""  # who is no worker sends the first stage its steps, and takes what the last one makes of them
+AGAIN_S = 30.0
+AGAIN_MOST_S = 600.0
+HURRY_S = 3.0
+
+LATELY_S = 30.0  # over so long the longest time between two beats is remembered, and for as long again
+BEATS_TO_KNOW = 15  # before that nobody knows how evenly they come
 
 RATE_OVER_S = 1.0  # the counter's speed is that of about the last second
 LOAD_BYTES_PER_S = 5e8  # how quickly weights are read and warmed, until it was seen
@@ -57,6 +70,19 @@ class Pulse:
     moved_at: float = 0.0  # when it last showed progress, began with what it does, or had nothing to do
     rate: float = 0.0  # the counter's speed, in layers (or tensors) per second
     loop_lag_s: float = 0.0  # for how long its control loop has stood still, as two beats in a row say
+    num_beats: int = 0
+    _gaps: tuple[float, float] = (0.0, 0.0)  # the longest time between two beats: in this while, and in the one before
+    _gaps_since: float = 0.0  # when this while began
+
+    @property
+    def longest_s(self) -> float:
+        """The longest time between two beats of late. What was forgiven is not in it."""
+        return max(self._gaps)
+
+    @property
+    def is_known(self) -> bool:
+        """Have there been beats enough to say how evenly they come?"""
+        return self.num_beats >= BEATS_TO_KNOW
 
     def take(self, beat: Beat, now: float) -> None:
         before = self.beat
@@ -68,6 +94,8 @@ class Pulse:
             # A process that was stopped and goes on says once that its loop stood still.
             self.loop_lag_s = min(before.loop_lag_s, beat.loop_lag_s)
             self._take_rate(beat.progress - before.progress, now)
+            self._take_gap(now)
+        self.num_beats += 1
         self.beat = beat
         self.heard_at = self.beat_at = now
 
@@ -75,6 +103,11 @@ class Pulse:
         passed_s = max(1e-3, now - self.heard_at)
         weight = min(1.0, passed_s / RATE_OVER_S)
         self.rate += weight * (max(0, moved) / passed_s - self.rate)
+
+    def _take_gap(self, now: float) -> None:
+        if now - self._gaps_since > LATELY_S:
+            self._gaps, self._gaps_since = (0.0, self._gaps[0]), now
+        self._gaps = max(self._gaps[0], now - self.heard_at), self._gaps[1]
 
     def forgive(self, pause_s: float, now: float) -> None:
         """The broker stood still for so long. A beat that was heard before the pause was noticed is no younger than
@@ -99,6 +132,7 @@ class Worker:
     num_lies: int = 0  # how often what this process sent was proven wrong; nothing that it holds is used again
     num_confirmed: int = 0  # how often another worker came to the same
     disagreed_with: dict[str, int] = field(default_factory=dict)  # by name: how often one of the two was wrong
+    is_revoked: bool = False  # its key was: nothing that it says counts, and it is not called back
     call_after: float = 0.0  # when it may be asked to join anew, if the swarm can do without it
     reason: str = ""
     loaded_bytes: int = 0
@@ -156,6 +190,10 @@ class Worker:
         """It is gone, and nobody asked it to."""
         self.state, self.reason = WorkerState.OUT, reason
 
+    def revoke(self) -> None:
+        """Its key opens no door any more."""
+        self.is_revoked = True
+
     def be_judged(self, judgement: Judgement) -> None:
         self.judged = judgement
 
@@ -183,3 +221,85 @@ class Worker:
             self.num_retries = 0
         if self.state is WorkerState.REFUSED:
             self.state = WorkerState.MEMBER
+
+
+class Way(enum.Enum):
+    OPEN = "open"  # or not known
+    RELAYED = "relayed"  # shut, and the relay goes around it
+    SHUT = "shut"
+
+
+@dataclass(slots=True)
+class Shut:
+    """Why a way is shut, and when it is to be tried again. ``is_relayed``: the relay goes around it, for as long as the
+    worker behind it is this one: whoever waits for an answer shall not wait for another try."""
+
+    reason: str
+    until: float
+    num_times: int
+    is_relayed: bool
+
+
+@dataclass(slots=True)
+class Ways:
+    """Ways to doors for steps, from incarnation (or ``BROKER``) to incarnation (or ``BROKER``, where the last stage
+    sends what came out). One that nobody has found shut counts as open. ``relay``: where steps are passed on to workers
+    that can only connect outwards; empty: nowhere."""
+
+    relay: str = ""
+    found: dict[tuple[str, str], Shut] = field(default_factory=dict)
+
+    def shut(self, source: str, target: Worker | None, reason: str, now: float) -> Way:
+        """The way (to the broker: None) was found shut: what becomes of it. If that is said of one that is relayed, so
+        is the relay's."""
+        name = BROKER if target is None else target.incarnation
+        known = self.found.get((source, name))
+        was_relayed = known is not None and known.is_relayed
+        if self.relay and target is not None and target.hello.ticket and not was_relayed:
+            times = 0 if known is None else known.num_times
+            self.found[source, name] = Shut(reason, math.inf, times, is_relayed=True)
+            return Way.RELAYED
+        times = 1 if known is None else known.num_times + 1
+        wait_s = min(AGAIN_MOST_S, AGAIN_S * 2.0 ** (times - 1))
+        self.found[source, name] = Shut(reason, now + wait_s, times, is_relayed=False)
+        return Way.SHUT
+
+    def to(self, source: str, target: str, now: float) -> Way:
+        shut = self.found.get((source, target))
+        if shut is None or now >= shut.until:
+            return Way.OPEN
+        return Way.RELAYED if shut.is_relayed else Way.SHUT
+
+    def from_(self, source: str, kind: Way, now: float) -> Mapping[str, str]:
+        """To whom its way is of this kind (not open), and why that is."""
+        found = {target: shut.reason for (own, target), shut in self.found.items() if own == source}
+        return {target: why for target, why in found.items() if self.to(source, target, now) is kind}
+
+    def reason(self, source: str, target: str) -> str:
+        """Why it was found shut."""
+        shut = self.found.get((source, target))
+        return "" if shut is None else shut.reason
+
+    def at(self, now: float) -> frozenset[tuple[str, str, Way]]:
+        """All that are not open."""
+        ways = ((source, target, self.to(source, target, now)) for source, target in self.found)
+        return frozenset(way for way in ways if way[2] is not Way.OPEN)
+
+    def relay_to(self, worker: Worker) -> str:
+        """Where this one's steps are waited for by itself, if they come by relay."""
+        return f"{self.relay}/{worker.hello.ticket}"
+
+    def endpoint_by_relay(self, worker: Worker) -> str:
+        """Where others send them then."""
+        return by_relay(worker.hello.endpoint, self.relay, worker.hello.ticket)
+
+    def hurry(self, now: float) -> None:
+        """Nothing goes without a way that is shut: try them again soon."""
+        for way in self.found.values():
+            if not way.is_relayed:
+                way.until = min(way.until, now + HURRY_S)
+
+    def keep(self, living: Collection[str]) -> None:
+        """Forget those of whoever is gone: bounded by the workers that are here."""
+        known = {BROKER, *living}
+        self.found = {way: shut for way, shut in self.found.items() if known.issuperset(way)}

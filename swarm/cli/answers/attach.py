@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from swarm.cli.answers.generate import TimeoutOption, WholeJsonOption, follow, print_rest
-from swarm.cli.options import UrlOption, open_client
+from swarm.cli.options import JoinOption, UrlOption, open_client
 
 
 def attach(
@@ -29,6 +29,7 @@ def attach(
     ] = 0,
     *,
     url: UrlOption = None,
+    join: JoinOption = None,
     timeout: TimeoutOption = None,
     as_json: WholeJsonOption = False,
 ) -> None:
@@ -36,7 +37,7 @@ def attach(
 
     The answer goes to stdout, everything else to stderr. Ctrl-C ends the reading; a detached request runs on.
     """
-    with open_client(context, url) as client:
+    with open_client(context, url, join) as client:
         stream = client.attach(request, first, timeout=timeout)  # which is where wrong options are noticed
         many = client.recall(request).params.n > 1
         completion = follow(stream, client, silent=as_json or many)

@@ -21,7 +21,7 @@ from swarm.cli.answers.generate import (
     show,
     tell_if_waiting,
 )
-from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client
 from swarm.cli.output import print_json_line
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def chat(
     context: typer.Context,
     *,
     url: UrlOption = None,
+    join: JoinOption = None,
     system: Annotated[
         str | None, typer.Option("--system", help="What the model is told before the conversation.", show_default=False)
     ] = None,
@@ -61,7 +62,7 @@ def chat(
         "seed": seed,
         "timeout": timeout,
     }
-    with open_client(context, url) as client:
+    with open_client(context, url, join) as client:
         tell_if_waiting(client)
         Conversation(client, options, system, at_terminal=sys.stdin.isatty(), as_json=as_json).run()
 

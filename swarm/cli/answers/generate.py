@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.cli.answers.grammars import ChoiceOption, GrammarOption, RegexOption, SchemaOption, grammar_of
-from swarm.cli.options import UrlOption, open_client
+from swarm.cli.options import JoinOption, UrlOption, open_client
 
 if TYPE_CHECKING:
     from swarm.client.blocking import BlockingStream, Client
@@ -57,6 +57,7 @@ def generate(
     ] = None,
     *,
     url: UrlOption = None,
+    join: JoinOption = None,
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = 0,
@@ -118,9 +119,10 @@ def generate(
         "timeout": timeout,
     }
     if detach:
-        _detach(context, url, source, chat, options, as_json=as_json)
+        with open_client(context, url, join) as client:
+            _detach(client, source, chat, options, as_json=as_json)
         return
-    with open_client(context, url) as client:
+    with open_client(context, url, join) as client:
         stream = _stream(client, source, chat, options)  # which is where wrong options are noticed
         tell_if_waiting(client)
         completion = follow(stream, client, silent=as_json or n > 1)
@@ -131,17 +133,14 @@ def generate(
         print_hops(completion.choices)
 
 
-def _detach(
-    context: typer.Context, url: str | None, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool
-) -> None:
+def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions, *, as_json: bool) -> None:
     """Submit a detached request; print the id that ``swarm attach`` needs."""
     from swarm.cli.output import print_json
 
-    with open_client(context, url) as client:
-        if chat:
-            request_id = client.submit_chat([{"role": "user", "content": source}], **options)
-        else:
-            request_id = client.submit(source, **options)
+    if chat:
+        request_id = client.submit_chat([{"role": "user", "content": source}], **options)
+    else:
+        request_id = client.submit(source, **options)
     if as_json:
         print_json({"request_id": request_id})
     else:

@@ -18,8 +18,10 @@ import typer
 from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
+    DiscoverableOption,
     DtypeOption,
     JsonOption,
+    ListenOption,
     MemoryOption,
     ModeOption,
     PortOption,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from swarm.config import Settings
 
 NUM_WORKERS = 2  # the fewest between which anything travels
+NUM_LOCKED_PORTS = 4  # for other machines: beats and finished steps, too, at ports that a firewall can be told
 NUM_PORTS = 2  # doors for clients and for workers' control; the broker finds ports for the rest by itself
 MEMORY_SHARE = 0.8  # of what is free; the rest is for the broker, the clients and the system
 
@@ -63,6 +66,8 @@ def up(
             "join later (swarm worker, swarmctl join).",
         ),
     ] = NUM_WORKERS,
+    listen: ListenOption = None,
+    discoverable: DiscoverableOption = False,
     port: PortOption = None,
     http: Annotated[
         int | None, typer.Option("--http", metavar="PORT", help="Port of the HTTP gateway. [default: 8000]")
@@ -90,7 +95,9 @@ def up(
     """
     from swarm.cli.models import resolve_model
     from swarm.cli.up.statedir import state_directory
+    from swarm.lock.known import default_state_dir
     from swarm.sink import guard_stdout
+    from swarm.wire.addresses import own
 
     guard_stdout()  # a swarm must not end because nobody can be told how it is
 
@@ -99,6 +106,8 @@ def up(
     overrides = {
         "model": model,
         "broker.port": port,
+        "broker.listen": listen or None,
+        "broker.discoverable": discoverable or None,
         "broker.mode": mode.value if mode else None,
         "gateway.port": http,
         "worker.dtype": dtype.value if dtype else None,
@@ -112,11 +121,16 @@ def up(
     settings = load_settings(context, config, overrides)
     path = resolve_model(settings.model)
     check_ports(settings.broker.host, settings.broker.port)
+    addresses = own(settings.broker.listen)
+    for address in addresses:
+        check_ports(address, settings.broker.port, NUM_LOCKED_PORTS)
     no_gateway = "" if no_http else why_none(settings.gateway)
     let_children_find_swarm()
-    with state_directory(settings.state_dir) as directory:
+    # Keys must outlive this process.
+    kept = settings.state_dir or (default_state_dir() if addresses else None)
+    with state_directory(kept) as directory:
         share = share_of_memory(settings, workers)
-        commands = Commands(settings, config, path, directory, workers, share, verbose)
+        commands = Commands(settings, config, path, directory, workers, share, verbose, addresses)
         plan = _Plan(workers, http=not no_http and not no_gateway, note=no_gateway)
         code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
     raise typer.Exit(code)
@@ -143,6 +157,11 @@ async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, 
     )
     if plan.note:
         progress.say(plan.note)
+    if commands.addresses:
+        progress.say(
+            f"other machines are served at {' and '.join(commands.addresses)}, by keys; to let one in, run here: "
+            "swarmctl invite --role worker"
+        )
     link = BrokerLink(commands.url, progress)
     door = GatewayDoor(commands.settings.gateway, directory, progress) if plan.http else None
     runner = Runner(commands, directory / "logs", progress, link, door=door, verbose=verbose)
@@ -153,10 +172,10 @@ async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, 
     return EXIT_INTERRUPTED if runner.was_impatient else 0
 
 
-def check_ports(host: str, first: int) -> None:
+def check_ports(host: str, first: int, count: int = NUM_PORTS) -> None:
     """Raise ConfigError, naming the port, if one of ours is in use. The broker looks again; this is for a clear word
     before anything is started."""
-    for port in range(first, first + NUM_PORTS):
+    for port in range(first, first + count):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(
@@ -165,12 +184,12 @@ def check_ports(host: str, first: int) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
-                raise ConfigError(_port_trouble(host, port, first, error)) from None
+                raise ConfigError(_port_trouble(host, port, range(first, first + count), error)) from None
 
 
-def _port_trouble(host: str, port: int, first: int, error: OSError) -> str:
+def _port_trouble(host: str, port: int, all_ports: range, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        span = " and ".join(str(first + offset) for offset in range(NUM_PORTS))
+        span = " and ".join(map(str, all_ports))
         return f"port {port} is in use (a swarm needs {span}): stop what listens there, or choose others with --port"
     return f"can't listen on port {port} of {host} ({error.strerror}); choose others with --port"
 
@@ -186,6 +205,7 @@ class Commands:
     num_workers: int
     memory_share: int | None
     verbose: bool
+    addresses: tuple[str, ...] = ()  # at which other machines are served
 
     @property
     def url(self) -> str:
@@ -216,6 +236,8 @@ class Commands:
             *("--port", str(broker.port)),
             *("--mode", broker.mode),
             *("--min-workers", str(min_workers)),
+            *(part for address in self.addresses for part in ("--listen", address)),
+            *(["--discoverable"] if broker.discoverable else []),
             *("--state-dir", str(self.directory)),
         ]
 
@@ -240,6 +262,7 @@ class Commands:
             *("--device", worker.device),
             *("--dtype", worker.dtype),
             *("--threads", str(worker.threads or self._share_of_cores())),
+            *(("--host", self.addresses[0]) if self.addresses and worker.host == "auto" else ()),
             *(("--memory-limit", str(int(limit))) if limit else ()),
         ]
 

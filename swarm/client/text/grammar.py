@@ -1,8 +1,9 @@
 """Grammars compiled before anything runs, so that a mistake in one is its caller's at once. No asyncio: compiling takes
-a millisecond as a rule and seconds at most, so event loops have it done in a thread."""
+a millisecond as a rule and seconds at most, so event loops have it done in threads (``checking``)."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from tokenizers import Tokenizer
 
 from swarm.errors import InvalidRequest
 from swarm.grammar import NotNow, compiled, refusal, vocabulary
-from swarm.params import SamplingParams
+from swarm.params import Grammar, SamplingParams
 
-MOST_GRAMMARS = 256  # whose verdicts are remembered
+MOST_GRAMMARS = 256  # whose verdicts are remembered, by digests of their texts
+_FIT = ""
 
 
 class GrammarChecker:
@@ -24,30 +26,39 @@ class GrammarChecker:
     def __init__(self, tokenizer: Tokenizer | None, ends: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ends = tuple(ends)
-        self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
-        self._verdicts: OrderedDict[object, InvalidRequest | None] = OrderedDict()
+        self._making_words = threading.Lock()
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # why it is refused, or that it fits
+        self._lock = threading.Lock()  # never held for long: whoever knows an answer need not wait for another's
 
-    def check(self, params: SamplingParams) -> None:
-        """Raise InvalidRequest (code "grammar") that says why these parameters' grammar can't be followed."""
+    def knows(self, params: SamplingParams) -> bool:
+        """Whether ``check`` answers without compiling. Raises InvalidRequest as that does."""
         grammar = params.grammar
         if grammar is None:
-            return
+            return True
         if self._tokenizer is None:
             raise refusal(grammar, "this model has no tokenizer, which grammars need")
         if not self._ends and not params.stop_token_ids:
             raise refusal(grammar, "this model has no token that ends an answer: name one in stop_token_ids")
-        with self._lock:  # one at a time: the machine has other work, too
-            if grammar not in self._verdicts:
-                self._verdicts[grammar] = self._verdict(params)
-            self._verdicts.move_to_end(grammar)
-            if len(self._verdicts) > MOST_GRAMMARS:
-                self._verdicts.popitem(last=False)
-            verdict = self._verdicts[grammar]
-            if isinstance(verdict, NotNow):
-                del self._verdicts[grammar]  # another time it may be compiled
-        if verdict is not None:
-            raise InvalidRequest(str(verdict), verdict.code)
+        verdict = self._remembered(digest(grammar))
+        if verdict:
+            raise InvalidRequest(verdict, "grammar")
+        return verdict is not None
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise InvalidRequest (code "grammar") that says why these parameters' grammar can't be followed."""
+        if self.knows(params):
+            return
+        assert params.grammar is not None
+        assert self._tokenizer is not None
+        try:
+            compiled(params.grammar, self._vocabulary(self._tokenizer))
+        except NotNow:
+            raise  # another time it may be compiled
+        except InvalidRequest as error:
+            self._remember(digest(params.grammar), str(error))
+            raise
+        self._remember(digest(params.grammar), _FIT)
 
     @property
     def ready(self) -> LLTokenizer | None:
@@ -56,19 +67,27 @@ class GrammarChecker:
 
     def words(self) -> LLTokenizer | None:
         """The model's tokens as bytes; None if it has no tokenizer. Made once, which takes up to two seconds."""
-        with self._lock:
-            return None if self._tokenizer is None else self._vocabulary(self._tokenizer)
+        return None if self._tokenizer is None else self._vocabulary(self._tokenizer)
 
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
-        if self._words is None:
-            self._words = vocabulary(tokenizer.to_str(), self._ends)
-        return self._words
+        with self._making_words:
+            if self._words is None:
+                self._words = vocabulary(tokenizer.to_str(), self._ends)
+            return self._words
 
-    def _verdict(self, params: SamplingParams) -> InvalidRequest | None:
-        assert params.grammar is not None
-        assert self._tokenizer is not None
-        try:
-            compiled(params.grammar, self._vocabulary(self._tokenizer))
-        except InvalidRequest as error:
-            return error
-        return None
+    def _remembered(self, key: bytes) -> str | None:
+        with self._lock:
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+            return self._verdicts.get(key)
+
+    def _remember(self, key: bytes, verdict: str) -> None:
+        with self._lock:
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > MOST_GRAMMARS:
+                self._verdicts.popitem(last=False)
+
+
+def digest(grammar: Grammar) -> bytes:
+    """Stand for a grammar where its text is too long to be kept."""
+    return hashlib.sha256(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()

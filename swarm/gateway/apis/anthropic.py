@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from swarm.gateway.apis.bodies import (
     Body,
+    KeepSeconds,
     Number,
     as_json,
     check_extra,
     deadline_of,
+    keep_of,
     priority_of,
     response_grammar,
     sampling,
@@ -35,6 +37,7 @@ IGNORED = frozenset({
     "anthropic_beta",
     "anthropic_version",
     "context_management",
+    "diagnostics",
     "inference_geo",
     "speed",
 })  # fmt: skip
@@ -45,6 +48,12 @@ THINKING = ("disabled", "enabled", "adaptive")
 
 class CountBody(Body):
     """What /v1/messages/count_tokens takes."""
+
+    called: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "stop": "stop_sequences",
+        "grammar": "output_config.format",
+    }
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
@@ -64,6 +73,7 @@ class MessageBody(CountBody):
     top_p: Number | None = None
     seed: Annotated[int | None, Field(description="Swarm's own here.")] = None
     stream: bool | None = None
+    keep_s: KeepSeconds = None
 
 
 def ask_of(body: MessageBody, served: Served) -> Ask:
@@ -93,13 +103,15 @@ def ask_of(body: MessageBody, served: Served) -> Ask:
         template=body.chat_template_kwargs or {},
         priority=priority_of(body),
         deadline_s=deadline_of(body),
+        keep_s=keep_of(body.keep_s, body.stream),
+        called=body.names(),
     )
 
 
 def count_of(body: CountBody, served: Served) -> Ask:
     """The same prompt, to be counted only. Raises Problem."""
     _refuse(body, served)
-    tools = tools_of(body.tools, None)
+    tools = tools_of(body.tools, body.tool_choice)
     params = sampling(body, {"max_tokens": ALL_LEFT})
     messages = messages_of(body.system, body.messages)
     return Ask(params=params, messages=messages, tools=tools, template=body.chat_template_kwargs or {})
@@ -248,4 +260,4 @@ def _block_text(block: Json, place: str) -> str:
 
 
 def memo_of(body: MessageBody, ask: Ask, created: int) -> Memo:
-    return Memo("messages", created, tools=noted(ask.tools), parallel=ask.tools.parallel)
+    return Memo("messages", created, tools=noted(ask.tools), parallel=ask.tools.parallel, keep_s=ask.keep_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +18,7 @@ BOOKKEEPING = frozenset({
     "metadata",
     "store",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "client_metadata",
     "service_tier",
@@ -38,6 +39,7 @@ class Body(BaseModel):
     """Fields that several APIs have, and those that are ours alone."""
 
     model_config = ConfigDict(extra="allow")
+    called: ClassVar[Mapping[str, str]] = {}  # what this API calls parameters, if not as we do; see ``names``
 
     top_k: Annotated[int | None, Field(description="Swarm's own: draw among so many of the likeliest.")] = None
     min_p: Annotated[Number | None, Field(description="Swarm's own: at least this share of the likeliest.")] = None
@@ -51,6 +53,10 @@ class Body(BaseModel):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Swarm's own: variables for the chat template.")
     ] = None
+
+    def names(self) -> Mapping[str, str]:
+        """What the client calls parameters, where that is not what we do."""
+        return self.called
 
 
 def check_extra(body: BaseModel, bookkeeping: Iterable[str] = BOOKKEEPING) -> None:
@@ -74,10 +80,11 @@ def sampling(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
         check = params if params.max_tokens else msgspec.structs.replace(params, max_tokens=1_000_000)
         check.check()
     except InvalidRequest as error:
-        raise wrong(error.code, str(error)) from None
+        raise wrong(body.names().get(error.code, error.code), str(error)) from None
     except msgspec.ValidationError as error:
         complaint, _, place = str(error).partition(" - at ")
-        raise wrong(place.strip("`").removeprefix("$.") or "body", complaint) from None
+        name = place.strip("`").removeprefix("$.") or "body"
+        raise wrong(body.names().get(name, name), complaint) from None
     return params
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,6 +49,12 @@ class StreamOptions(BaseModel):
 class ChatBody(Body):
     """What /v1/chat/completions takes."""
 
+    called: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "logprobs": "top_logprobs",
+        "grammar": "response_format",
+    }
+
     model: str
     messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     max_tokens: int | None = None
@@ -71,6 +77,11 @@ class ChatBody(Body):
     parallel_tool_calls: bool | None = None
     keep_s: KeepSeconds = None
     user: Annotated[str | None, Field(description="Accepted, and not looked at.")] = None
+
+    def names(self) -> Mapping[str, str]:
+        if self.max_completion_tokens is None:
+            return self.called
+        return {**self.called, "max_tokens": "max_completion_tokens"}
 
 
 HARMLESS = {  # fields that are fine with these values, which ask for what happens anyway
@@ -102,7 +113,9 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
     params = sampling(
         body,
         {
-            "max_tokens": length_of(body.max_completion_tokens, body.max_tokens),
+            "max_tokens": length_of(
+                body.max_completion_tokens, body.max_tokens, field=body.names().get("max_tokens", "max_tokens")
+            ),
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": body.top_p,
             "n": body.n,
@@ -126,6 +139,7 @@ def ask_of(body: ChatBody, served: Served) -> Ask:
         deadline_s=deadline_of(body),
         hops=bool(body.hops),
         keep_s=keep_of(body.keep_s, body.stream),
+        called=body.names(),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from pydantic import Field, WithJsonSchema
@@ -40,6 +40,8 @@ PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "
 
 class CompletionBody(Body):
     """What /v1/completions takes."""
+
+    called: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
 
     model: str
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]  # looked at by hand: a union tells every wrong item
@@ -93,7 +95,6 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
     prompts, keep_s = prompts_of(body.prompt), keep_of(body.keep_s, body.stream)
     if keep_s and len(prompts) > 1:
         raise wrong("keep_s", "is only for a single prompt")
-    prompts = prompts_of(body.prompt)
     if len(prompts) * params.n > MAX_PROMPTS:
         raise wrong("n", f"{len(prompts)} prompts with {params.n} answers each: at most {MAX_PROMPTS} answers in all")
     return [
@@ -104,6 +105,7 @@ def asks_of(body: CompletionBody, served: Served) -> list[Ask]:
             deadline_s=deadline_of(body),
             hops=bool(body.hops),
             keep_s=keep_s,
+            called=body.names(),
         )
         for prompt in prompts
     ]

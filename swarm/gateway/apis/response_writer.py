@@ -186,7 +186,7 @@ def usage(counts: Counts) -> Json:
     """Tokens as /v1/responses counts them."""
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached},
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},  # what is kept costs nothing
         "output_tokens": counts.answer,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts.prompt + counts.answer,

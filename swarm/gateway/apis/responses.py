@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from swarm.gateway.apis.bodies import (
     BOOKKEEPING,
     Body,
+    KeepSeconds,
     Number,
     as_json,
     check_extra,
     deadline_of,
+    keep_of,
     priority_of,
     response_grammar,
     sampling,
@@ -44,7 +46,7 @@ INCLUDES = frozenset({
 REFUSED = {
     "previous_response_id": "nothing is stored here between requests: send the whole conversation as input",
     "conversation": "nothing is stored here between requests: send the whole conversation as input",
-    "background": "ask with stream instead, and go on by Last-Event-ID",
+    "background": "ask with stream and keep_s instead, and go on by Last-Event-ID",
     "prompt": "no prompts are stored here: send instructions and input",
     "hops": "/v1/chat/completions and /v1/completions tell them",
 }
@@ -55,6 +57,13 @@ IGNORED = BOOKKEEPING | {"reasoning", "max_tool_calls"}
 
 class ResponseBody(Body):
     """What /v1/responses takes."""
+
+    called: ClassVar[Mapping[str, str]] = {
+        "prompt": "input",
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+        "grammar": "text.format",
+    }
 
     model: str
     input: str | list[dict[str, Any]]
@@ -80,6 +89,7 @@ class ResponseBody(Body):
     stop: Annotated[str | list[str] | None, Field(description="Swarm's own here.")] = None
     presence_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
     frequency_penalty: Annotated[Number | None, Field(description="Swarm's own here.")] = None
+    keep_s: KeepSeconds = None
 
 
 def ask_of(body: ResponseBody, served: Served) -> Ask:
@@ -114,6 +124,8 @@ def ask_of(body: ResponseBody, served: Served) -> Ask:
         template=body.chat_template_kwargs or {},
         priority=priority_of(body),
         deadline_s=deadline_of(body),
+        keep_s=keep_of(body.keep_s, body.stream),
+        called=body.names(),
     )
 
 
@@ -156,6 +168,7 @@ def memo_of(body: ResponseBody, ask: Ask, created: int) -> Memo:
         parallel=ask.tools.parallel,
         logprobs=ask.params.logprobs is not None,
         told=told,
+        keep_s=ask.keep_s,
     )
 
 

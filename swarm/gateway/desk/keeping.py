@@ -49,7 +49,7 @@ class Keeping:
 
     async def _is_read(self, request_id: str) -> bool:
         """By whatever gateway."""
-        requests = (await self._client.query("requests")).get("requests")
+        requests = (await self._client.query("requests", request_id=request_id)).get("requests")
         found = requests if isinstance(requests, list) else []
         return any(each["attached"] for each in found if isinstance(each, dict) and each["request_id"] == request_id)
 

@@ -13,7 +13,9 @@ from swarm.errors import ConfigError
 from swarm.gateway.app import make_app
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.guard import Guard
+from swarm.gateway.doors.lane import Lane
 from swarm.gateway.http.accounts import Accounts
+from swarm.gateway.http.json import ANTHROPIC_ID, REQUEST_ID
 from swarm.gateway.upstream.relay import Upstreams
 from swarm.keys.file import NAME, Watched
 from swarm.numbers.http import HttpNumbers
@@ -41,20 +43,25 @@ class Doors:
             raise ConfigError(
                 f"other machines can reach {own.host}, and {keys.path} has no keys yet: make one with swarmctl keys add"
             )
-        self.upstreams = Upstreams(self._routes, settings.upstream)
-        numbers = HttpNumbers()
-        guard = Guard(self.upstreams, keys, own, numbers=numbers)
-        accounts = Accounts(numbers, guard, make_tracer(own.traces, desk.client.trace))
+        self.numbers = HttpNumbers()
+        self.upstreams = Upstreams(self._routes, settings.upstream, self.numbers)
+        guard = Guard(self.upstreams, keys, own, numbers=self.numbers)
+        accounts = Accounts(self.numbers, guard, make_tracer(own.traces, desk.client.trace))
         self._inner: FastAPI = make_app(desk, accounts)
         self._inner.state.more_models = self.upstreams.models
+        self._lane = Lane(self._inner)
         self.app: ASGIApp = guard
         if own.cors_origins:
             self.app = CORSMiddleware(
-                guard, allow_origins=own.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+                guard,
+                allow_origins=own.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID, ANTHROPIC_ID, "retry-after", "x-swarm-upstream"],
             )
 
     async def _routes(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._inner(scope, receive, send)
+        await self._lane(scope, receive, send)
 
     async def aclose(self) -> None:
         await self.upstreams.aclose()

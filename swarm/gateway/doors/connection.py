@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -29,13 +30,18 @@ _PHRASES = {
 _Timer = asyncio.TimerHandle | None
 
 
-def connections_of(settings: GatewaySettings) -> type[H11Protocol]:
-    """The protocol with these bounds."""
+def _nobody(_status: int) -> None:
+    """Nobody counts."""
+
+
+def connections_of(settings: GatewaySettings, count: Callable[[int], None] = _nobody) -> type[H11Protocol]:
+    """The protocol with these bounds. ``count`` is told the status of what came and was no request."""
 
     class Bounded(BoundedProtocol):
         head_s = settings.head_timeout_s
         write_s = settings.write_timeout_s
         max_connections = settings.max_connections
+        refused = staticmethod(count)
 
     return Bounded
 
@@ -46,6 +52,7 @@ class BoundedProtocol(H11Protocol):
     head_s = 10.0
     write_s = 75.0
     max_connections = 1024
+    refused: Callable[[int], None] = staticmethod(_nobody)
 
     def __init__(self, *args: Any, **keys: Any) -> None:
         super().__init__(*args, **keys)
@@ -94,6 +101,7 @@ class BoundedProtocol(H11Protocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
+        self.refused(problem.status)
         self._unset_keepalive_if_required()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and (self.cycle is None or self._between()):
             self.transport.write(_written(problem))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import secrets
 import time
@@ -18,7 +19,7 @@ from swarm.gateway.doors.body import HungUp, check_json, read
 from swarm.gateway.doors.limits import Book
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import api_of
-from swarm.gateway.http.json import REQUEST_ID
+from swarm.gateway.http.json import identified
 from swarm.keys.file import Watched
 from swarm.keys.keys import Key
 from swarm.log import get_logger
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 OPEN = frozenset({"/health", "/ready"})
 LOOK_S = 0.5  # between two looks at the keys' file
+_MANY = 64  # addresses and hosts that are known as loopback or not; a head bounds how long they are
 
 log = get_logger(__name__)
 
@@ -149,6 +151,7 @@ def _is_local(scope: Scope, headers: Mapping[str, str]) -> bool:
     return client is not None and _is_loopback(client[0]) and not is_passed_on
 
 
+@functools.lru_cache(_MANY)
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -172,6 +175,7 @@ def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) ->
         raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
 
 
+@functools.lru_cache(_MANY)
 def _hostname(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -199,9 +203,8 @@ async def refuse(scope: Scope, send: Send, problem: Problem) -> None:
     """Answer with an error, in the words of the API that was asked."""
     is_anthropic = scope["path"].startswith("/v1/messages")
     body = msgspec.json.encode(problem.anthropic() if is_anthropic else problem.openai())
-    request_id = secrets.token_hex(16)
-    fields = {"content-type": "application/json", "content-length": str(len(body)), REQUEST_ID: request_id}
-    fields |= problem.headers
+    fields = {"content-type": "application/json", "content-length": str(len(body))}
+    fields |= identified(secrets.token_hex(16)) | problem.headers
     if problem.status == 401:
         fields["www-authenticate"] = "Bearer"
     if problem.status in (408, 413):

@@ -25,8 +25,6 @@ class Used:
     running: int = 0
     day: int = 0
     tokens_today: int = 0
-    num_requests: int = 0
-    num_refused: int = 0
 
 
 @dataclass(slots=True)
@@ -41,12 +39,10 @@ class Book:
         used = self._of(key.name, limits, now)
         problem = _refusal(key.name, limits, used, now)
         if problem is not None:
-            used.num_refused += 1
             return problem
         if limits.rate_per_min:
             used.tokens_left -= 1
         used.running += 1
-        used.num_requests += 1
         return None
 
     def leave(self, name: str) -> None:

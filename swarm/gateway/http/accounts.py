@@ -53,10 +53,11 @@ class Accounts:
                 "swarm.prompt_tokens": counts.prompt,
                 "swarm.answer_tokens": counts.answer,
             }
-            told = self._tracer.request_ended(account.request_id, account.traceparent, about)
-            task = asyncio.ensure_future(told)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            for request_id in account.request_ids:
+                told = self._tracer.request_ended(request_id, account.traceparent, about)
+                task = asyncio.ensure_future(told)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
         """Wait for the traces that are under way, and send them."""
@@ -68,7 +69,7 @@ class Accounts:
 class Account:
     """One answer."""
 
-    __slots__ = ("_accounts", "_watch", "num_prompt", "owner", "request_id", "tokens", "traced", "traceparent")
+    __slots__ = ("_accounts", "_watch", "num_prompt", "owner", "request_ids", "tokens", "traced", "traceparent")
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class Account:
     ) -> None:
         self._accounts, self._watch = accounts, watch
         self.tokens = watch.token  # so many more have come
-        self.owner, self.request_id, self.traceparent = owner, request_id, traceparent
+        self.owner, self.traceparent = owner, traceparent
+        self.request_ids: tuple[str, ...] = (request_id,)  # the broker's, of which several prompts have several
         self.traced = traced
         self.num_prompt = 0  # as soon as it is known
 
@@ -92,3 +94,7 @@ class Account:
             counts = replace(counts, prompt=self.num_prompt)
         self._watch.ended(outcome, counts.prompt, counts.cached, counts.answer)
         self._accounts.ended(self, outcome, counts)
+
+    def refuse(self) -> None:
+        """It is over before it began; whoever answers counts it among those that were refused."""
+        self._watch.refused()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +20,7 @@ from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, wrong
 from swarm.gateway.http.accounts import Account, Accounts
-from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.json import JsonResponse, identified
 from swarm.gateway.http.sse import EventStream, Numbering, events_of, hang_up, read_event_id
 from swarm.gateway.memo import Memo
 
@@ -58,16 +60,24 @@ class Counter:
         account = self._accounts.open(
             owner, job.memo.api, served.name, job.request_id, request.headers.get("traceparent")
         )
-        ordered = asyncio.ensure_future(self._orders(served, job))
-        begun = asyncio.ensure_future(self._begin(ordered, owner, job, account))
+        ordered = asyncio.Event()
+        begun = asyncio.ensure_future(_named(self._begin(ordered, served, owner, job, account), job))
 
-        def close() -> None:
-            account.close(*_let_go(begun))
+        def close(*, has_status: bool = True) -> None:
+            outcome, counts = _let_go(begun)
+            if outcome == "failed" and not has_status and not _has_begun(begun):
+                account.refuse()
+            else:
+                account.close(outcome, counts)
 
-        if job.stream:
-            ready = _tokenized(ordered, served, job)
-            return await self._streamed(begun, ready, job, close, request.scope.get("patience_s", PATIENCE_S))
-        return await _whole(request, begun, job, close)
+        try:
+            if job.stream:
+                ready = _tokenized(ordered, served, job)
+                return await self._streamed(begun, ready, job, close, request.scope.get("patience_s", PATIENCE_S))
+            return await _whole(request, begun, job, partial(close, has_status=False))
+        except Problem as problem:
+            problem.is_counted = _has_begun(begun)
+            raise
 
     async def resume(self, last_event_id: str, owner: Owner) -> Response:
         """Go on with a stream behind the event of this id."""
@@ -108,23 +118,34 @@ class Counter:
         return await _whole(request, begun, Job(request_id, (), memo, writer, stream=False), close)
 
     async def _orders(self, served: Served, job: Job) -> list[Order]:
-        orders = []
+        orders: list[Order] = []
         for ask in job.asks:
+            if orders:
+                await asyncio.sleep(0)  # others have their turn between the prompts of a long list
             orders.append(await self._desk.order(ask, served))
-            await asyncio.sleep(0)  # others have their turn between the prompts of a long list
         return orders
 
     async def _begin(
-        self, ordered: asyncio.Future[list[Order]], owner: Owner, job: Job, account: Account
+        self, ordered: asyncio.Event, served: Served, owner: Owner, job: Job, account: Account
     ) -> Reading | Lot:
-        """Hand the asks in and wait for the first part, or for what is wrong with them."""
-        orders = await ordered
+        """Hand the asks in and wait for the first part, or for what is wrong with them. ``ordered`` is set once the
+        prompts are made, or can't be."""
+        try:
+            orders = await self._orders(served, job)
+        finally:
+            ordered.set()
         account.num_prompt = sum(len(order.ids) for order in orders)
         reading: Reading | Lot
         if len(orders) == 1:
             reading = self._desk.begin(orders[0], owner, job.request_id, job.memo, told=account.tokens)
         else:
-            reading = Lot([self._desk.begin(order, owner, None, None, told=account.tokens) for order in orders])
+            account.request_ids = tuple(f"{job.request_id}-{number}" for number in range(len(orders)))
+            reading = Lot(
+                [
+                    self._desk.begin(order, owner, request_id, None, told=account.tokens)
+                    for order, request_id in zip(orders, account.request_ids, strict=True)
+                ]
+            )
         try:
             await reading.look()
         except BaseException:
@@ -137,7 +158,7 @@ class Counter:
         begun: asyncio.Future[Reading | Lot],
         tokenized: Coroutine[Any, Any, None],
         job: Job,
-        close: Callable[[], None],
+        close: Callable[..., None],
         patience_s: float,
     ) -> Response:
         try:
@@ -146,16 +167,18 @@ class Counter:
             if begun.done():
                 begun.result()  # raises what is wrong
         except BaseException:
-            close()
+            close(has_status=False)
             raise
         return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
 
 
-async def _tokenized(ordered: asyncio.Future[list[Order]], served: Served, job: Job) -> None:
+async def _tokenized(ordered: asyncio.Event, served: Served, job: Job) -> None:
     """Wait for the prompt's tokens, if there may be more of them than the model holds: clients look for that in the
     status."""
     if max(map(size_of, job.asks)) >= served.manifest.context:
-        await asyncio.wait({ordered}, timeout=LONG_PATIENCE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONG_PATIENCE_S):
+                await ordered.wait()
 
 
 async def _chunks(begun: asyncio.Future[Reading | Lot], job: Job) -> AsyncIterator[bytes]:
@@ -193,6 +216,21 @@ async def _collect(begun: asyncio.Future[Reading | Lot], job: Job) -> dict[str, 
     return job.writer.whole(parts, reading.counts())
 
 
+async def _named(begun: Coroutine[Any, Any, Reading | Lot], job: Job) -> Reading | Lot:
+    """What is wrong, if anything is, by the name that the client knows it by."""
+    try:
+        return await begun
+    except Problem as problem:
+        if problem.param is None:
+            raise
+        raise problem.named(job.asks[0].name_of(problem.param)) from None
+
+
+def _has_begun(begun: asyncio.Future[Reading | Lot]) -> bool:
+    """Did anything come of it?"""
+    return begun.done() and not begun.cancelled() and begun.exception() is None
+
+
 def _let_go(begun: asyncio.Future[Reading | Lot]) -> tuple[str, Counts]:
     """Cancel what is under way; nothing, if it has ended. How it ended, and what was computed."""
     if not begun.done():
@@ -207,4 +245,4 @@ def _let_go(begun: asyncio.Future[Reading | Lot]) -> tuple[str, Counts]:
 
 
 def _headers(request_id: str) -> dict[str, str]:
-    return {"x-request-id": request_id}
+    return identified(request_id)

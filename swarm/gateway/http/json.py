@@ -9,6 +9,12 @@ import msgspec
 from starlette.responses import Response
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_ID = "request-id"  # of Anthropic's clients
+
+
+def identified(request_id: str) -> dict[str, str]:
+    """The headers in which clients look for the id of their request."""
+    return {REQUEST_ID: request_id, ANTHROPIC_ID: request_id}
 
 
 class JsonResponse(Response):
@@ -17,7 +23,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def __init__(self, content: object, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(content, status_code, {REQUEST_ID: secrets.token_hex(16), **(headers or {})})
+        super().__init__(content, status_code, {**identified(secrets.token_hex(16)), **(headers or {})})
 
     def render(self, content: object) -> bytes:
         return msgspec.json.encode(content)

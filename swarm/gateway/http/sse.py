@@ -20,7 +20,8 @@ from swarm.gateway.desk.reading import Lot, Reading
 from swarm.gateway.errors import Problem
 
 QUIET_S = 1.0  # without a byte, until a comment says that all is well
-COMMENT = b": still here\n\n"
+# A line alone: behind an event with an id, OpenAI's Python client takes an empty line for one more event, and breaks.
+COMMENT = b": still here\n"
 _ID = re.compile(r"([0-9A-Za-z_-]{1,128})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){1,64}))?")
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 AVOID_S = 5.0  # after a failure
 
 Trouble = Literal["busy", "down"]
-Outcome = Literal["answered", "failed"]
+Outcome = Literal["answered", "failed", "broke_off", "left"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Board:
     """Who there is, and how they have done."""
 
     servers: Sequence[Server]
-    counts: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by server and Outcome
     _failed_at: dict[str, float] = field(default_factory=dict)
 
     def named(self, model: str, now: float) -> list[Target]:
@@ -59,12 +60,24 @@ class Board:
         return self._order([Target(s, s.overflow_model or model) for s in self.servers if s.when in fit], now)
 
     def answered(self, server: Server) -> None:
-        self.counts[server.name, "answered"] += 1
+        self._count(server, "answered")
         self._failed_at.pop(server.name, None)
 
     def failed(self, server: Server, now: float) -> None:
-        self.counts[server.name, "failed"] += 1
+        self._count(server, "failed")
         self._failed_at[server.name] = now
+
+    def broke_off(self, server: Server, now: float) -> None:
+        """Its answer had begun, so nobody else could be asked."""
+        self._count(server, "broke_off")
+        self._failed_at[server.name] = now
+
+    def left(self, server: Server) -> None:
+        """Whoever asked hung up before it had answered, which says nothing of it."""
+        self._count(server, "left")
+
+    def _count(self, server: Server, outcome: Outcome) -> None:
+        self.counts[server.name, outcome] += 1
 
     def _order(self, targets: list[Target], now: float) -> list[Target]:
         """Those that failed lately come last."""

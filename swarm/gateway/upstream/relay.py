@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.errors import ConfigError
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.sse import EventStream, hang_up
-from swarm.gateway.upstream.choice import Board, Server, Target, is_failure, trouble_of
+from swarm.gateway.upstream.choice import OUTCOMES, Board, Server, Target, is_failure, trouble_of
 from swarm.log import get_logger
+from swarm.numbers.http import HttpNumbers
 
 if TYPE_CHECKING:
     from swarm.config import UpstreamSettings
@@ -30,6 +31,7 @@ MAX_CONNECTIONS = 1024  # to all other servers; beyond, requests wait for connec
 MAX_EVENT = 8 << 20  # bytes of one event of a stream
 SLOW_READER_S = 60.0
 OVERFLOW_PATIENCE_S = 0.25  # for the word that our swarm is full, before a stream's headers go out
+HUNG_UP = 499  # a status that nobody reads
 _NO_DECODING = {"accept-encoding": "identity"}  # what comes is passed on as it is
 
 log = get_logger(__name__)
@@ -42,10 +44,12 @@ class _Failed(Exception):
 class Upstreams:
     """Stands before the routes: takes what names another server's model, and what ours can't answer."""
 
-    def __init__(self, app: ASGIApp, settings: Sequence[UpstreamSettings]) -> None:
-        """Raises ConfigError if a key can't be had."""
-        self._app = app
-        self.board = Board([server_of(one) for one in settings])
+    def __init__(self, app: ASGIApp, settings: Sequence[UpstreamSettings], numbers: HttpNumbers | None = None) -> None:
+        """``numbers``: where it is counted how they did. Raises ConfigError if a key can't be had."""
+        self._app, self._numbers = app, numbers or HttpNumbers()
+        self.board = Board([server_of(one) for one in settings], self._numbers.upstream)
+        for server in self.board.servers:  # each is told from the beginning: rates need a zero to begin with
+            self.board.counts.update(dict.fromkeys(((server.name, outcome) for outcome in OUTCOMES), 0))
         self._overflows = any(server.when != "never" for server in self.board.servers)
         self._session: aiohttp.ClientSession | None = None
 
@@ -65,11 +69,8 @@ class Upstreams:
         elif targets := self.board.named(str(fields.get("model")), time.monotonic()):
             answer = await self._first(targets, scope["path"], fields, receive)
             if answer is None:
-                text = f"no server that has the model {fields.get('model')!r} can be reached"
-                problem = Problem(503, text, code="upstream_failed", retry_after_s=5.0)
-                answer = Response(
-                    msgspec.json.encode(problem.openai()), problem.status, problem.headers, "application/json"
-                )
+                text = f"no server that has the model {str(fields.get('model'))[:80]!r} can be reached"
+                raise Problem(503, text, code="upstream_failed", retry_after_s=5.0)
             await answer(scope, receive, send)
         elif self._overflows:
             await self._ours_first(fields, scope, receive, send)
@@ -88,8 +89,10 @@ class Upstreams:
         return fields if isinstance(fields, dict) else None
 
     async def _ours_first(self, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
-        """Let our swarm answer; if it says that it can't, ask the others, and if they can't, pass on its word."""
+        """Let our swarm answer; if it says that it can't, ask the others, and if they can't, pass on its word. What
+        others answer was not refused."""
         held: list[Message] = []
+        refusals: list[tuple[str, int]] = []
 
         async def hold_refusals(message: Message) -> None:
             is_refusal = message["type"] == "http.response.start" and trouble_of(message["status"]) is not None
@@ -99,18 +102,28 @@ class Upstreams:
                 await send(message)
 
         scope["patience_s"] = OVERFLOW_PATIENCE_S
-        await self._app(scope, receive, hold_refusals)
-        if not held:
-            return
-        trouble = trouble_of(held[0]["status"])
+        scope["swarm.refused"] = lambda api, status: refusals.append((api, status))
+        is_answered = False
+        try:
+            await self._app(scope, receive, hold_refusals)
+            is_answered = bool(held) and await self._overflowed(held[0]["status"], fields, scope, receive, send)
+        finally:
+            for refusal in () if is_answered else refusals:
+                self._numbers.refused(*refusal)
+        for message in () if is_answered else held:
+            await send(message)
+
+    async def _overflowed(
+        self, status: int, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Whether another server answered what ours refused with this status."""
+        trouble = trouble_of(status)
         assert trouble is not None  # it was held for that
         targets = self.board.for_ours(str(fields.get("model")), trouble, time.monotonic())
         answer = await self._first(targets, scope["path"], fields, receive)
         if answer is not None:
             await answer(scope, receive, send)
-            return
-        for message in held:
-            await send(message)
+        return answer is not None
 
     async def _first(
         self, targets: Sequence[Target], path: str, fields: dict[str, Any], receive: Receive
@@ -123,7 +136,10 @@ class Upstreams:
                 self.board.failed(target.server, time.monotonic())
                 log.warning("upstream_failed", upstream=target.server.name, error=str(error) or type(error).__name__)
                 continue
-            self.board.answered(target.server)
+            if answer.status_code == HUNG_UP:
+                self.board.left(target.server)
+            else:
+                self.board.answered(target.server)
             return answer
         return None
 
@@ -134,7 +150,7 @@ class Upstreams:
         try:
             await asyncio.wait({asking, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                return Response(status_code=499)
+                return Response(status_code=HUNG_UP)
             response = asking.result()
         finally:
             for task in (asking, watcher):
@@ -142,8 +158,30 @@ class Upstreams:
             await asyncio.gather(asking, watcher, return_exceptions=True)
         headers = {"x-swarm-upstream": server.name}
         if response.content_type == "text/event-stream":
-            return EventStream(_events(response, server), response.close, headers, SLOW_READER_S)
+            return EventStream(self._events(response, server), response.close, headers, SLOW_READER_S)
         return await _whole(response, headers, receive)
+
+    async def _events(self, response: aiohttp.ClientResponse, server: Server) -> AsyncIterator[bytes]:
+        """The stream's bytes, cut only between events: a comment may come there."""
+        rest = b""
+        try:
+            async for part in response.content.iter_any():
+                rest += part
+                end = last_end(rest)
+                if end:
+                    yield rest[:end]
+                    rest = rest[end:]
+                elif len(rest) > MAX_EVENT:
+                    raise _Failed(f"an event of more than {MAX_EVENT} bytes")
+            if rest:
+                yield rest
+        except (_Failed, aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.board.broke_off(server, time.monotonic())
+            log.warning("upstream_broke_off", upstream=server.name, error=str(error) or type(error).__name__)
+            problem = Problem(503, f"the server {server.name} broke off its answer", code="upstream_failed")
+            yield b"data: " + msgspec.json.encode(problem.openai()) + b"\n\n"
+        finally:
+            response.close()
 
     async def _post(self, target: Target, path: str, fields: dict[str, Any]) -> aiohttp.ClientResponse:
         """Wait for the head of the answer. Raises _Failed, or what aiohttp does."""
@@ -175,7 +213,7 @@ async def _whole(response: aiohttp.ClientResponse, headers: dict[str, str], rece
     try:
         await asyncio.wait({reading, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
-            return Response(status_code=499)
+            return Response(status_code=HUNG_UP)
         return Response(reading.result(), response.status, headers, response.headers.get("content-type"))
     finally:
         for task in (reading, watcher):
@@ -192,28 +230,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if size > MAX_ANSWER:
             raise _Failed(f"an answer of more than {MAX_ANSWER} bytes")
     return b"".join(parts)
-
-
-async def _events(response: aiohttp.ClientResponse, server: Server) -> AsyncIterator[bytes]:
-    """The stream's bytes, cut only between events: a comment may come there."""
-    rest = b""
-    try:
-        async for part in response.content.iter_any():
-            rest += part
-            end = last_end(rest)
-            if end:
-                yield rest[:end]
-                rest = rest[end:]
-            elif len(rest) > MAX_EVENT:
-                raise _Failed(f"an event of more than {MAX_EVENT} bytes")
-        if rest:
-            yield rest
-    except (_Failed, aiohttp.ClientError, OSError, TimeoutError) as error:
-        log.warning("upstream_broke_off", upstream=server.name, error=str(error) or type(error).__name__)
-        problem = Problem(503, f"the server {server.name} broke off its answer", code="upstream_failed")
-        yield b"data: " + msgspec.json.encode(problem.openai()) + b"\n\n"
-    finally:
-        response.close()
 
 
 def last_end(data: bytes) -> int:

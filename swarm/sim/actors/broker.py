@@ -12,11 +12,14 @@ from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.drafts.questions import answered
 from swarm.sim.actors.surroundings import Surroundings
+from swarm.sim.actors.ways import RELAY
 from swarm.sim.checks import guard
+from swarm.sim.checks.neighbours import BROKER
+from swarm.sim.doors import Door, key_of
 from swarm.sim.journal import Disk, Fact, Journal
 from swarm.sim.network import Link
-from swarm.sim.roles import TICK_S
-from swarm.wire.messages import Rejected, Step
+from swarm.sim.roles import TICK_S, TRY_S
+from swarm.wire.messages import Prepare, Rejected, Step
 
 DESCRIPTORS = 1024  # that its process may have
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
@@ -60,6 +63,7 @@ class BrokerNode:
         self.shut_doors: set[str] = set()
         self.short_until = 0.0  # no descriptors are free before
         self.alive = self.frozen = False
+        self.key = key_of("broker") if cluster.uses_keys else None
         self.life = 0
         self._went_on_at = -1.0  # when it last stood still until, or was away
         self._writes_again = False
@@ -83,6 +87,14 @@ class BrokerNode:
         """Whether it is there, and somebody new can come in at this door."""
         return self.alive and door not in self.shut_doors
 
+    def hears(self, door: str, key: str | None) -> bool:
+        """Whether this key is heard at this door for beats or data."""
+        return self._doors[door].hears(key)
+
+    def passes_on(self, ticket: str) -> bool:
+        """The relay lives in the broker's process."""
+        return self.alive and ticket in self._tickets
+
     def shut_door(self, door: str, for_s: float) -> None:
         """Accepting failed: no descriptors are left, for so long."""
         self.short_until = max(self.short_until, self._world.now + for_s)
@@ -97,7 +109,9 @@ class BrokerNode:
 
     def _start(self) -> None:
         past = self.disk.open(self._settings.requests.retain_s) if self.life else None
-        settings = replace(self._settings, lineage=self.disk.begin())
+        settings = replace(self._settings, lineage=self.disk.begin(), key=self.key, relay=RELAY if self.key else "")
+        self._doors = {door: Door(uses_keys=self._cluster.uses_keys) for door in ("beat", "data")}
+        self._tickets: frozenset[str] = frozenset()
         self.life += 1
         self.alive = True
         news = self._cluster.network.link("broker", "disk", "client", NEWS_S)
@@ -240,7 +254,7 @@ class BrokerNode:
                 self._dispatch(step)
             case broker_act.OpenPipe(_, endpoint):
                 self._close_pipe()
-                self._pipe, self._pipe_to = self._cluster.data_link("broker", endpoint), endpoint
+                self._pipe, self._pipe_to = self._cluster.ways.link("broker", endpoint, self.key), endpoint
             case broker_act.ClosePipe():
                 self._close_pipe()
             case broker_act.Note():
@@ -250,12 +264,26 @@ class BrokerNode:
             case broker_act.CountDescriptors():
                 used = DESCRIPTORS if self._world.now < self.short_until else 0
                 self._after(0.0, broker_event.DescriptorsCounted(used, DESCRIPTORS))
-            case broker_act.OpenDoor(door):
-                self.open_door(door)
+            case broker_act.Admit() | broker_act.OpenDoor() | broker_act.TryDoor() | broker_act.Relay():
+                self._see_to_door(action)
             case broker_act.Solve(number, question):
                 self._after(SOLVE_S, broker_event.Solved(number, answered(question)))
             case _:
                 self.journal.write(action)
+
+    def _see_to_door(
+        self, action: broker_act.Admit | broker_act.OpenDoor | broker_act.TryDoor | broker_act.Relay
+    ) -> None:
+        match action:
+            case broker_act.Relay(tickets):
+                self._tickets = tickets
+            case broker_act.Admit(door, keys):
+                self._doors[door].admit(keys)
+            case broker_act.OpenDoor(door):
+                self.open_door(door)
+            case broker_act.TryDoor(epoch, endpoint):
+                if not self._cluster.ways.reaches("broker", endpoint):
+                    self._after(TRY_S, broker_event.DoorTried(epoch, "nothing answers"))
 
     def _after(self, delay: float, event: broker_event.Event) -> None:
         """Who finds it out takes his time, and his broker may be another one by then."""
@@ -266,6 +294,8 @@ class BrokerNode:
         """Requests that the broker says are too large must be so, at this moment."""
         audit, state = self._cluster.audit, self.core.state
         self._cluster.promises.performs(action)
+        if isinstance(action, broker_act.OrderWorker) and isinstance(action.message, Prepare):
+            self._cluster.neighbours.planned(state)
         if isinstance(action, broker_act.WriteEnd) and not self._writes_again:
             audit.ends(action.sequence)
         match action:
@@ -288,7 +318,7 @@ class BrokerNode:
     def _dispatch(self, step: Step) -> None:
         endpoint = self._pipe_to
         if self._pipe is not None:
-            self._pipe.carry(lambda: self._cluster.to_stage(endpoint, step, None))
+            self._pipe.carry(lambda: self._cluster.to_stage(endpoint, step, None, BROKER))
 
     def drop_pipe(self, for_s: float) -> None:
         """The connection to the first stage breaks and comes back."""

@@ -11,9 +11,11 @@ from swarm.broker import events as broker_event
 from swarm.broker.state import PlanPhase
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.actors.client import ClientNode
+from swarm.sim.actors.ways import Ways
 from swarm.sim.actors.worker import LEAVE_S, WorkerNode
 from swarm.sim.checks import guard
 from swarm.sim.checks.audit import Audit, Violation
+from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
 from swarm.sim.checks.watch import Watch
 from swarm.sim.garble import garbled
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 RESTART_S = (0.3, 2.0)  # a supervisor's backoff and a process's start
 RECONNECT_S = (0.1, 0.5)
+REVOKED_S = (0.0, 1.5)  # until a process whose key was revoked ends
 CALM_STRIDE = 3
 
 
@@ -62,7 +65,12 @@ class Cluster:
         self.manifest = fake_manifest(schedule.num_layers)
         self.machines = schedule.machines
         self.log_bytes = schedule.log_bytes
+        self.put_off_every = schedule.put_off_every
         self.recalls = schedule.recalls
+        self.uses_keys = schedule.keys
+        self.revoked: set[str] = set()  # keys: the broker's roll outlives it
+        self.neighbours = Neighbours()
+        self.ways = Ways(self, schedule.hidden)
         self.specs = {spec.name: spec for spec in schedule.workers}
         self.workers: dict[str, WorkerNode] = {}  # by incarnation: the living processes
         self.clients: dict[bytes, ClientNode] = {}
@@ -104,6 +112,23 @@ class Cluster:
         self.watch.killed(node)
         node.kill()
         self._restart_after(self.world.draw(RESTART_S), restart or self.specs[node.name])
+
+    def revoke(self, incarnation: str) -> None:
+        """Somebody takes a worker's key away: the broker's shell hangs up on it. The process goes on for a moment, and
+        is told to end; a supervisor starts another, which has a key of its own."""
+        node = self.workers[incarnation]
+        if node.key is None:
+            return
+        self.audit.num_blows += 1
+        self.let_go.add(incarnation)
+        self.revoked.add(node.key)
+        self.watch.revoked(node)
+        self.broker.feed(broker_event.KeyRevoked(node.key))
+        self._cut(node.peer)
+        self._soon(self._for_this_broker(broker_event.WorkerDisconnected(node.peer)))
+        ends_after = self.world.draw(REVOKED_S)
+        self.world.at(ends_after, lambda: self.worker_exits(node) if node.alive else None)
+        self._restart_after(ends_after + self.world.draw(RESTART_S), self.specs[node.name])
 
     def double(self, incarnation: str) -> None:
         """Somebody starts a second process under the name of a living one."""
@@ -230,10 +255,6 @@ class Cluster:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def data_link(self, source: str, endpoint: str) -> Link:
-        node = self._worker(endpoint.encode())
-        return self.network.link(source, "broker" if node is None else node.name, "data", self.world.pace.data)
-
     def to_client(self, client: bytes, message: ServerMessage) -> None:
         node = self.clients.get(client)
         if node is not None and not node.has_room:
@@ -246,14 +267,16 @@ class Cluster:
         if node is not None:
             self._link(peer, node.name, "control").carry(lambda: node.take_order(order))
 
-    def to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None) -> None:
-        node = self._worker(endpoint.encode())
+    def to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None, sender: str) -> None:
+        node = self.ways.behind(endpoint)
         if node is not None:
+            if self.uses_keys:
+                self.neighbours.step_passes(sender, node)
             node.post(stage_event.StepArrived(step, hidden, 0))
 
     def to_stage_garbled(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None:
         """Carry a step over the real codec, with a flipped bit on the way: who receives it must refuse it."""
-        node = self._worker(endpoint.encode())
+        node = self.ways.behind(endpoint)
         if node is None:
             return
         self.num_garbled += 1
@@ -266,13 +289,15 @@ class Cluster:
 
     def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None:
         """``life``: to which of the broker's processes it was said."""
-        if life == self.broker.life:
+        if life == self.broker.life and node.key not in self.revoked:
             self.broker.feed(broker_event.WorkerSaid(node.peer, message))
 
-    def to_broker_beat(self, beat: Beat) -> None:
-        self.broker.feed(broker_event.BeatHeard(beat))
+    def to_broker_beat(self, beat: Beat, key: str | None) -> None:
+        self.broker.feed(broker_event.BeatHeard(beat, key or ""))
 
-    def to_broker_done(self, done: StepDone) -> None:
+    def to_broker_done(self, done: StepDone, sender: str) -> None:
+        if self.uses_keys and self.broker.alive:
+            self.neighbours.answer_passes(sender, self.broker.core.state)
         self.broker.feed(broker_event.StepFinished(done))
 
     def to_broker_from_client(self, node: Client, message: ClientMessage, life: int) -> None:

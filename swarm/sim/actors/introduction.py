@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from swarm.sim.roles import Worker
 from swarm.sim.schedules.schedule import Machines
-from swarm.stage.core import StageCore
 from swarm.wire.messages import PROTOCOL_VERSION, Hello, LayerCost, Manifest
 from swarm.wire.schema import schema
 
@@ -12,8 +12,9 @@ def slowness_of(name: str, machines: Machines) -> float:
     return machines.slowness.get(name, 1.0)
 
 
-def introduction(core: StageCore, manifest: Manifest, machines: Machines, memory_bytes: int) -> Hello:
+def introduction(worker: Worker, manifest: Manifest, machines: Machines) -> Hello:
     """Tell who this worker is, what it has and what it holds."""
+    core = worker.core
     name, incarnation = core.settings.name, core.settings.incarnation
     return Hello(
         epoch=core.fence,
@@ -28,13 +29,15 @@ def introduction(core: StageCore, manifest: Manifest, machines: Machines, memory
         dtype="float32",
         cores=1,
         endpoint=incarnation,
-        memory_bytes=memory_bytes,
+        memory_bytes=worker.memory_bytes,
         costs=_costs(slowness_of(name, machines)) if machines.measure else (),
         manifest=manifest,
         held_layers=core.layers,
         held=core.introduction(),
         logs=tuple(core.log.ranges()),
         kept=core.preparation.kept,
+        key=worker.key,
+        ticket=worker.ticket,
     )
 
 

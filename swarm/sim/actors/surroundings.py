@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from swarm.sim.actors.ways import Ways
 from swarm.sim.checks import guard
 from swarm.sim.checks.audit import Audit
+from swarm.sim.checks.neighbours import Neighbours
 from swarm.sim.checks.promises import Promises
-from swarm.sim.network import Link
 from swarm.sim.roles import Client, Reader, Scene, Worker
 from swarm.sim.schedules.schedule import Machines
 from swarm.wire.messages import (
@@ -36,7 +37,11 @@ class Surroundings(Scene, Protocol):
     manifest: Manifest
     machines: Machines
     log_bytes: int
+    put_off_every: int
     recalls: bool
+    uses_keys: bool
+    neighbours: Neighbours
+    ways: Ways
     struck: Counter[str]
 
     # --- coming and going
@@ -61,21 +66,19 @@ class Surroundings(Scene, Protocol):
 
     # --- messages
 
-    def data_link(self, source: str, endpoint: str) -> Link: ...
-
     def to_client(self, client: bytes, message: ServerMessage) -> None: ...
 
     def to_worker(self, peer: bytes, order: Order) -> None: ...
 
-    def to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None) -> None: ...
+    def to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None, sender: str) -> None: ...
 
     def to_stage_garbled(self, endpoint: str, step: Step, hidden: NDArray[np.float32]) -> None: ...
 
     def to_broker(self, node: Worker, message: WorkerMessage, life: int) -> None: ...
 
-    def to_broker_beat(self, beat: Beat) -> None: ...
+    def to_broker_beat(self, beat: Beat, key: str | None) -> None: ...
 
-    def to_broker_done(self, done: StepDone) -> None: ...
+    def to_broker_done(self, done: StepDone, sender: str) -> None: ...
 
     def to_broker_from_client(self, node: Client, message: ClientMessage, life: int) -> None: ...
 

@@ -13,6 +13,7 @@ from swarm.errors import ModelError
 from swarm.sim.actors.introduction import introduction, slowness_of
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.checks import guard
+from swarm.sim.doors import Door, key_of
 from swarm.sim.network import Link
 from swarm.sim.roles import BEAT_S
 from swarm.sim.schedules.schedule import WorkerSpec
@@ -42,6 +43,7 @@ STAGE_TICK_S = 0.1  # of a worker's shell
 LEAVE_S = 3.0  # how long a worker that wants to leave waits to be let go
 KNOCK_S = (0.01, 0.8)  # until a worker notices that the broker is back
 PROGRESS_S = 0.2  # how often a long computation shows that it gets on
+MOST_BEAT_STRIDE = 2  # whose beats came evenly is not to be late when a schedule calms down
 
 
 class WorkerNode:
@@ -58,8 +60,12 @@ class WorkerNode:
         self.name = name = spec.name
         self.incarnation = f"{name}.{number}"
         self.peer = self.incarnation.encode()
+        self.key = key_of(self.incarnation) if cluster.uses_keys else None
+        self.ticket = "" if self.key is None else key_of(f"ticket of {self.incarnation}")[:32]
+        self.door = Door(uses_keys=cluster.uses_keys)  # for steps
+        self.waits_at = ""  # a relay, beside its door
         self.memory_bytes = spec.memory_bytes
-        self.executor = FakeExecutor(cluster.manifest, spec.capacity)
+        self.executor = FakeExecutor(cluster.manifest, spec.capacity, put_off_every=cluster.put_off_every)
         self.core = StageCore(
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
@@ -249,7 +255,7 @@ class WorkerNode:
                 self._send_step(step, hidden)
             case stage_act.SendDone(done):
                 if not self._cluster.springs(self, "before", "StepDone"):
-                    self._send(lambda: self._cluster.to_broker_done(done))
+                    self._send(lambda: self._cluster.to_broker_done(done, self.incarnation))
                     self._cluster.springs(self, "after", "StepDone")
             case stage_act.OpenSequence() | stage_act.ForkSequence() | stage_act.ShrinkSequence():
                 stage_act.arrange(self.executor, action)
@@ -259,7 +265,8 @@ class WorkerNode:
                 self.executor.activate(layers, kept)
             case stage_act.OpenEdge(_, edge):
                 self._close_edge()
-                self._edge, self._edge_to = self._cluster.data_link(self.name, edge.endpoint), edge.endpoint
+                self._edge = self._cluster.ways.link(self.name, edge.endpoint, self.key)
+                self._edge_to = edge.endpoint
                 self._edge_name = edge.to
             case stage_act.Load():
                 self._world.at(self._world.draw(self._world.pace.load), lambda: self._load(action))
@@ -271,15 +278,20 @@ class WorkerNode:
     def _perform_control(self, action: stage_act.Action) -> None:
         match action:
             case stage_act.Introduce():
-                self._say(introduction(self.core, self.executor.manifest, self._machines, self.memory_bytes))
+                self._say(introduction(self, self.executor.manifest, self._machines))
             case stage_act.Tell(message):
                 self._say(message)
             case stage_act.StartBeats():
                 if self._beats is None:
-                    self._beats = self._cluster.network.link(self.name, "broker", "beats", self._world.pace.control)
+                    pace, key = self._world.pace.control, self.key
+                    opens = None if key is None else lambda: self._cluster.broker.hears("beat", key)
+                    self._beats = self._cluster.network.link(self.name, "broker", "beats", pace, opens)
                     self._beat()
                 elif self._beats.is_cut:
                     self._beats.reconnect()
+            case stage_act.Admit(keys, relay):
+                self.door.admit(keys)
+                self.waits_at = relay
             case stage_act.Exit():
                 self._cluster.worker_exits(self)
             case stage_act.LoadStandby(layers):
@@ -306,7 +318,7 @@ class WorkerNode:
             self.garbles -= 1
             self._send(lambda: self._cluster.to_stage_garbled(endpoint, step, hidden))
         else:
-            self._send(lambda: self._cluster.to_stage(endpoint, step, hidden))
+            self._send(lambda: self._cluster.to_stage(endpoint, step, hidden, self.incarnation))
 
     def _send(self, deliver: Callable[[], None]) -> None:
         if self._edge is not None:
@@ -358,6 +370,10 @@ class WorkerNode:
         return forwarded
 
     def _load(self, action: stage_act.Load) -> None:
+        edge = action.edge
+        if not self._cluster.ways.reaches(self.name, edge.endpoint):
+            self.post(stage_event.LoadFailed(action.epoch, "nothing answers", edge.to))
+            return
         try:
             capacity = self.executor.prepare(action.layers, action.standby, action.max_sequences, lambda a, b: None)
         except ModelError as error:
@@ -374,8 +390,8 @@ class WorkerNode:
             return
         if not self.frozen:
             beat = self._make_beat()
-            self._beats.carry(lambda: self._cluster.to_broker_beat(beat))
-        self._world.at(BEAT_S * self._cluster.stride, self._beat)
+            self._beats.carry(lambda: self._cluster.to_broker_beat(beat, self.key))
+        self._world.at(BEAT_S * min(MOST_BEAT_STRIDE, self._cluster.stride), self._beat)
 
     def _make_beat(self) -> Beat:
         now = self._world.now
@@ -390,6 +406,7 @@ class WorkerNode:
             state="computing" if self._busy else "blocked" if is_blocked else "idle",
             blocked_on=self._edge_name if is_blocked else "",
             since_s=now - self._idle_since,
+            asleep_s=now - self._progressed_at if self._busy and self.hung else 0.0,
             loop_lag_s=0.0,
             memory_bytes=0,
             kv_used=0,

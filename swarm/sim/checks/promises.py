@@ -167,6 +167,8 @@ class Promises:
         known = sequence.sampled
         least = known - 1
         assert state.book.current is not None
+        if sequence.request.arrived_at > self._scene.broker.started_at:
+            return 0  # it was asked for anew: nobody knew that it had been here, and had this number
         for stage in state.book.current.stages:
             worker = state.workers[stage.incarnation]
             if worker.joined_at > self._scene.broker.started_at + REJOIN_S:

@@ -40,6 +40,11 @@ class Watch:
         self.disturbed(node.name)
         self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
 
+    def revoked(self, node: Worker) -> None:
+        """Its key is revoked at this moment: the broker is told, and needs no time to find anything out."""
+        self.disturbed(node.name)
+        self._demand_out_after(0.0, node, "has a key that was revoked", lambda: True)
+
     def silenced(self, node: Worker, for_s: float, is_silent: Callable[[], bool]) -> None:
         """Note that a worker can't be heard for so long: it is frozen, or cut off. What it said before may be held up
         by what happened to it earlier, and is heard then."""

@@ -194,6 +194,10 @@ def _terminate(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.terminate(node.incarnation)
 
 
+def _key_revoked(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    cluster.revoke(node.incarnation)
+
+
 def _double(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.double(node.incarnation)
 
@@ -309,6 +313,7 @@ _STRIKES: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "crawl": _crawl,
     "terminate": _terminate,
     "double": _double,
+    "key_revoked": _key_revoked,
     "control_drop": _control_drop,
     "order_lost": _order_lost,
     "answer_lost": _answer_lost,

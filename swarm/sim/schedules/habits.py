@@ -3,6 +3,7 @@ schedule doesn't depend on it.
 
 Some schedules are far larger than the others, some queues are short, some callers want to know the way of each token;
 requests are cancelled by others than who made them, clients die for good, doors close, reads and computations fail.
+Most swarms go by keys, and some of these are revoked.
 """
 
 from __future__ import annotations
@@ -29,18 +30,27 @@ QUEUES = (4, 6)  # places: enough for three continuations of one tenant
 HOPS = 0.15  # how often callers want to know by which way each token came
 REVOKED = 0.08  # how often others than who made them cancel requests
 RECALLS = 0.5  # how often a second reader asks first what was submitted
+NO_KEYS = 0.1  # how often doors go by no keys
+HIDDEN = 0.2  # how often some workers can only connect outwards, where doors go by keys
+KEY_REVOKED = 0.1  # how often workers' keys are revoked, where there are some
+LATE_DRAWS = 0.2
 OFTEN = 0.06  # how often a schedule has one of the other faults, each kind
 
 
 def whole_schedule(seed: int, *, faults: bool = True) -> Schedule:
     """Make the whole schedule of a seed, always the same."""
     schedule = make_schedule(seed, faults=faults)
+    keys = Random(f"keys {seed}")
+    schedule = replace(schedule, keys=keys.random() >= NO_KEYS)
     habits: list[Callable[[Random, Schedule], Schedule]] = [_short_queue, _with_hops, _with_recalls]
     if faults:
         habits += [_larger, _revoked, *(_striking(kind) for kind in OTHER_FAULTS)]
+    habits.append(_late_draws)
     for number, habit in enumerate(habits):
         schedule = habit(Random(f"habit {number} {seed}"), schedule)
-    return schedule
+    if schedule.keys:
+        schedule = _with_hidden(Random(f"hidden {seed}"), schedule)
+    return _with_revoked_keys(keys, schedule) if faults and schedule.keys else schedule
 
 
 def _short_queue(random: Random, schedule: Schedule) -> Schedule:
@@ -50,6 +60,13 @@ def _short_queue(random: Random, schedule: Schedule) -> Schedule:
     requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))
     scheduler = replace(schedule.settings.scheduler, max_running=1)
     return replace(schedule, settings=replace(schedule.settings, requests=requests, scheduler=scheduler))
+
+
+def _late_draws(random: Random, schedule: Schedule) -> Schedule:
+    """Have the last stage put draws off, as it does while grammars are being compiled."""
+    if random.random() >= LATE_DRAWS:
+        return schedule
+    return replace(schedule, put_off_every=random.choice([2, 3, 7, 20]))
 
 
 def _with_hops(random: Random, schedule: Schedule) -> Schedule:
@@ -81,6 +98,20 @@ def _revoked(random: Random, schedule: Schedule) -> Schedule:
         for spec in schedule.requests
     )
     return replace(schedule, requests=requests)
+
+
+def _with_hidden(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= HIDDEN:
+        return schedule
+    return replace(schedule, hidden=tuple(spec.name for spec in schedule.workers if random.random() < 0.6))
+
+
+def _with_revoked_keys(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= KEY_REVOKED:
+        return schedule
+    moments = [random.uniform(0.4, 4.5) for _ in range(random.choice([1, 1, 2]))]
+    faults = tuple(replace(fault_of(random, at), kind="key_revoked") for at in moments)
+    return replace(schedule, faults=(*schedule.faults, *faults))
 
 
 def _striking(kind: FaultKind) -> Callable[[Random, Schedule], Schedule]:

@@ -60,6 +60,7 @@ FaultKind = Literal[
     "door_shut",  # no descriptors are left for newcomers, at the door of the clients or of the workers
     "read_fails",  # the journal can't be read for a while, only written
     "compute_fails",  # computations fail, or find no memory
+    "key_revoked",  # of a worker; another process with another key takes its place
 ]
 JournalFaultKind = Literal[
     "journal_lost",  # its files are deleted while they are in use, or damaged, or all of them garbled
@@ -75,9 +76,10 @@ BAD_WEATHER = 0.5
 # Faults that come by chances of their own (``habits``).
 OTHER_FAULTS: tuple[FaultKind, ...] = ("client_dies", "door_shut", "read_fails", "compute_fails")
 CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
+KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # so do these
 JOURNAL_FAULTS: tuple[FaultKind, ...] = ("journal_backup", "journal_other")  # so do these
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(
-    k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS)
+    k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS, *KEY_FAULTS)
 )
 READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
 FROZEN_CLIENT = 0.05  # how often a client stands still
@@ -162,6 +164,9 @@ class Schedule:
     faults: tuple[Fault, ...]
     weather: Weather = CALM
     log_bytes: int = 1 << 20
+    keys: bool = False  # doors go by keys
+    hidden: tuple[str, ...] = ()  # workers whose doors nobody reaches, since they are behind a router
+    put_off_every: int = 0  # of the last stage's draws, one in so many is put off; 0: none
     recalls: bool = False  # who reads elsewhere asks first what was submitted
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,52 +20,65 @@ if TYPE_CHECKING:
 MAX_REASON = 1000  # characters
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What came of a step's draws. ``late``: sequences that are to be drawn for another time."""
+
+    sampled: tuple[Sampled, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    late: tuple[int, ...] = ()
+
+
 def draw_all(
     batch: Batch,
     logits: torch.Tensor,
     manifest: Manifest,
     threads: int,
     grammars: Grammars,
-    *,
-    progressed: Callable[[], None] = lambda: None,
-) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
+) -> Draws:
     """Draw for every row that asks; name those whose logits are unfit, or whose grammar can't be followed. Up to so
     many threads share the rows."""
     rows = logits[: len(batch.samples)].cpu()
-    masks, refused = _masks(batch, grammars, rows.shape[-1], progressed)
+    masks, refused, late = _masks(batch, grammars, rows.shape[-1])
     if kernel.serves(rows):
         found = kernel.draw_rows(rows, batch.samples, manifest.eos_token_ids, threads, masks)
     else:
         found = draw_plainly(rows, batch.samples, manifest.eos_token_ids, masks)
-    sampled, failed = [], []
+    sampled, failed, put_off = [], [], []
     for place, (job, drawn) in enumerate(zip(batch.samples, found, strict=True)):
         sequence, position = batch.rows[job.row].sequence, len(job.history)
         if drawn is None:
             failed.append(Failure(sequence, _unfit(position, manifest.dtype)))
         elif place in refused:
             failed.append(Failure(sequence, refused[place][:MAX_REASON]))
+        elif place in late:
+            put_off.append(sequence)
         else:
             sampled.append(Sampled(sequence, position, drawn.token, drawn.logprobs))
-    return tuple(sampled), tuple(failed)
+    return Draws(tuple(sampled), tuple(failed), tuple(put_off))
 
 
-def _masks(
-    batch: Batch, grammars: Grammars, words: int, progressed: Callable[[], None]
-) -> tuple[list[Mask | None], dict[int, str]]:
-    """What each row's grammar allows, None where there is no grammar; and which rows' grammars can't be followed."""
+def _masks(batch: Batch, grammars: Grammars, words: int) -> tuple[list[Mask | None], dict[int, str], set[int]]:
+    """What each row's grammar allows, None where there is no grammar; which rows' grammars can't be followed, and which
+    are not compiled yet."""
     if all(job.params.grammar is None for job in batch.samples):
-        return [], {}
+        return [], {}, set()
     masks: list[Mask | None] = [None] * len(batch.samples)
-    refused: dict[int, str] = {}
+    refused, late = dict[int, str](), set[int]()
+    grammars.begin_step()
     for place, job in enumerate(batch.samples):
         if job.params.grammar is None:
             continue
-        answer = grammars.mask(batch.rows[job.row].sequence, job, words, progressed)
-        if isinstance(answer, str):
+        answer = grammars.mask(batch.rows[job.row].sequence, job, words)
+        if answer is None:
+            late.add(place)
+        elif isinstance(answer, str):
             refused[place] = answer
         else:
             masks[place] = answer
-    return masks, refused
+    if len(late) == len(batch.samples):
+        grammars.pause()  # nobody can be drawn for: the next step may come a little later
+    return masks, refused, late
 
 
 def draw_plainly(

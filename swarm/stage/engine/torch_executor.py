@@ -24,7 +24,7 @@ from swarm.stage.attention.passes import Tally
 from swarm.stage.engine import rounding
 from swarm.stage.engine.counters import Counters
 from swarm.stage.engine.device import clock_of, device_of, memory_of
-from swarm.stage.engine.draws import draw_all
+from swarm.stage.engine.draws import Draws, draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.grammars import Grammars
 from swarm.stage.engine.kernels import bits, describe
@@ -38,7 +38,7 @@ from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import give_back
 from swarm.stage.products import linears
-from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled, layers_of, ranges_of
+from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
 
 _WARM_UP_ROWS = (1, 32, 128)
 _KV_FRACTION = 0.25  # of the memory that the weights leave
@@ -305,13 +305,13 @@ class TorchExecutor:
         through = clock.mark()
         hidden = None if stage.heads or result is None else to_wire(result)
         computed = clock.mark()
-        sampled, failed = self._drawn(stage, batch, result, threads, progressed)
+        drawn = self._drawn(stage, batch, result, threads)
         done = clock.mark()
         compute_s, sample_s = clock.between(began, computed), clock.between(computed, done)
         head_s = clock.between(left_layers[-1], through) if stage.heads and left_layers else 0.0
         copy_s = 0.0 if hidden is None else clock.between(through, computed)
         self._counters.computed(batch, compute_s, sample_s)
-        return Forwarded(hidden, sampled, failed, compute_s, sample_s, head_s, copy_s)
+        return Forwarded(hidden, drawn.sampled, drawn.failed, compute_s, sample_s, head_s, copy_s, late=drawn.late)
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
@@ -329,10 +329,12 @@ class TorchExecutor:
         aside.arena.take(row)
         result = run(aside.stage, aside.arena, batch, fenced=fenced, progressed=progressed, threads=self.threads)
         hidden = None if aside.stage.heads or result is None else to_wire(result)
-        sampled, failed = self._drawn(aside.stage, batch, result, self.threads, progressed)
+        drawn = self._drawn(aside.stage, batch, result, self.threads)
+        if drawn.late:
+            raise ModelError("the grammar of what is computed again is not compiled yet")
         if row.start + row.count >= limit:
             self._aside = None
-        return Forwarded(hidden, sampled, failed, self._clock.between(began, self._clock.mark()), 0.0)
+        return Forwarded(hidden, drawn.sampled, drawn.failed, self._clock.between(began, self._clock.mark()), 0.0)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The last stage's logits after every token of the batch, ``[tokens, vocabulary]``: for tests and tools."""
@@ -367,17 +369,10 @@ class TorchExecutor:
             self._active.parts[layers] = self._loader.slice(whole, layers)
         return self._active.parts[layers]
 
-    def _drawn(
-        self,
-        stage: Stage,
-        batch: Batch,
-        result: torch.Tensor | None,
-        threads: int,
-        progressed: Callable[[], None],
-    ) -> tuple[tuple[Sampled, ...], tuple[Failure, ...]]:
+    def _drawn(self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int) -> Draws:
         if not stage.heads or result is None:
-            return (), ()
-        return draw_all(batch, result, self._manifest, threads, self._grammars, progressed=progressed)
+            return Draws()
+        return draw_all(batch, result, self._manifest, threads, self._grammars)
 
     def warm_up(self) -> float:
         return self._warm(self._stage())

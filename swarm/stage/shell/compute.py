@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from swarm import failpoints
 from swarm.clock import Clock
@@ -41,12 +40,13 @@ from swarm.stage.events import (
 )
 from swarm.stage.executor import Executor, Fenced, Forwarded
 from swarm.stage.shell.loader import PlanLoader
-from swarm.stage.shell.one_message import RETRY_S, AsideEdge
 from swarm.stage.shell.vitals import Vitals
+from swarm.stage.shell.way import RETRY_S, AsideEdge, StepDoor, Way
 from swarm.wire import tensors
-from swarm.wire.channel import PullChannel, PushChannel, Wake
 from swarm.wire.codec import DATA
 from swarm.wire.messages import REPLAY_STEP, Step, StepDone
+from swarm.wire.push import PushChannel
+from swarm.wire.wake import Wake
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,9 +66,9 @@ class ComputeThread:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        way: Way,
         *,
-        pull: PullChannel,
+        door: StepDoor,
         core: StageCore,
         executor: Executor,
         vitals: Vitals,
@@ -76,8 +76,9 @@ class ComputeThread:
         outward: Callable[[Outward], None],
         tells_steps: bool = False,
     ) -> None:
-        self._context = context
-        self._pull = pull
+        self._way = way
+        self._door = door
+        self._pull = door.pull
         self._core = core
         self._executor = executor
         self._vitals = vitals
@@ -91,11 +92,11 @@ class ComputeThread:
         self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()
         self._next: PushChannel | None = None
         self._next_name = ""
-        self._aside = AsideEdge(context)
+        self._aside = AsideEdge(way)
         self._ticked_at = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._loader = PlanLoader(self, core.settings.incarnation, executor, vitals, clock)
+        self._loader = PlanLoader(self, core.settings.incarnation, executor, vitals, clock, broker_host=way.broker_host)
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -246,22 +247,29 @@ class ComputeThread:
                 | act.ReleaseSequence()
             ):
                 act.arrange(self._executor, action)
+            case act.Admit(keys, relay):
+                self._door.admit(keys, self._way.reached(relay))
             case act.UseLayers(layers, kept):
                 self._executor.activate(layers, kept)
             case act.OpenEdge(_, edge):
                 self._close_edge()
-                self._next = PushChannel(self._context, edge.endpoint)
+                self._next = self._way.open(edge.endpoint)
                 self._next_name = edge.to
+            case act.Load() | act.LoadStandby() | act.StopStandby():
+                self._perform_loading(action)
+            case act.Note(event, level, fields):
+                getattr(log, level)(event, **fields)
+            case _:
+                self.outward(action)
+
+    def _perform_loading(self, action: act.Load | act.LoadStandby | act.StopStandby) -> None:
+        match action:
             case act.Load():
                 self._loader.load(action, self._core.lineage)
             case act.LoadStandby(layers):
                 self._loader.load_standby(layers)
             case act.StopStandby():
                 self._loader.stop_standby()
-            case act.Note(event, level, fields):
-                getattr(log, level)(event, **fields)
-            case _:
-                self.outward(action)
 
     def _compute(self, action: act.Compute) -> None:
         """Run one micro-batch through the layers. What the device can't do becomes a fact, whatever it raises as."""

@@ -11,6 +11,7 @@ from swarm.demo import model_path
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.native import choice
 from swarm.stage.shell.budget import Budget, share_out
+from swarm.wire.door.keys import KeyPair
 from swarm.wire.messages import LayerCost
 
 if TYPE_CHECKING:
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What a worker works with: the device, how fast it was measured to be, bytes for the log."""
+    """What a worker works with: the device, how fast it was measured to be, bytes for the log, its keys."""
 
     executor: TorchExecutor
     costs: tuple[LayerCost, ...]
     log_bytes: int
+    pair: KeyPair
 
 
-def equip(settings: Settings) -> Equipment:
+def equip(settings: Settings, pair: KeyPair) -> Equipment:
     """Open the model on the device, measure it, and share out the memory."""
     worker = settings.worker
     limit = None if worker.memory_limit is None else int(worker.memory_limit)
@@ -45,7 +47,7 @@ def equip(settings: Settings) -> Equipment:
     if not worker.device.startswith("cuda"):  # there, the limit is for the device's own memory
         budget = _budget(limit, log_bytes)
         executor.memory_bytes, log_bytes = budget.model_bytes, budget.log_bytes
-    return Equipment(executor, costs, log_bytes)
+    return Equipment(executor, costs, log_bytes, pair)
 
 
 def _budget(limit: int | None, log_bytes: int) -> Budget:

@@ -7,12 +7,13 @@ import socket
 
 from swarm.stage.core import EX_CONFIG, StageCore
 from swarm.stage.shell.equipment import Equipment
+from swarm.stage.shell.way import StepDoor
 from swarm.wire.messages import PROTOCOL_VERSION, Hello, LinkCost
 from swarm.wire.schema import schema
 
 
-def introduction(core: StageCore, equipment: Equipment, endpoint: str, link: LinkCost | None) -> Hello:
-    """Tell who this worker is, what it has and what it holds. ``endpoint``: its door for steps."""
+def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str, link: LinkCost | None) -> Hello:
+    """Tell who this worker is, what it has and what it holds. ``key``: by which it knocks at others' doors."""
     executor, own = equipment.executor, core.settings
     return Hello(
         epoch=core.fence,
@@ -26,7 +27,9 @@ def introduction(core: StageCore, equipment: Equipment, endpoint: str, link: Lin
         device=executor.device,
         dtype=executor.dtype,
         cores=os.cpu_count() or 1,
-        endpoint=endpoint,
+        endpoint=door.endpoint,
+        ticket=door.ticket,
+        key=key,
         memory_bytes=executor.memory_bytes,
         costs=equipment.costs,
         link=link,

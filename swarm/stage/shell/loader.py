@@ -15,6 +15,8 @@ from swarm.stage import actions as act
 from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded
 from swarm.stage.executor import Executor
 from swarm.stage.shell.vitals import Vitals
+from swarm.wire.door.keys import reached
+from swarm.wire.door.trying import why_unreachable
 from swarm.wire.messages import LayerRange, Lineage, LoadProgress
 
 REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors
@@ -40,8 +42,12 @@ class Owner(Protocol):
 class PlanLoader:
     """Carries out ``Load`` and ``LoadStandby``, and posts what came of it."""
 
-    def __init__(self, owner: Owner, incarnation: str, executor: Executor, vitals: Vitals, clock: Clock) -> None:
+    def __init__(
+        self, owner: Owner, incarnation: str, executor: Executor, vitals: Vitals, clock: Clock, *, broker_host: str
+    ) -> None:
+        """``broker_host``: see ``Way``."""
         self._owner = owner
+        self._broker_host = broker_host
         self._incarnation = incarnation
         self._executor = executor
         self._vitals = vitals
@@ -94,6 +100,10 @@ class PlanLoader:
                 )
                 self._owner.outward(act.Tell(message))
 
+        if action.relay and (problem := why_unreachable(reached(action.relay, self._broker_host))):
+            return LoadFailed(action.epoch, f"no relay, and nobody reaches this worker's own door: {problem}")
+        if problem := why_unreachable(reached(action.edge.endpoint, self._broker_host)):
+            return LoadFailed(action.epoch, problem, action.edge.to)
         try:
             capacity = self._executor.prepare(action.layers, action.standby, action.max_sequences, progressed)
             if failpoints.armed:

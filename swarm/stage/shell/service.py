@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ import zmq
 from swarm import failpoints
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ConfigError, ForeignMessage, WireError
+from swarm.lock.rotation import Home
 from swarm.log import Damper, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import EX_CONFIG, StageCore, StageSettings
@@ -39,14 +41,18 @@ from swarm.stage.shell.introduction import code_without, introduction
 from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.shell.probing import LinkProbe
 from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
-from swarm.wire.channel import DealerChannel, Link, PullChannel
-from swarm.wire.codec import DATA, ORDER, WORKER
+from swarm.stage.shell.way import StepDoor, Way, broker_host
+from swarm.wire.channel import DealerChannel, Link
+from swarm.wire.codec import ORDER, WORKER
+from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
 from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     NOBODYS,
     Activate,
     AssetPart,
+    BrokerKey,
+    BrokerKeyKept,
     Fence,
     Hello,
     Leaving,
@@ -55,6 +61,7 @@ from swarm.wire.messages import (
     Probed,
     Rejoin,
     Release,
+    RotateYours,
     Stats,
     Welcome,
     WorkerMessage,
@@ -68,31 +75,36 @@ if TYPE_CHECKING:
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
 GREET_S = 3.0  # a broker that lives greets back at once
+LOOK_AGAIN_S = 30.0  # between two new connections to a broker that says nothing
 RENEW_S = 2.0  # between two new connections for orders that can't be understood
 OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
+
+Rotate = Callable[[Home], str]
 
 log = get_logger(__name__)
 
 
-def run(settings: Settings) -> int:
-    """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code."""
+def run(settings: Settings, pair: KeyPair | None = None, home: Home | None = None, rotate: Rotate | None = None) -> int:
+    """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code. ``pair``: by
+    which the broker knows this machine; without one it gets one for this life, which is enough on the broker's own.
+    ``home``: where it is kept, and the broker's. ``rotate``: puts another one in its place, and says why not."""
     failpoints.arm(os.environ)
     # Not with a device: its driver holds memory of this process, too, and what it makes of another user is not known.
     with keeper.kept() if settings.worker.device == "cpu" else nullcontext():
-        return _work(settings)
+        return _work(settings, pair or new_pair(), home, rotate)
 
 
-def _work(settings: Settings) -> int:
-    equipment = equip(settings)
+def _work(settings: Settings, pair: KeyPair, home: Home | None, rotate: Rotate | None) -> int:
+    equipment = equip(settings, pair)
     gc.freeze()  # else every full collection walks through all of torch, for half a second in which nothing else runs
-    code = uvloop.run(_main(settings, equipment))
+    code = uvloop.run(_main(settings, equipment, home, rotate))
     gc.freeze()  # the interpreter's last one, too
     return code
 
 
-async def _main(settings: Settings, equipment: Equipment) -> int:
+async def _main(settings: Settings, equipment: Equipment, home: Home | None, rotate: Rotate | None) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    service = WorkerService(settings, equipment, context, SystemClock())
+    service = WorkerService(settings, equipment, context, SystemClock(), home=home, rotate=rotate)
     try:
         return await service.run()
     finally:
@@ -104,7 +116,14 @@ class WorkerService:
     """The shell around a :class:`StageCore`."""
 
     def __init__(
-        self, settings: Settings, equipment: Equipment, context: zmq.Context[zmq.Socket[bytes]], clock: Clock
+        self,
+        settings: Settings,
+        equipment: Equipment,
+        context: zmq.Context[zmq.Socket[bytes]],
+        clock: Clock,
+        *,
+        home: Home | None = None,
+        rotate: Rotate | None = None,
     ) -> None:
         executor = equipment.executor
         self._equipment = equipment
@@ -125,11 +144,14 @@ class WorkerService:
                 settings.log.profile_every,
             )
         )
-        self._pull = PullChannel(settings.worker.host, DATA.frame_limit_bytes, _ports(settings))
-        self._endpoint = failpoints.retold("advertise", self._pull.endpoint)
+        self._home, self._rotate = home, rotate
+        self._looked_at = float("-inf")
+        self._rotation: asyncio.Task[None] | None = None
+        self._way = Way(equipment.pair, broker_host(settings))
+        self._door = StepDoor.open(settings, equipment.pair)
         self._compute = ComputeThread(
-            context,
-            pull=self._pull,
+            self._way,
+            door=self._door,
             core=self._core,
             executor=executor,
             vitals=self._vitals,
@@ -138,7 +160,11 @@ class WorkerService:
             tells_steps=settings.log.level == "debug",
         )
         self._control = DealerChannel(
-            context, control_endpoint(settings.client.url), self._incarnation.encode(), ORDER.frame_limit_bytes
+            context,
+            control_endpoint(settings.client.url),
+            self._incarnation.encode(),
+            ORDER.frame_limit_bytes,
+            equipment.pair,
         )
         self._beats: BeatThread | None = None
         self._connected = self._closed = False
@@ -161,7 +187,10 @@ class WorkerService:
         self._loop.set_exception_handler(self._fail)
         self._compute.start()
         log.info(
-            "worker_started", worker=self._name, broker=self._settings.client.url, model=self._executor.manifest.name
+            "worker_started",
+            worker=self._name,
+            broker=address_and_key(self._settings.client.url)[0],
+            model=self._executor.manifest.name,
         )
         async with asyncio.TaskGroup() as group:
             loops = [
@@ -220,15 +249,66 @@ class WorkerService:
                 self._connected, self._ungreeted = False, None
                 self._say_goodbye(self._departure.disconnected())
                 log.warning("broker_gone", note="knocking until it is back")
+            elif event is Link.TURNED_AWAY:
+                self._turned_away()
+            elif event is Link.UNHEARD:
+                self._look_at_home()
             elif not isinstance(event, Link):
                 self._take_order(event)
+
+    def _turned_away(self) -> None:
+        """Our key opens that door no more: perhaps since this machine has another one by now. Connections that stand
+        are the broker's to end."""
+        if not self._takes_up():
+            self._perform(act.Exit(EX_CONFIG, _turned_away(self._settings.client.url)), None)
+
+    def _look_at_home(self) -> None:
+        """Nobody heard us out: perhaps the broker has another key, which another process of this machine was told."""
+        if self._clock.now() - self._looked_at >= RENEW_S:
+            self._looked_at = self._clock.now()
+            if not self._takes_up() and (left_out := self._damper.asks(self._clock.now())) is not None:
+                note = "who listens there has another key than is known here, or is busy; invited anew: --join"
+                log.warning(
+                    "broker_hangs_up", at=address_and_key(self._settings.client.url)[0], note=note, left_out=left_out
+                )
+
+    def _takes_up(self) -> bool:
+        """Knock with the keys that are kept by now, if they are others."""
+        kept = None if self._home is None else self._home.take_up()
+        if kept is None:
+            return False
+        log.info("key_changed", worker=self._name, key=kept.pair.public[:16], broker=kept.broker[:16])
+        self._way.pair = kept.pair
+        self._control.move(control_endpoint(kept.endpoint))
+        self._control.renew(kept.pair)
+        return True
+
+    def _broker_moves(self, key: str) -> None:
+        """The broker has another key: it is kept, and used at the next connection."""
+        if self._home is None:
+            return
+        try:
+            kept = self._home.broker_is(key)
+        except ConfigError as error:
+            log.error("broker_key_not_kept", worker=self._name, key=key, reason=str(error))
+            return
+        log.info("broker_key_kept", worker=self._name, broker=key[:16])
+        self._control.move(control_endpoint(kept.endpoint))
+        self._send(BrokerKeyKept(key=key))
+
+    async def _change_key(self, home: Home, rotate: Rotate) -> None:
+        """Who governs wants another key of this machine. The old one's end is seen by being turned away."""
+        if reason := await asyncio.to_thread(rotate, home):
+            log.error("key_not_changed", worker=self._name, reason=reason)
 
     def _greeted(self, theirs: Greeting) -> None:
         """Take the broker's greeting; before it, nothing else is said to it."""
         self._ungreeted = None
         reason = why_strangers(theirs, schema())
         if reason is not None:
-            reason = f"this worker can't talk to the broker at {self._settings.client.url}: {reason}"
+            reason = (
+                f"this worker can't talk to the broker at {address_and_key(self._settings.client.url)[0]}: {reason}"
+            )
             self._perform(act.Exit(EX_CONFIG, reason), None)
             return
         self._connected = True
@@ -265,6 +345,13 @@ class WorkerService:
             return
         if isinstance(order, Probed):
             self._probe.answered(order.ticket)
+            return
+        if isinstance(order, BrokerKey):
+            self._broker_moves(order.key)
+            return
+        if isinstance(order, RotateYours):
+            if self._home and self._rotate and (self._rotation is None or self._rotation.done()):
+                self._rotation = self._loop.create_task(self._change_key(self._home, self._rotate), name="change key")
             return
         if isinstance(order, Release):
             self._say_goodbye(self._departure.released())
@@ -308,8 +395,22 @@ class WorkerService:
                 self._vitals.process = process_figures(process)
             if not self._compute.alive:
                 self._stop.set()
-            if self._core.welcome is not None and not self._core.parked:
+            if self._core.parked:
+                self._look_for_the_broker()
+            elif self._core.welcome is not None:
                 self._send(Stats(incarnation=self._incarnation, values=self._stats()))
+
+    def _look_for_the_broker(self) -> None:
+        """No word of it for long: perhaps over a connection that nobody will ever end, since this machine's address is
+        another one by now. Then others can't reach this worker's door either: whoever starts workers shall start it."""
+        if now_at := self._door.moved_to(self._settings):
+            log.error("address_changed", worker=self._name, was=self._door.host, is_now=now_at)
+            self._exit_code = 1
+            self._stop.set()
+        now = self._clock.now()
+        if now - (self._renewed_at or self._core.heard_at) >= LOOK_AGAIN_S:
+            self._renewed_at = now
+            self._control.renew()
 
     def _stats(self) -> dict[str, float]:
         """Counters of the core and the executor. Read across threads: a value may be a moment old."""
@@ -318,8 +419,8 @@ class WorkerService:
         values["log_evicted"] = self._core.log.num_evicted
         values["sequences"] = len(self._core.sequences)
         values["resident_bytes"] = self._vitals.memory_bytes
-        values["knockers_refused"] = self._pull.num_refused
-        values["door_shut"] = self._pull.num_shut
+        values["knockers_refused"] = self._door.pull.num_refused
+        values["door_shut"] = self._door.pull.num_shut
         values["threads"] = threading.active_count()
         values |= self._vitals.process
         return {name: float(value) for name, value in values.items()}
@@ -384,12 +485,12 @@ class WorkerService:
 
     def _hello(self) -> Hello:
         """Introduce the worker, in the compute thread: what is held belongs to it."""
-        return introduction(self._core, self._equipment, self._endpoint, self._link)
+        return introduction(self._core, self._equipment, self._door, self._way.pair.public, self._link)
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
         if self._beats is not None:
             self._beats.stop()
-        self._beats = BeatThread(self._context, endpoint, interval_s, self._incarnation, self._vitals)
+        self._beats = BeatThread(self._way, endpoint, interval_s, self._incarnation, self._vitals)
         self._beats.start()
 
     def _send_assets(self, names: tuple[str, ...]) -> None:
@@ -402,6 +503,13 @@ class WorkerService:
                 self._send(message, part)
 
 
+def _turned_away(url: str) -> str:
+    return (
+        f"the broker at {address_and_key(url)[0]} does not take this machine's key: it was revoked, or is not a "
+        "worker's; join again (swarm worker --join)"
+    )
+
+
 def control_endpoint(url: str) -> str:
     """Workers knock one port above the clients' door."""
     scheme, _, rest = url.partition("://")
@@ -409,8 +517,3 @@ def control_endpoint(url: str) -> str:
     if scheme != "tcp" or not port.isdecimal():
         raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
     return f"tcp://{host}:{int(port) + 1}"
-
-
-def _ports(settings: Settings) -> range:
-    low, _, high = settings.worker.data_ports.partition("-")
-    return range(int(low), int(high) + 1)

@@ -7,6 +7,7 @@ It decides nothing about others and watches no descriptor; that is the door's (`
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections import deque
@@ -14,13 +15,15 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from swarm.wire.door.zmtp import Inlet, framed
+from swarm.wire.door.nearby import is_own
+from swarm.wire.door.zmtp import Inlet
 from swarm.wire.tensors import Bytes
 
 MESSAGE_S: Final = 15.0
 _SLOWEST: Final = 16 << 10  # bytes a second
 _MOST_QUEUED: Final = 1000
 _MOST_QUEUED_BYTES: Final = 16 << 20
+_HEAD_BYTES: Final = 8 << 10  # of a large message: the rest goes to its place without a stop
 _JOIN_BYTES: Final = 64 << 10  # frames below this are copied together into one write
 
 
@@ -37,6 +40,7 @@ class Connection:
     """See the module's text. ``since`` is when the handshake or the message under way began."""
 
     __slots__ = (
+        "_is_large",
         "_num_since",
         "_out_bytes",
         "_socket",
@@ -54,8 +58,10 @@ class Connection:
     )
 
     def __init__(self, connected: socket.socket, inlet: Inlet, now: float) -> None:
-        """Raises OSError if it is gone already."""
-        _set_options(connected)
+        """Raises OSError if it is gone already, or a back door's and not ours."""
+        set_options(connected)
+        if connected.family == socket.AF_UNIX and not is_own(connected):
+            raise PermissionError(errno.EPERM, "somebody else's process")
         self._socket = connected
         self.fd = connected.fileno()
         self.inlet = inlet
@@ -65,6 +71,7 @@ class Connection:
         self.has_spoken = False
         self.leaves_at: float | None = None  # hung up on then
         self.since = now
+        self._is_large = False  # what came last: so is what comes next, as a rule
         self._num_since = 0  # bytes that came since
         self.counted = 0  # of what is held, the part that the door knows of
         self.out: deque[Bytes] = deque()
@@ -83,6 +90,8 @@ class Connection:
         """Read once. What is in ``scratch`` must stay there until ``inlet.keep``."""
         inlet = self.inlet
         room = inlet.room()
+        if room is None and self._is_large:
+            scratch = scratch[:_HEAD_BYTES]
         try:
             num_bytes = self._socket.recv_into(scratch if room is None else room)
         except (BlockingIOError, InterruptedError):
@@ -92,6 +101,7 @@ class Connection:
         self._num_since += num_bytes
         if not num_bytes:
             return Read.END
+        self._is_large = room is not None or (self._is_large and num_bytes == _HEAD_BYTES)
         if room is None:
             inlet.feed(scratch[:num_bytes])
             return Read.SOME
@@ -123,14 +133,13 @@ class Connection:
     def queue(self, frames: Sequence[Bytes]) -> None:
         """Put a message behind those that wait."""
         small: list[Bytes] = []
-        for index, frame in enumerate(frames):
-            small.append(framed(len(frame), more=index + 1 < len(frames)))
-            if len(frame) > _JOIN_BYTES:
+        for part in self.inlet.written(frames):
+            if len(part) > _JOIN_BYTES:
                 self._append(b"".join(small))
-                self._append(frame)
+                self._append(part)
                 small = []
             else:
-                small.append(frame)
+                small.append(part)
         if small:
             self._append(b"".join(small))
 
@@ -174,9 +183,11 @@ class Connection:
         self._socket.close()
 
 
-def _set_options(connected: socket.socket) -> None:
+def set_options(connected: socket.socket) -> None:
     """Set the options that ``sockets.set_options`` has for those that knock."""
     connected.setblocking(False)
+    if connected.family == socket.AF_UNIX:
+        return
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 120_000)):

@@ -11,7 +11,7 @@ Bounds, at every door
   for longest goes. (Who has named a door's key may hold one message each, as large as the door takes.)
 * *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
   time in which we looked counts: if this process stood still, what came meanwhile is read first.
-* *Strangers*: ``_MOST_SHAKING`` handshakes at a time; the oldest gives way.
+* *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says.
 * *Descriptors*: the last ``RESERVE`` are not for newcomers. A process that has none left can neither write its files
   nor open the connections that it needs itself. The door then lets nobody in until ``let_in``.
 * *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 from swarm.errors import WireError
 from swarm.wire.door.connection import Connection, Read
 from swarm.wire.door.mechanisms import Mechanism
+from swarm.wire.door.strangers import Strangers, source_of
 from swarm.wire.door.watch import Watch
 from swarm.wire.door.zmtp import Inlet, greeting
 from swarm.wire.sockets import Frames
@@ -43,16 +44,19 @@ SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
-_ACCEPT_AT_ONCE: Final = 32
+_ACCEPT_AT_ONCE: Final = 8  # a millisecond; a crowd at every door must not hold up a step for longer
+_KNOCKS_AT_ONCE: Final = 64  # with those that are hung up on unheard
 _LEAVE_S: Final = 1.0  # for last words to who is hung up on
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # else a failed accept is that peer's matter
 
 
 class Arrived(NamedTuple):
-    """A message, and who sent it."""
+    """A message, who sent it, and the public key that it has shown (empty where none is asked for). The key goes with
+    the message: its sender may be gone when somebody looks at it, and must not be taken for one without a key then."""
 
     peer: bytes
     frames: Frames
+    key: str = ""
 
 
 class PeerLost(NamedTuple):
@@ -80,27 +84,28 @@ Event = Arrived | PeerLost | Overstepped | GateClosed
 
 
 class Listener:
-    """See the module's text. ``wake`` is called when there may be something to take. ``asks``: makes the mechanism by
-    which the next newcomer shows whether it may be heard."""
+    """See the module's text. ``bound``: the sockets that listen, and for each what makes the mechanism by which the
+    next newcomer there shows whether it may be heard. ``wake`` is called when there may be something to take.
+    ``opens``: may who has shown this key still speak here?"""
 
     def __init__(
         self,
-        bound: socket.socket,
+        bound: Sequence[tuple[socket.socket, Callable[[], Mechanism]]],
         limit_bytes: int,
         watch: Watch,
         wake: Callable[[], None],
-        asks: Callable[[], Mechanism],
+        opens: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._socket = bound
+        self._bound = tuple(bound)
+        self._opens = opens
         self._limit_bytes = limit_bytes
         self._watch = watch
         self._wake = wake
-        self._asks = asks
         self._scratch = memoryview(bytearray(_AT_ONCE))
         self._lent: Connection | None = None  # what it has not taken yet of what came may lie there
         self._connections: set[Connection] = set()
         self._peers: dict[bytes, Connection] = {}
-        self._shaking: dict[Connection, None] = {}  # the oldest first
+        self._shaking: Strangers[Connection] = Strangers(_MOST_SHAKING)
         self._unfinished: dict[Connection, None] = {}  # has part of a message; the oldest first
         self._leaving: list[Connection] = []
         self._ready: deque[Connection] = deque()
@@ -134,10 +139,20 @@ class Listener:
         """Is it connected?"""
         return peer in self._peers
 
+    def known(self) -> list[tuple[bytes, str]]:
+        """Who is connected and has shown a key, with it."""
+        return [(name, each.inlet.key) for name, each in self._peers.items() if each.inlet.key]
+
+    def reconsider(self) -> None:
+        """Hang up at once on everybody whose key does not open this door any more; what came of them is not heard."""
+        for connection in [c for c in self._connections if c.inlet.key and not self._opens(c.inlet.key)]:
+            self._end(connection, refused=True)
+
     def look(self) -> None:
         """Read whatever is there, without waiting to be told."""
         if self._is_open:
-            self._accept()
+            for bound, asks in self._bound:
+                self._accept(bound, asks)
         for connection in list(self._connections):
             if connection.is_watched and not connection.is_ready:
                 self._receive(connection)
@@ -157,8 +172,9 @@ class Listener:
         connection.has_spoken = True
         self._unfinished.pop(connection, None)
         self._count(connection)
-        self._make_ready(connection)  # its next one, if there is one already, comes after those of others
-        return Arrived(connection.name, frames)
+        if connection.is_over or not connection.is_watched or not connection.inlet.is_empty:
+            self._make_ready(connection)  # its next one, if there is one already, comes after those of others
+        return Arrived(connection.name, frames, connection.inlet.key)
 
     def _wait_for_more(self, connection: Connection) -> None:
         if connection.is_over:
@@ -192,15 +208,19 @@ class Listener:
             self._end(connection, refused=refused)
         elif is_through:
             self._welcome(connection)
-            self._make_ready(connection)  # a message may have come with it
+            if connection in self._connections:
+                self._make_ready(connection)  # a message may have come with it
 
     def _welcome(self, connection: Connection) -> None:
         """The handshake is through. Who comes back under its name takes the place of its former connection."""
-        del self._shaking[connection]
+        self._shaking.passes(connection)
         if not connection.inlet.identity:
             connection.inlet.identity = secrets.token_bytes(16)
         name = connection.name
         former = self._peers.get(name)
+        if former is not None and former.inlet.key != connection.inlet.key:
+            self._end(connection, refused=True)  # the name is somebody else's
+            return
         self._peers[name] = connection
         if former is not None:
             connection.has_spoken |= former.has_spoken
@@ -251,37 +271,64 @@ class Listener:
         """Accept whoever knocks (again)."""
         if not self._is_open:
             self._is_open = True
-            self._watch.add_reader(self._socket.fileno(), self._accept)
+            for bound, asks in self._bound:
+                self._watch.add_reader(bound.fileno(), self._accept, bound, asks)
 
     @property
     def is_open(self) -> bool:
         return self._is_open
 
     def _shut(self, code: int) -> None:
-        self._is_open = False
-        self._watch.remove_reader(self._socket.fileno())
+        self._stop_accepting()
         self._news.append(GateClosed(code))
         self._wake()
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPT_AT_ONCE if self._is_open else 0):
+    def _stop_accepting(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            for bound, _ in self._bound:
+                self._watch.remove_reader(bound.fileno())
+
+    def _accept(self, bound: socket.socket, asks: Callable[[], Mechanism]) -> None:
+        num_begun = 0
+        for _ in range(_KNOCKS_AT_ONCE):
+            if num_begun == _ACCEPT_AT_ONCE or not self._is_open:
+                return
             try:
-                connected, _ = self._socket.accept()
+                connected, came_from = bound.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _FULL:
                     self._shut(error.errno)
                 return
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
-                connected.close()
-                self._shut(errno.EMFILE)
-                return
-            self._begin(connected)
+            num_begun += self._takes(connected, came_from, asks)
 
-    def _begin(self, connected: socket.socket) -> None:
-        how = self._asks()
+    def welcome_outside(self, connected: socket.socket, asks: Callable[[], Mechanism]) -> None:
+        """Take a connection that did not come in at the door, but was opened outwards for who shall be heard here."""
+        try:
+            came_from = connected.getpeername()
+        except OSError:  # gone already
+            connected.close()
+            return
+        self._takes(connected, came_from, asks)
+
+    def _takes(self, connected: socket.socket, came_from: object, asks: Callable[[], Mechanism]) -> bool:
+        """Begin with a newcomer, if there is a descriptor for it and its source is heard."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
+            connected.close()
+            self._shut(errno.EMFILE)
+            return False
+        source = source_of(came_from)
+        if not self._shaking.is_heard(source, self._clock):
+            self.num_refused += 1
+            connected.close()
+            return False
+        self._begin(connected, source, asks())
+        return True
+
+    def _begin(self, connected: socket.socket, source: str, how: Mechanism) -> None:
         try:
             connection = Connection(connected, Inlet(self._limit_bytes, how), self._clock)
         except OSError:  # gone already
@@ -290,11 +337,10 @@ class Listener:
         if not connection.say(greeting(how.name)):
             connection.close()
             return
-        if len(self._shaking) >= _MOST_SHAKING:
-            self._end(next(iter(self._shaking)), refused=True)
         self._connections.add(connection)
-        self._shaking[connection] = None
         self._watch_for(connection)
+        if (gives_way := self._shaking.add(connection, source, self._clock)) is not None:
+            self._end(gives_way, refused=True)
 
     def _refuse(self, connection: Connection, reason: str) -> Overstepped:
         self.num_refused += 1
@@ -320,7 +366,7 @@ class Listener:
             return
         self.num_refused += refused
         self._connections.discard(connection)
-        self._shaking.pop(connection, None)
+        self._shaking.fails(connection, self._clock)
         self._unfinished.pop(connection, None)
         self._count(connection)
         self._unwatch(connection)
@@ -350,10 +396,9 @@ class Listener:
 
     def close(self) -> None:
         """Close the door. What was sent may still leave, for a second; who does not read takes no time from others."""
-        if self._is_open:
-            self._is_open = False
-            self._watch.remove_reader(self._socket.fileno())
-        self._socket.close()
+        self._stop_accepting()
+        for bound, _ in self._bound:
+            bound.close()
         for connection in self._connections:
             connection.write()
         give_up_at = time.monotonic() + _LEAVE_S

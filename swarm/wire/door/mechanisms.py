@@ -7,6 +7,7 @@ place in ``asks``.
 * ``Null``: READY is answered with READY.
 * ``Plain``, where a door has a key: HELLO names the key as a password, WELCOME says that it was right, and INITIATE and
   READY tell who both are. Whoever names another key hears ERROR: libzmq, told so, knocks no more.
+* ``curve.Curve``, where a door has a lock.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from swarm.errors import WireError
+from swarm.wire.door.sealing import Session
 
 USERNAME: Final = b"swarm"  # of those who name a key: PLAIN wants one
 WRONG_KEY: Final = "whoever knocks here must know the key"
@@ -34,10 +36,11 @@ class Kind(NamedTuple):
 
 ROUTER: Final = Kind(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"))
 PULL: Final = Kind(b"PULL", (b"PUSH",))
+PUSH: Final = Kind(b"PUSH", (b"PULL",))  # which knocks (``knocking``)
 
 
 class Reply(NamedTuple):
-    """The command to answer with; with ``refused``, why nothing more is heard after it."""
+    """The command to answer with, if any; with ``refused``, why nothing more is heard after it."""
 
     command: bytes
     refused: str = ""
@@ -49,6 +52,8 @@ class Mechanism(Protocol):
     name: ClassVar[bytes]  # in greetings
     proves: ClassVar[bool]  # who gets through has shown that it was told to speak here
     told: Told | None
+    key: str  # the public key that the peer has shown; empty without a lock
+    session: Session | None  # seals what is said once the handshake is through, with a lock
 
     def take(self, command: bytes) -> Reply:
         """A command came. Raises WireError if it is none that may come now."""
@@ -60,14 +65,16 @@ class Null:
 
     name: ClassVar = b"NULL"
     proves: ClassVar = False
+    key: str = ""
+    session: Session | None = None
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self.told: Told | None = None
 
     def take(self, command: bytes) -> Reply:
-        self.told = _introduced(_body(command, b"READY"), self._kind)
-        return Reply(_ready(self._kind))
+        self.told = introduced(body_of(command, b"READY"), self._kind)
+        return Reply(ready(self._kind))
 
 
 class Plain:
@@ -75,6 +82,8 @@ class Plain:
 
     name: ClassVar = b"PLAIN"
     proves: ClassVar = True
+    key: str = ""
+    session: Session | None = None
 
     def __init__(self, kind: Kind, key: bytes) -> None:
         self._kind = kind
@@ -84,9 +93,9 @@ class Plain:
 
     def take(self, command: bytes) -> Reply:
         if self._is_welcome:
-            self.told = _introduced(_body(command, b"INITIATE"), self._kind)
-            return Reply(_ready(self._kind))
-        if not hmac.compare_digest(_password(_body(command, b"HELLO")), self._key):
+            self.told = introduced(body_of(command, b"INITIATE"), self._kind)
+            return Reply(ready(self._kind))
+        if not hmac.compare_digest(_password(body_of(command, b"HELLO")), self._key):
             return Reply(named(b"ERROR", bytes([len(WRONG_KEY)]) + WRONG_KEY.encode()), WRONG_KEY)
         self._is_welcome = True
         return Reply(named(b"WELCOME"))
@@ -113,11 +122,11 @@ def told(**properties: bytes) -> bytes:
     return out
 
 
-def _ready(kind: Kind) -> bytes:
+def ready(kind: Kind) -> bytes:
     return named(b"READY", told(Socket_Type=kind.name, Identity=b""))
 
 
-def _body(command: bytes, name: bytes) -> bytes:
+def body_of(command: bytes, name: bytes) -> bytes:
     """Return what the command says, which must be of this name."""
     if command[: 1 + len(name)] != named(name):
         raise WireError(
@@ -135,7 +144,7 @@ def _password(hello: bytes) -> bytes:
     return password
 
 
-def _introduced(properties: bytes, kind: Kind) -> Told:
+def introduced(properties: bytes, kind: Kind) -> Told:
     """The peer says who it is. It must be one that speaks with this kind of socket."""
     found = _properties(properties)
     if (peer := found.get(b"socket-type", b"")) not in kind.peers:

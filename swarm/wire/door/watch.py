@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import selectors
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+_MOST: Final = 256  # news of one turn
 
 
 class Watch(Protocol):
@@ -21,25 +25,28 @@ class Poll:
     """Serves a plain thread that only listens: what can be read is read when ``turn`` is called."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._poll: _Epoll | _Selector = _Epoll() if hasattr(select, "epoll") else _Selector()
+        self._called: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
 
     def fileno(self) -> int:
         """Readable while there is something to do."""
-        return self._selector.fileno()
+        return self._poll.fileno()
 
     def turn(self) -> bool:
         """Do what can be done without waiting; was there anything?"""
-        found = self._selector.select(0)
-        for key, _ in found:
-            callback, args = key.data
-            callback(*args)
+        found = self._poll.readable()
+        for fd in found:
+            if (call := self._called.get(fd)) is not None:
+                call[0](*call[1])
         return bool(found)
 
     def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, (callback, args))
+        self._poll.add(fd)
+        self._called[fd] = callback, args
 
     def remove_reader(self, fd: int) -> None:
-        self._selector.unregister(fd)
+        self._poll.remove(fd)
+        del self._called[fd]
 
     def add_writer(self, fd: int, callback: Callable[..., Any], *args: Any) -> None:
         raise NotImplementedError("nothing is sent from here")
@@ -51,4 +58,39 @@ class Poll:
         raise NotImplementedError("nothing is sent from here")
 
     def close(self) -> None:
-        self._selector.close()
+        self._poll.close()
+
+
+class _Epoll:
+    """Every hop asks it, so it is asked without the bookkeeping of ``selectors``."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.fileno, self.close = self._epoll.fileno, self._epoll.close
+
+    def add(self, fd: int) -> None:
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # closed already
+            self._epoll.unregister(fd)
+
+    def readable(self) -> list[int]:
+        return [fd for fd, _ in self._epoll.poll(0, _MOST)]
+
+
+class _Selector:
+    """What other systems have."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.fileno, self.close = self._selector.fileno, self._selector.close
+
+    def add(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def remove(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def readable(self) -> list[int]:
+        return [key.fd for key, _ in self._selector.select(0)]

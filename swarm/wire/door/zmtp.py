@@ -11,12 +11,14 @@ Whom it hears is for its mechanism to find out (``mechanisms``), before the firs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from swarm.errors import WireError
 from swarm.wire.door.mechanisms import Mechanism
+from swarm.wire.door.sealing import OVERHEAD, Session
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
@@ -25,6 +27,7 @@ HANDSHAKE_BYTES: Final = 1024  # of a command; what peers say of themselves is f
 GREETING_BYTES: Final = 64
 _FIRST_ROOM: Final = 64 << 10  # for a frame that a stranger announces; it grows with what comes
 _MORE, _LONG, _COMMAND = 1, 2, 4
+_LEAD: Final = -OVERHEAD % 64
 _NOTHING: Final = memoryview(b"")
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 
@@ -37,6 +40,8 @@ def greeting(mechanism: bytes, *, listens: bool = True) -> bytes:
 
 def as_command(body: bytes) -> bytes:
     """A command as it travels."""
+    if len(body) > 255:
+        return bytes([_COMMAND | _LONG]) + len(body).to_bytes(8, "big") + body
     return bytes([_COMMAND, len(body)]) + body
 
 
@@ -45,6 +50,19 @@ def framed(size: int, *, more: bool) -> bytes:
     if size > 255:
         return bytes([_LONG | more]) + size.to_bytes(8, "big")
     return bytes([more, size])
+
+
+def written(frames: Sequence[Bytes], session: Session | None) -> list[Bytes]:
+    """Encode a message, sealed in a session: what stands before each frame, and the frame."""
+    out: list[Bytes] = []
+    for index, frame in enumerate(frames):
+        more = index + 1 < len(frames)
+        if session is None:
+            out += (framed(len(frame), more=more), frame)
+        else:
+            sealed = session.sealed(frame, more=more)
+            out += (framed(len(sealed), more=False), sealed)
+    return out
 
 
 class Inlet:
@@ -65,6 +83,7 @@ class Inlet:
         "_limit_bytes",
         "_mechanism",
         "_rest",
+        "_session",
         "answer",
         "identity",
     )
@@ -74,6 +93,7 @@ class Inlet:
         self.answer = b""
         self._limit_bytes = limit_bytes
         self._mechanism = mechanism
+        self._session: Session | None = None  # of sealed frames, once the handshake is through
         self._greeted = False
         self._rest, self._at = _NOTHING, 0  # what came and is not taken yet
         self._frames: Frames = []  # of the message under way
@@ -85,6 +105,20 @@ class Inlet:
         """Bytes of a message that isn't whole yet."""
         body = 0 if self._body is None else len(self._body)
         return body + sum(map(len, self._frames)) + len(self._rest) - self._at
+
+    @property
+    def is_empty(self) -> bool:
+        """Has all that came been handed out?"""
+        return self._rest is _NOTHING and self._body is None and not self._frames
+
+    @property
+    def key(self) -> str:
+        """The public key that the peer has shown; empty at doors without a lock."""
+        return self._mechanism.key
+
+    def written(self, frames: Sequence[Bytes]) -> list[Bytes]:
+        """The message as it travels to the peer: what stands before each frame, and the frame."""
+        return written(frames, self._session)
 
     @property
     def is_believed(self) -> bool:
@@ -100,7 +134,7 @@ class Inlet:
         if body is None or self._length - self._filled < _FIRST_ROOM:
             return None
         if self._filled == len(body):
-            body = self._body = _grown(body, min(self._length, 2 * len(body)))
+            body = self._body = self._grown(body)
         return body[self._filled :]
 
     def filled(self, num_bytes: int) -> None:
@@ -137,26 +171,34 @@ class Inlet:
             return None
         while self._has_frame():
             assert self._body is not None
-            self._frames.append(self._body)
-            self._body = None
-            if not self._flags & _MORE:
+            frame, more, self._body = self._body, bool(self._flags & _MORE), None
+            if self._session is not None:
+                frame, more = self._session.opened(frame)
+                if more and len(self._frames) + 1 >= MOST_FRAMES:
+                    raise WireError(f"a message has at most {MOST_FRAMES} frames, more were announced")
+            self._frames.append(frame)
+            if not more:
+                if self._at == len(self._rest):
+                    self._rest, self._at = _NOTHING, 0
                 message, self._frames = self._frames, []
                 return message
         return None
 
     def _has_frame(self) -> bool:
         """Is the frame under way whole?"""
-        return (self._body is not None or self._begin_frame()) and self._fill()
+        return (self._body is not None or self._begin_frame()) and (self._filled == self._length or self._fill())
 
     def _take_command(self) -> None:
         assert self._body is not None
         command, self._body = bytes(self._body), None
         reply = self._mechanism.take(command)
-        self.answer += as_command(reply.command)
+        if reply.command:
+            self.answer += as_command(reply.command)
         if reply.refused:
             raise WireError(reply.refused)
         if self._mechanism.told is not None:
             self.identity = self._mechanism.told.get(b"identity", b"")
+            self._session = self._mechanism.session
 
     def _greet(self) -> bool:
         """The first 64 bytes. What differs is refused as soon as it does: it may be no ZMTP at all."""
@@ -187,19 +229,25 @@ class Inlet:
         else:
             length, at = rest[at + 1], at + 2
         self._check(flags, length)
-        self._at = at
-        self._flags, self._length, self._filled = flags, length, 0
-        self._body = _room(length if self.is_believed else min(length, max(_FIRST_ROOM, len(rest) - at)))
+        self._flags, self._length = flags, length
+        end = at + length
+        if end <= len(rest):  # it has come with what stands before it, as a rule
+            self._body = self._room(length)
+            self._body[:] = rest[at:end]
+            self._filled, self._at = length, end
+        else:
+            self._body = self._room(length if self.is_believed else min(length, max(_FIRST_ROOM, len(rest) - at)))
+            self._filled, self._at = 0, at
         return True
 
     def _check(self, flags: int, length: int) -> None:
-        if flags & ~(_MORE | _LONG | _COMMAND):
+        if flags & ~(_MORE | _LONG | _COMMAND) or (self._session is not None and flags & _MORE):
             raise WireError(f"{flags:#x} are no frame's flags")
         if (flags & _COMMAND != 0) != (self.identity is None):
             raise WireError("a message came before the handshake" if self.identity is None else "a command came")
         if self.identity is None and (length > HANDSHAKE_BYTES or flags & _MORE):
             raise WireError(f"the handshake has {length} bytes, at most {HANDSHAKE_BYTES} are taken")
-        if length > self._limit_bytes:
+        if length > self._limit_bytes + (0 if self._session is None else OVERHEAD):
             raise WireError(f"a frame of {length} bytes was announced, this door takes {self._limit_bytes}")
         if flags & _MORE and len(self._frames) + 1 >= MOST_FRAMES:
             raise WireError(f"a message has at most {MOST_FRAMES} frames, more were announced")
@@ -209,7 +257,7 @@ class Inlet:
         assert self._body is not None
         while (count := min(len(self._rest) - self._at, self._length - self._filled)) > 0:
             if self._filled == len(self._body):
-                self._body = _grown(self._body, min(self._length, 2 * len(self._body)))
+                self._body = self._grown(self._body)
             count = min(count, len(self._body) - self._filled)
             self._body[self._filled : self._filled + count] = self._rest[self._at : self._at + count]
             self._filled += count
@@ -218,13 +266,14 @@ class Inlet:
             self._rest, self._at = _NOTHING, 0
         return self._filled == self._length
 
+    def _grown(self, body: memoryview) -> memoryview:
+        larger = self._room(min(self._length, 2 * len(body)))
+        larger[: len(body)] = body
+        return larger
 
-def _room(size: int) -> memoryview:
-    """Reserve memory without writing to it: what is announced and never comes takes none."""
-    return np.empty(size, np.uint8).data if size > _FIRST_ROOM else memoryview(bytearray(size))
-
-
-def _grown(body: memoryview, size: int) -> memoryview:
-    larger = _room(size)
-    larger[: len(body)] = body
-    return larger
+    def _room(self, size: int) -> memoryview:
+        """Reserve memory without writing to it, if it is much: what is announced and never comes takes none. What is in
+        a sealed frame begins at a round address when it is opened where it lies."""
+        lead = 0 if self._session is None else _LEAD
+        room = np.empty(lead + size, np.uint8).data if size > _FIRST_ROOM else memoryview(bytearray(lead + size))
+        return room[lead:] if lead else room

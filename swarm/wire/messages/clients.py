@@ -13,6 +13,7 @@ from swarm.wire.messages.common import (
     Name,
     Names,
     Position,
+    PublicKey,
     Record,
     RequestId,
     Seconds,
@@ -20,6 +21,7 @@ from swarm.wire.messages.common import (
     TokenIds,
     Whole,
 )
+from swarm.wire.messages.locks import BrokerKey, BrokerKeyKept, RotateYours
 from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import Hop, TokenLogprob
 
@@ -107,11 +109,12 @@ class GetAsset(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins.
+    """``swarmctl`` asks for a report. ``request_id``: for ``trace``, the request meant, or how its id begins; for
+    ``requests``, the only one to be told of, by its whole id, if memory has it (none given: all).
     ``suppose``: with ``plan``, the plan that would be made if things were so; nothing is changed. ``all``: with
     ``requests``, as many of those that have ended as the journal still has and one answer holds."""
 
-    what: Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "trace"]
+    what: Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "trace", "keys"]
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
     suppose: Suppose | None = None
     all: bool = False
@@ -146,8 +149,56 @@ class HostDone(Message, frozen=True):
     error: Text = ""
 
 
+Role = Literal["client", "gateway", "worker", "admin"]
+
+
+class Enrol(Message, frozen=True):
+    """Who has an invitation, and knocked with its key, makes its own key known. ``name``: what it would like to be
+    called; empty: the broker finds one."""
+
+    key: PublicKey
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class Invite(Message, frozen=True):
+    """``swarmctl`` asks for an invitation, whose secret it has drawn itself: ``key`` is the public half. ``name``: what
+    who comes by it is called; empty: what it calls itself."""
+
+    key: PublicKey
+    role: Role
+    uses: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    valid_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] = 3600.0
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class Revoke(Message, frozen=True):
+    """``swarmctl`` takes a key or an invitation away, by its name or by how the key begins."""
+
+    name: Name
+
+
+class Rotate(Message, frozen=True):
+    """I shall knock with this key from now on: the one of this connection counts until I have."""
+
+    key: PublicKey
+
+
+class RotateBroker(Message, frozen=True):
+    """``swarmctl`` asks for another key for the broker itself, or how far that is. ``now``: the old one is put away,
+    whoever does not know the new one yet."""
+
+    now: bool = False
+
+
+class RotateMember(Message, frozen=True):
+    """``swarmctl`` asks for another key for a member's machine, which draws it itself."""
+
+    name: Name
+
+
 RequestMessage = Submit | Recall | Attach | Ack | Stop | Cancel | Detach
-ClientMessage = RequestMessage | Describe | GetAsset | Query | Join | StopWorker | HostHello | HostDone
+LockMessage = Enrol | Invite | Revoke | Rotate | RotateBroker | RotateMember | BrokerKeyKept
+ClientMessage = RequestMessage | Describe | GetAsset | Query | Join | StopWorker | HostHello | HostDone | LockMessage
 
 
 class Accepted(Message, frozen=True):
@@ -244,6 +295,13 @@ class StartWorkers(Message, frozen=True):
     memory_limit: Whole | None = None
 
 
+class Enrolled(Message, frozen=True):
+    """The answer to ``Enrol``. Whoever has it knocks with its own key from now on."""
+
+    name: Name
+    role: Role
+
+
 class Malformed(Message, frozen=True):
     """The answer to a message that can't be understood. ``field`` names what is wrong."""
 
@@ -251,5 +309,17 @@ class Malformed(Message, frozen=True):
 
 
 ServerMessage = (
-    Accepted | Recalled | Rejected | Tokens | Finished | Description | AssetPart | Report | StartWorkers | Malformed
+    Accepted
+    | Recalled
+    | Rejected
+    | Tokens
+    | Finished
+    | Description
+    | AssetPart
+    | Report
+    | StartWorkers
+    | Enrolled
+    | BrokerKey
+    | RotateYours
+    | Malformed
 )

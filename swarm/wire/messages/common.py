@@ -39,6 +39,8 @@ Incarnation = Name
 Endpoint = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
+PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # of CURVE; its secret half stays where it was made
+Ticket = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]  # by which the relay knows a door; empty: no relay
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]
 Json = dict[str, object]
 

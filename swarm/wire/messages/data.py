@@ -111,13 +111,15 @@ class Step(Message, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """The last stage's answer to every step, also to one that samples nothing."""
+    """The last stage's answer to every step, also to one that samples nothing. ``late``: sequences whose grammar is not
+    compiled yet. They have computed their rows, and are drawn for when their last position comes again."""
 
     step: StepNumber
     kv: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
     sampled: Annotated[tuple[Sampled, ...], msgspec.Meta(max_length=MAX_ROWS)]
     failed: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MAX_ROWS)]
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)]
+    late: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
 class KvPart(Message, frozen=True):

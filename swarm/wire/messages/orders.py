@@ -13,6 +13,7 @@ from swarm.wire.messages.common import (
     Message,
     Names,
     Position,
+    PublicKey,
     Seconds,
     SequenceId,
     StepNumber,
@@ -20,6 +21,7 @@ from swarm.wire.messages.common import (
     Whole,
 )
 from swarm.wire.messages.data import Open, Trial
+from swarm.wire.messages.locks import BrokerKey, RotateYours
 from swarm.wire.messages.records import Edge, LayerRange, LayerRanges, SequencePosition
 
 
@@ -41,12 +43,23 @@ class Denied(Message, frozen=True):
 
 class Prepare(Message, frozen=True):
     """Load these layers beside what is held now. The old epoch runs on. ``standby``: leave room for these beside them,
-    without KV; what is warm of them stays so, the rest is asked for with ``Keep`` when nobody waits for it."""
+    without KV; what is warm of them stays so, the rest is asked for with ``Keep`` when nobody waits for it.
+    ``before``: the key of who sends the steps of this plan, for doors that go by keys; nobody else is heard once it is
+    in force. ``relay``: where its steps are waited for beside the own door, ``tcp://HOST:PORT/TICKET``; the host is
+    ``*`` for the broker's own machine."""
 
     layers: LayerRange
     standby: LayerRanges
     edge: Edge
     max_sequences: Whole
+    before: PublicKey | None = None
+    relay: Endpoint = ""
+
+
+class Expect(Message, frozen=True):
+    """Hear who has this key too, until the next fence: it will send a part of a recheck."""
+
+    key: PublicKey
 
 
 class Keep(Message, frozen=True):
@@ -140,6 +153,7 @@ Order = (
     | Denied
     | Probed
     | Prepare
+    | Expect
     | Keep
     | Fence
     | Activate
@@ -151,4 +165,6 @@ Order = (
     | Alive
     | Dismiss
     | Rejoin
+    | BrokerKey
+    | RotateYours
 )

@@ -17,13 +17,16 @@ from swarm.wire.messages.common import (
     Message,
     Name,
     Position,
+    PublicKey,
     Record,
     Seconds,
     SequenceId,
     Text,
+    Ticket,
     TokenId,
     Whole,
 )
+from swarm.wire.messages.locks import BrokerKeyKept
 from swarm.wire.messages.manifest import AssetPart, Manifest
 from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, SequencePosition
 
@@ -85,7 +88,8 @@ class LinkCost(Record, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """A worker introduces itself, at its first contact and after every reconnection, with all it holds.
+    """A worker introduces itself, at its first contact and after every reconnection, with all it holds. ``key``: by
+    which others know it when it knocks at their doors. ``ticket``: by which a relay knows its own door, if need be.
 
     ``epoch`` is the last one it heard of, in the life that ``lineage`` names. The broker takes no number from a worker:
     whoever is welcomed by another life begins anew with that one's.
@@ -109,6 +113,8 @@ class Hello(Message, frozen=True):
     logs: Annotated[tuple[LogRange, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
     kept: LayerRanges = ()
     link: LinkCost | None = None
+    key: PublicKey | None = None
+    ticket: Ticket = ""
 
 
 class Probe(Message, frozen=True):
@@ -134,10 +140,12 @@ class Prepared(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The plan of ``epoch`` can't be carried out here."""
+    """The plan of ``epoch`` can't be carried out here. ``cant_reach``: since the door of this one can't be reached from
+    here."""
 
     incarnation: Incarnation
     reason: Text
+    cant_reach: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class Activated(Message, frozen=True):
@@ -258,18 +266,21 @@ WorkerMessage = (
     | Stats
     | Trouble
     | AssetPart
+    | BrokerKeyKept
 )
 
 
 class Beat(Message, frozen=True):
     """A worker's pulse, from a thread of its own. ``progress`` grows with every piece of work that the compute thread
-    finishes (a layer, a loaded tensor); ``since_s``: how long the state has lasted."""
+    finishes (a layer, a loaded tensor); ``since_s``: how long the state has lasted; ``asleep_s``: for how long it has
+    been computing without progress while none of its threads ran or waited for a core."""
 
     incarnation: Incarnation
     progress: Whole
     state: Literal["idle", "loading", "computing", "blocked", "parked"]
     blocked_on: Annotated[str, msgspec.Meta(max_length=128)]
     since_s: Seconds
+    asleep_s: Seconds
     loop_lag_s: Seconds
     memory_bytes: Whole
     kv_used: Whole

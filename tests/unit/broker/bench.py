@@ -31,6 +31,7 @@ from swarm.broker.core import BrokerCore, BrokerSettings
 from swarm.broker.drafts.questions import answered
 from swarm.broker.events import (
     AcceptanceWritten,
+    Account,
     BeatHeard,
     ClientSaid,
     ClientStuck,
@@ -138,6 +139,8 @@ class FakeWorker:
     host: str = ""
     kernels: str = ""
     bits: str = ""
+    key: str | None = None
+    ticket: str = ""
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
@@ -169,6 +172,8 @@ class FakeWorker:
             "held": (),
             "logs": (),
             "kept": self.kept,
+            "key": self.key,
+            "ticket": self.ticket,
         }
         return Hello(**(fields | changes))  # type: ignore[arg-type]
 
@@ -245,8 +250,8 @@ class Bench:
             self._handle(self._due.popleft())
         return actions
 
-    def say(self, message: ClientMessage, client: bytes = CLIENT) -> list[Action]:
-        return self.feed(ClientSaid(client, message))
+    def say(self, message: ClientMessage, client: bytes = CLIENT, account: Account | None = None) -> list[Action]:
+        return self.feed(ClientSaid(client, message, account))
 
     def tell(self, name: str, message: WorkerMessage) -> list[Action]:
         return self.feed(WorkerSaid(self.workers[name].peer, message))
@@ -270,12 +275,13 @@ class Bench:
             "state": "idle",
             "blocked_on": "",
             "since_s": 0.0,
+            "asleep_s": 0.0,
             "loop_lag_s": 0.0,
             "memory_bytes": 0,
             "kv_used": 0,
             "kv_capacity": 0,
         }
-        return self.feed(BeatHeard(Beat(**(values | fields))))  # type: ignore[arg-type]
+        return self.feed(BeatHeard(Beat(**(values | fields)), worker.key or ""))  # type: ignore[arg-type]
 
     def write_out(self) -> list[Action]:
         """The journal has written everything that was held back."""

@@ -9,6 +9,7 @@ from swarm.broker.actions import Action
 from swarm.broker.events import ClientUnreachable, MessageRefused, StepFinished
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
+    Cancel,
     CopyDone,
     Denied,
     Describe,
@@ -18,8 +19,10 @@ from swarm.wire.messages import (
     LayerRange,
     Query,
     Report,
+    SequencePosition,
+    Step,
 )
-from tests.unit.broker.bench import TOKEN, Bench, done_of, orders, said, submit
+from tests.unit.broker.bench import TOKEN, Bench, done_of, orders, row, said, submit
 
 
 def describe(bench: Bench) -> Description:
@@ -93,6 +96,46 @@ def test_an_answer_for_a_sequence_that_is_gone(serving: Bench) -> None:
     serving.feed(StepFinished(msgspec.structs.replace(done, kv=foreign, sampled=(), failed=failed)))
     assert serving.sequence().reason is None
     assert serving.sequence().kv == 0
+
+
+def late(step: Step) -> StepFinished:
+    """The answer of a last stage that has computed the step, and could draw for none of its rows yet."""
+    done = done_of(step, TOKEN, {}, set(), ())
+    return StepFinished(msgspec.structs.replace(done, sampled=(), late=tuple(row.sequence for row in step.rows)))
+
+
+def test_a_draw_that_was_put_off_is_asked_for_again(serving: Bench) -> None:
+    """By the last position alone, which the stages cut first; as often as it takes, at the answer's beginning and in
+    its middle (after a recovery); and the answer is as long as ever."""
+    serving.say(submit(max_tokens=3))
+    sequence = serving.sequence()
+    for num_tokens in (3, 4):
+        for times in range(3):
+            step = serving.pipe.popleft()
+            if times:
+                assert row(step) == [(sequence.id, num_tokens - 1, 1)]
+                assert step.rows[0].sample
+                assert step.truncate == (SequencePosition(sequence.id, num_tokens - 1),)
+                assert step.open == ()
+            serving.feed(late(step))
+        assert sequence.num_generated == num_tokens - 3
+        serving.finish()
+    assert serving.state.counters["draws_put_off"] == 6
+    serving.run_dry()
+    assert sequence.reason == "length"
+    assert sequence.num_generated == 3
+
+
+def test_a_late_draw_of_one_that_has_left_is_forgotten(serving: Bench) -> None:
+    """Cancelled meanwhile, or never heard of."""
+    serving.say(submit())
+    step = serving.pipe.popleft()
+    serving.say(Cancel(request_id="r"))
+    answer = late(step)
+    serving.feed(StepFinished(msgspec.structs.replace(answer.done, late=(*answer.done.late, 99))))
+    serving.run_dry()
+    assert serving.state.counters.get("draws_put_off", 0) == 0
+    assert "r" not in serving.state.requests
 
 
 def test_messages_of_later_protocols_are_counted(serving: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from swarm import config
 from swarm.broker.core import BrokerSettings
-from swarm.broker.settings import core_settings
+from swarm.broker.settings import Endpoints, core_settings
 from swarm.wire.messages import NOBODYS
 
 # Another value than the default, of each kind that can't be made by a rule.
@@ -26,7 +26,13 @@ OTHER: dict[str, object] = {
     "worker.max_sequences": 63,
     "worker.beat_interval_s": 0.2,
 }
-SOCKETS = {"broker.host", "broker.port"}  # for the service itself
+SOCKETS = {
+    "broker.host",
+    "broker.port",
+    "broker.listen",
+    "broker.advertise",
+    "broker.discoverable",
+}  # for the service itself
 TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # the broker tells each worker
 KEYS = sorted(
     key
@@ -37,7 +43,7 @@ KEYS = sorted(
 
 
 def decide_by(overrides: dict[str, object]) -> BrokerSettings:
-    return replace(core_settings(config.load(overrides=overrides), "beat", "data", NOBODYS), run="")
+    return replace(core_settings(config.load(overrides=overrides), Endpoints("beat", "data"), NOBODYS, None), run="")
 
 
 def another(value: Any) -> object:

@@ -42,9 +42,10 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "recoveries"): (),
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
+    ("swarmctl", "invite"): ("--role", "worker"),
 }
 
-KEYS = {("swarmctl", "keys", name) for name in ("add", "list", "revoke", "rotate")}  # they work on a file
+KEYS = {("swarmctl", "keys", name) for name in ("add", "list", "revoke", "rotate", "show")}  # on a file, too
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,13 @@ def only_line(capsys: pytest.CaptureFixture[str], program: str) -> str:
 
 def test_these_are_the_commands() -> None:
     """A new one is seen by the tests below; one that talks to a broker is listed for them."""
-    others = {("swarm", "up"), ("swarm", "sim"), ("swarm", "bench"), ("swarm", "config", "check")}
+    others = {
+        ("swarm", "up"),
+        ("swarm", "sim"),
+        ("swarm", "bench"),
+        ("swarm", "discover"),
+        ("swarm", "config", "check"),
+    }
     assert set(ASKING) | SERVICES | KEYS | others == set(COMMANDS)
 
 
@@ -210,6 +217,15 @@ def test_wrong_settings_are_1(
         ["swarmctl", "stop", ""],
         ["swarmctl", "trace", "x" * 200],
         ["swarmctl", "cancel", ""],
+        ["swarmctl", "keys", "list", "--api", "--machine"],
+        ["swarmctl", "keys", "revoke", "x", "--machine", "--keys-file", "f"],
+        ["swarmctl", "invite"],
+        ["swarmctl", "invite", "--role", "king"],
+        ["swarmctl", "invite", "--role", "worker", "--for", "0h"],
+        ["swarmctl", "invite", "--role", "worker", "--for", "soon"],
+        ["swarmctl", "invite", "--role", "worker", "--uses", "0"],
+        ["swarmctl", "invite", "--role", "worker", "--address", "a b"],
+        ["swarmctl", "invite", "--role", "worker", "--address", "h:70000"],
     ],
 )
 def test_a_wrong_value_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,14 @@ def test_an_unknown_error_is_not_hidden() -> None:
         run_app(lambda: app_that_raises(ZeroDivisionError()), "tool", ["go"])
 
 
+def test_a_package_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """As after an upgrade without what it needs anew; a module of our own is a bug."""
+    assert run_app(lambda: app_that_raises(ModuleNotFoundError(name="nacl.bindings")), "tool", ["go"]) == 1
+    assert "the package nacl.bindings is missing" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError):
+        run_app(lambda: app_that_raises(ModuleNotFoundError(name="swarm.lost")), "tool", ["go"])
+
+
 def test_an_interrupt_during_imports_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C while the command is still being imported."""
 

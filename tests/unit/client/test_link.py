@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from swarm.client import link as links
 from swarm.client.events import Action, Ask, Connected, Event, Failed, Received, Start, Tick
 from swarm.client.link import Link, Mailbox
 from swarm.client.session import Session
 from swarm.errors import InvalidRequest, Unavailable
+from swarm.lock import known
+from swarm.lock.invitation import Invitation
+from swarm.lock.rotation import Home
 from swarm.params import SamplingParams
+from swarm.wire.channel import DealerChannel
+from swarm.wire.channel import Link as ChannelLink
 from swarm.wire.codec import CLIENT, SERVER
-from swarm.wire.messages import ClientMessage, Describe, Malformed, Query, Submit
+from swarm.wire.door.keys import new_pair
+from swarm.wire.messages import (
+    BrokerKey,
+    BrokerKeyKept,
+    ClientMessage,
+    Describe,
+    Enrolled,
+    Malformed,
+    Query,
+    Report,
+    Rotate,
+    RotateYours,
+    ServerMessage,
+    Submit,
+)
 
 NOBODY = "tcp://127.0.0.1:9"
 
@@ -112,3 +133,81 @@ async def test_a_submission_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(link._outbox) == list(map(encode, encoded))
     asking.cancel()
     await link.aclose()
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Link, Home, list[object]]]:
+    """A link of a machine that has joined, where its keys are kept, and what it says and does about its connection."""
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    invitation = Invitation((NOBODY,), "ab" * 32, new_pair().secret, "client")
+    joined = known.keep(tmp_path, invitation, new_pair(), (NOBODY,), Enrolled(name="me", role="client"))
+    home, did = Home(tmp_path, joined), list[object]()
+    monkeypatch.setattr(DealerChannel, "send", lambda _, frames: did.append(CLIENT.decode(frames)[0]) or True)
+    monkeypatch.setattr(DealerChannel, "move", lambda _, endpoint: did.append(endpoint))
+    monkeypatch.setattr(DealerChannel, "renew", lambda _, pair: did.append(pair))
+    link = Link(Session(NOBODY), joined.endpoint, joined.pair, home)
+    yield link, home, did
+    await link.aclose()
+
+
+def tell(link: Link, message: ServerMessage) -> None:
+    link._came([memoryview(frame) for frame in SERVER.encode(message)])
+
+
+async def test_the_brokers_new_key_is_kept_before_it_is_said_to_be(member: tuple[Link, Home, list[object]]) -> None:
+    """And is used at the next connection."""
+    link, home, did = member
+    tell(link, BrokerKey(key="cd" * 32))
+    (kept,) = known.every(home.state_dir)
+    assert kept.broker == "cd" * 32
+    assert did == [kept.endpoint, BrokerKeyKept(key="cd" * 32)]
+
+
+async def test_what_cant_be_kept_is_not_said_to_be(
+    member: tuple[Link, Home, list[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the broker would do without the old key, and this machine would be shut out after its next start."""
+    link, home, did = member
+    (file,) = (tmp_path / "joined").iterdir()
+    file.rename(tmp_path / known.CREDENTIAL)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    tell(link, BrokerKey(key="cd" * 32))
+    assert did == []
+    assert known.every(home.state_dir) == [home.joined]
+
+
+async def test_who_is_not_heard_looks_at_what_others_of_its_machine_were_told(
+    member: tuple[Link, Home, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And knocks with that; where nothing has changed it goes on as before."""
+    link, home, did = member
+    monkeypatch.setattr(links, "_LOOK_S", 0.0)
+    link._came(ChannelLink.UNHEARD)
+    assert did == []
+    kept = Home(home.state_dir, home.joined).broker_is("cd" * 32)
+    link._came(ChannelLink.UNHEARD)
+    assert did == [kept.endpoint, kept.pair]
+
+
+async def test_who_is_told_to_change_its_key_does(member: tuple[Link, Home, list[object]]) -> None:
+    """It announces one, puts it in the old one's place when that is known, and knocks with it."""
+    link, home, did = member
+    link.do(Connected())
+    tell(link, RotateYours())
+    tell(link, RotateYours())  # said again
+    async with asyncio.timeout(10.0):
+        while not did:  # noqa: ASYNC110 (it is under way)
+            await asyncio.sleep(0.001)
+    (announced,) = did
+    assert isinstance(announced, Rotate)
+    assert home.renewed() is None
+    tell(link, Report(what="rotate", ok=True, body={}))
+    async with asyncio.timeout(10.0):
+        while len(did) < 3:  # noqa: ASYNC110 (it is under way)
+            await asyncio.sleep(0.001)
+    (kept,) = known.every(home.state_dir)
+    assert kept.pair.public == announced.key
+    assert did[1:] == [kept.endpoint, kept.pair]

@@ -30,6 +30,7 @@ from swarm.client.events import (
     StopFound,
     Tick,
     Unanswered,
+    Unheard,
     Withdraw,
 )
 from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED
@@ -720,3 +721,18 @@ def test_whatever_happens_tokens_come_once_and_in_order(data: st.DataObject) -> 
         collect(driver.get(finished(num_tokens)))
     assert delivered == list(range(num_tokens))
     assert ended == 1
+
+
+def test_who_is_hung_up_on_while_it_knocks_is_told_what_that_may_be() -> None:
+    """Until somebody hears it."""
+    driver = Driver()
+    driver.do(Start(submit()))
+    driver.do(Unheard())
+    driver.do(Disconnected())
+    (failed,) = [action for action in driver.wait(6.0) if isinstance(action, Failed)]
+    assert "it may have another key by now" in str(failed.error)
+    driver.do(Reached())
+    driver.do(Disconnected())
+    driver.do(Start(submit()))
+    (failed,) = [action for action in driver.wait(6.0) if isinstance(action, Failed)]
+    assert "another key" not in str(failed.error)

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from swarm.errors import Unavailable
+from swarm.gateway.ask import Ask
 from swarm.gateway.desk import desk as module
-from swarm.gateway.desk.desk import Desk
+from swarm.gateway.desk.desk import Desk, Order, Owner
+from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem
+from swarm.gateway.memo import Memo
+from swarm.params import SamplingParams
 from tests.integration.fake_broker import manifest_of
 
 
@@ -74,3 +78,48 @@ async def test_whether_it_is_ready_is_asked_and_not_remembered(broker: Broker) -
     await desk.served()
     assert broker.num_asked >= 4, "what doesn't serve is asked each time"
     await desk.aclose()
+
+
+class Asked:
+    """A client that notes what it is asked for, and remembers one answer."""
+
+    def __init__(self, owner: str = "") -> None:
+        self.fields: dict[str, Any] = {}
+        memo = Memo("chat", 7).text()
+        self._kept = SimpleNamespace(tenant=owner, memo=memo, params=SamplingParams(max_tokens=5))
+
+    def stream(self, ids: Any, params: Any, **fields: Any) -> Any:
+        self.fields = fields
+        return SimpleNamespace(completion=None, close=lambda: None)
+
+    async def recall(self, request_id: str) -> Any:
+        return self._kept
+
+    def attach(self, request_id: str, **fields: Any) -> Any:
+        return SimpleNamespace(completion=None, close=lambda: None)
+
+
+@pytest.mark.parametrize(("wanted", "most", "given"), [(50, 10, 10), (5, 10, 5), (-5, -20, -20), (0, 100, 0)])
+async def test_a_priority_is_no_higher_than_its_owners(wanted: int, most: int, given: int) -> None:
+    """And its owner is the tenant, whose share it takes."""
+    client = Asked()
+    ask = Ask(params=SamplingParams(max_tokens=5), prompt="x", priority=wanted)
+    served = Served.of(manifest_of({}), None, 100, ())
+    Desk(client).begin(Order(ask, (1,), ask.params, served), Owner("alice", most), "r", None)  # type: ignore[arg-type]
+    assert (client.fields["priority"], client.fields["tenant"]) == (given, "alice")
+
+
+async def test_an_answer_is_read_on_by_its_owner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To anybody else it is one that nobody knows."""
+
+    async def served(_: Desk) -> Served:
+        return Served.of(manifest_of({}), None, 100, ())
+
+    monkeypatch.setattr(Desk, "served", served)
+    desk = Desk(Asked("alice"))  # type: ignore[arg-type]
+    memo, reading = await desk.resume("r", Owner("alice"))
+    assert (memo.api, reading.num_choices) == ("chat", 1)
+    for other in ("bob", "http", ""):
+        with pytest.raises(Problem) as caught:
+            await desk.resume("r", Owner(other))
+        assert (caught.value.status, caught.value.code) == (404, "not_found")

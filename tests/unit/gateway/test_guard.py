@@ -128,6 +128,8 @@ async def test_a_key_makes_its_tenant(keyed: Keyed, shape: str) -> None:
 async def test_whoever_has_no_key_is_told_so_in_their_apis_words(keyed: Keyed) -> None:
     guard = keyed.guard()
     answer = await ask(guard)
+    ids = {answer.headers["x-request-id"], answer.headers["request-id"]}  # where OpenAI's clients look, and Anthropic's
+    assert len(ids) == 1
     assert (answer.status, answer.json["error"]["code"]) == (401, "missing_api_key")
     assert answer.headers["www-authenticate"] == "Bearer"
     for wrong in ("Bearer x", "Basic x", "Bearer " + keyed.shown[:-1], "Bearer \xe9"):

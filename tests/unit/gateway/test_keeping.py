@@ -16,8 +16,10 @@ class Broker:
         self.attached, self.known = attached, known
         self.cancelled: list[str] = []
 
-    async def query(self, what: str) -> dict[str, Any]:
+    async def query(self, what: str, *, request_id: str) -> dict[str, Any]:
+        """As a broker of before tells, which knows no ``request_id`` here: of all."""
         assert what == "requests"
+        assert request_id
         return {"requests": [{"request_id": "a", "attached": self.attached}, {"request_id": "b", "attached": True}]}
 
     async def cancel(self, request_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai._streaming import SSEDecoder
 
 from swarm.client.results import Piece
 from swarm.errors import InvalidRequest
@@ -14,7 +15,7 @@ from swarm.gateway.apis.completions import CompletionWriter
 from swarm.gateway.apis.writer import Mould, Sse, Writer
 from swarm.gateway.desk.served import Served
 from swarm.gateway.errors import Problem, problem_of
-from swarm.gateway.http.sse import Numbering, read_event_id
+from swarm.gateway.http.sse import COMMENT, Numbering, read_event_id
 from swarm.gateway.memo import Memo
 from tests.integration.fake_broker import manifest_of
 
@@ -115,3 +116,10 @@ def test_a_piece_is_kept_apart_from_its_text() -> None:
 
     piece = Piece(5, "", 3, 1, "stop", (), ())
     assert with_text(piece, "word") == Piece(5, "word", 3, 1, "stop", (), ())
+
+
+def test_a_comment_is_no_event_to_openais_client_also_behind_an_event_with_an_id():
+    numbering = Numbering("r", 1)
+    one, two = (numbering.encode([Sse(data)], 0) for data in (b'{"a": 1}', b'{"a": 2}'))
+    events = SSEDecoder().iter_bytes(iter([COMMENT, one, COMMENT, COMMENT, two, COMMENT]))
+    assert [event.data for event in events] == ['{"a": 1}', '{"a": 2}']

@@ -45,6 +45,26 @@ def test_who_has_just_failed_comes_last_for_a_while() -> None:
     assert board.counts == {("a", "failed"): 2, ("a", "answered"): 1}
 
 
+def test_whoever_is_left_did_nothing_wrong() -> None:
+    """Nor anything right: it was not heard out."""
+    one, two = server("a", "busy"), server("b", "busy")
+    board = Board([one, two])
+    board.left(one)
+    assert names(board, "busy", 101.0) == ["a", "b"]
+    board.failed(one, 102.0)
+    board.left(one)
+    assert names(board, "busy", 103.0) == ["b", "a"]
+    assert board.counts == {("a", "left"): 2, ("a", "failed"): 1}
+
+
+def test_who_breaks_off_is_avoided_too() -> None:
+    one, two = server("a", "busy"), server("b", "busy")
+    board = Board([one, two])
+    board.broke_off(one, 100.0)
+    assert names(board, "busy", 101.0) == ["b", "a"]
+    assert board.counts == {("a", "broke_off"): 1}
+
+
 def test_what_is_a_servers_failure_and_what_the_clients() -> None:
     assert all(is_failure(status) for status in (401, 403, 404, 408, 429, 500, 502, 503))
     assert not any(is_failure(status) for status in (200, 400, 413, 422))

@@ -78,6 +78,23 @@ def test_names_follow_the_rules(figure: Figure) -> None:
     assert all(len(source.labels) == len(figure.labels) for source in figure.sources)
 
 
+def unit_of(path: str) -> float:
+    """How many seconds one of what stands at this place of a report is; 0 if it is no time."""
+    if ".microseconds." in path:
+        return 1e-6
+    return 1.0 if path.endswith("_s") else 0.0
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_a_figures_scale_is_its_places_unit(figure: Figure) -> None:
+    """What the broker reports in microseconds is told in seconds, and all that is called seconds is some."""
+    units = {unit_of(source.path) for source in figure.sources}
+    assert len(units) == 1
+    unit = units.pop()
+    assert ("_seconds" in figure.name) == (unit > 0)
+    assert figure.scale == (unit or 1.0)
+
+
 def test_no_name_comes_twice() -> None:
     names = [figure.name for figure in FIGURES]
     assert len(names) == len(set(names))

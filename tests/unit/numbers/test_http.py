@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm.numbers.http import MOST_NAMES, HttpNumbers
+from swarm.numbers.http import CONNECTION, MOST_NAMES, HttpNumbers
 
 
 class HandClock:
@@ -102,6 +102,28 @@ def test_names_are_bounded(numbers: HttpNumbers) -> None:
     refused = samples(numbers, "swarm_http_refused_total")
     assert len(refused) <= MOST_NAMES + 1
     assert sum(refused.values()) == MOST_NAMES + 10
+
+
+def test_what_was_no_request_has_a_name_of_its_own(numbers: HttpNumbers) -> None:
+    """However many APIs there are."""
+    for number in range(MOST_NAMES + 1):
+        numbers.refused(f"api-{number}", 404)
+    numbers.refused_connection(408)
+    assert samples(numbers, "swarm_http_refused_total")[CONNECTION, "408"] == 1
+
+
+def test_a_request_that_is_refused_after_all_is_none_that_was_answered(numbers: HttpNumbers) -> None:
+    """It is not open any more, and has no outcome, whatever is said of it afterwards."""
+    watch = numbers.began("chat", "village")
+    watch.refused()
+    watch.ended("failed")
+    assert samples(numbers, "swarm_http_open_requests") == {("chat",): 0}
+    assert samples(numbers, "swarm_http_requests_total") == {}
+
+
+def test_how_other_servers_did_is_told(numbers: HttpNumbers) -> None:
+    numbers.upstream["other:8000", "failed"] += 2
+    assert samples(numbers, "swarm_http_upstream_requests_total") == {("failed", "other:8000"): 2}
 
 
 def test_what_the_process_takes_is_told(numbers: HttpNumbers) -> None:

@@ -135,3 +135,22 @@ def test_every_kind_of_fault_strikes() -> None:
     assert len(points) > len(BROKER_POINTS)  # each before and after, nearly all of them
     together = [s for s in map(make_schedule, range(300)) if len({f.at for f in s.faults}) < len(s.faults)]
     assert len(together) > 20
+
+
+def test_who_is_not_heard_keeps_what_it_sends_and_knocks_again() -> None:
+    """It comes in order once the door opens. Who is hung up on loses of it what was on its way, the first of it."""
+    world, arrived, is_open = World(1, Pace()), [], [False]
+    link = Network(world).link("a", "b", "data", (0.0, 0.1), opens=lambda: is_open[0])
+    sent = _sender(link, arrived)
+    _run(world, until=1.0)
+    assert (arrived, link.is_stuck) == ([], True)
+    is_open[0] = True
+    _run(world)
+    assert (arrived, link.is_stuck) == (sent, False)
+    is_open[0] = False
+    again = [number + 8 for number in sent]
+    for number in again:
+        link.carry(lambda n=number: arrived.append(n))  # type: ignore[misc]
+    world.at(0.5, lambda: is_open.__setitem__(0, True))
+    _run(world)
+    assert arrived[8:] == again[16 - len(arrived) :] if len(arrived) < 16 else arrived[8:] == again

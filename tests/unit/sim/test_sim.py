@@ -34,6 +34,7 @@ from swarm.sim.schedules.schedule import (
     FAULT_KINDS,
     JOURNAL_FAULT_KINDS,
     JOURNAL_FAULTS,
+    KEY_FAULTS,
     OTHER_FAULTS,
 )
 from swarm.sim.world import Pace, World
@@ -60,9 +61,9 @@ def test_accidents(first_seed: int) -> None:
     assert [(o.seed, o.failure) for o in played if o.failure] == []
 
 
-@pytest.mark.parametrize("first_seed", range(20_000, 20_000 + 8 * MANY, MANY))
+@pytest.mark.parametrize("first_seed", range(20_000, 20_000 + 5 * MANY, MANY))
 def test_many_accidents(first_seed: int) -> None:
-    """A few thousand schedules more, on all cores: nothing of what must hold is ever broken, and nearly all kinds of
+    """A thousand schedules more, on all cores: nothing of what must hold is ever broken, and nearly all kinds of
     faults are among any few hundred."""
     played = [o for part in play(first_seed, MANY, True) for o in part]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
@@ -88,7 +89,7 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
     kinds = {fault.kind for seed in range(400) for fault in whole_schedule(seed).faults}
-    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS, *OTHER_FAULTS}
+    assert kinds == {*FAULT_KINDS, *JOURNAL_FAULTS, *JOURNAL_FAULT_KINDS, *CLIENT_FAULTS, *OTHER_FAULTS, *KEY_FAULTS}
 
 
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +97,7 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
     none of them is ever counted as lost."""
     monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", ("terminate",))
     monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_lost_workers for o in played) == 0
@@ -128,6 +130,7 @@ def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     to all stages."""
     monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", ("broker_crash",))
     monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.schedule.BAD_WEATHER", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.schedule.SMALL_LOG", 0.0)
     played = [run(seed) for seed in range(60)]
@@ -348,7 +351,7 @@ def test_sabotage_is_noticed(
 ) -> None:
     """A core that breaks a rule is caught, by the name of what no longer holds, with its story."""
     sabotage(monkeypatch)
-    rare = {overrun_the_window: 50, never_give_up: 95}  # a long answer to a slow reader, a request that fits nowhere
+    rare = {overrun_the_window: 85, never_give_up: 95}  # a long answer to a slow reader, a request that fits nowhere
     noticed = first_failure(faults=faults, first_seed=rare.get(sabotage, 0))
     assert noticed.failure is not None
     assert noticed.failure.startswith(invariant) or noticed.failure.startswith(f"Violation: {invariant}")

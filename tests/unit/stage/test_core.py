@@ -100,7 +100,7 @@ def test_prepare_then_activate(make_stage: MakeStage) -> None:
     inventory, in this order."""
     stage = make_stage()
     prepare = Prepare(epoch=3, layers=LayerRange(0, 3), standby=(LayerRange(4, 5),), edge=EDGE, max_sequences=4)
-    assert stage.order(prepare) == [act.Load(3, LayerRange(0, 3), (LayerRange(4, 5),), 4)]
+    assert stage.order(prepare) == [act.Load(3, LayerRange(0, 3), (LayerRange(4, 5),), 4, prepare.edge)]
     note, told = stage.feed(Loaded(3, CAPACITY))
     assert isinstance(note, act.Note)
     assert (note.event, note.fields["epoch"], note.fields["layers"]) == ("plan_prepared", 3, "0–2")
@@ -169,7 +169,7 @@ def test_a_load_that_is_overtaken(make_stage: MakeStage, first_fails: bool) -> N
     stage.order(Prepare(epoch=1, layers=LayerRange(0, 3), standby=(), edge=EDGE, max_sequences=4))
     assert stage.order(Prepare(epoch=2, layers=LayerRange(0, 2), standby=(), edge=EDGE, max_sequences=4)) == []
     done = LoadFailed(1, "no room") if first_fails else Loaded(1, CAPACITY)
-    assert stage.feed(done) == [act.Load(2, LayerRange(0, 2), (), 4)]
+    assert stage.feed(done) == [act.Load(2, LayerRange(0, 2), (), 4, EDGE)]
     *_, told = stage.feed(Loaded(2, CAPACITY))
     assert isinstance(told, act.Tell)
     assert told.message.epoch == 2
@@ -313,6 +313,28 @@ def test_the_last_stage_answers_every_step(last: StageBench) -> None:
     assert isinstance(out, act.SendDone)
     assert out.done == StepDone(epoch=1, step=3, kv=(), sampled=(), failed=(), hops=out.done.hops)
     assert last.core.log.num_bytes == 0
+
+
+def test_a_draw_that_is_put_off_is_told(last: StageBench) -> None:
+    """With the positions that are computed all the same; when the last of them comes again, the token is what it would
+    have been."""
+    twin = StageBench(first=last.first, stop=last.stop)
+    twin.activate()
+    drawn = []
+    for stage in (last, twin):
+        stage.executor.put_off_every = 0 if stage is twin else 2
+        stage.executor.num_asked = 1
+        out = stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),), tokens=(1, 2, 3)))[-1]
+        assert isinstance(out, act.SendDone)
+        assert out.done.kv == (SequencePosition(1, 3),)
+        if stage is last:
+            assert (out.done.sampled, out.done.late) == ((), (1,))
+            again = step_of(2, Row(1, 2, 1, True), truncate=(SequencePosition(1, 2),), tokens=(3,))
+            out = stage.run(again)[-1]
+            assert isinstance(out, act.SendDone)
+        assert out.done.late == ()
+        drawn.append(out.done.sampled)
+    assert drawn[0] == drawn[1] != ()
 
 
 def test_the_draw_sees_the_whole_history(last: StageBench) -> None:

@@ -45,7 +45,7 @@ def test_a_plan_goes_before() -> None:
     preparation.keep(Keep(epoch=1, layers=(NEXT,)))
     assert preparation.want(prepare(2, LayerRange(0, 5))) == [act.StopStandby()]
     actions = preparation.standby_loaded((LayerRange(3, 4),), 0.1, "")
-    assert actions[-1] == act.Load(2, LayerRange(0, 5), (), 4)
+    assert actions[-1] == act.Load(2, LayerRange(0, 5), (), 4, prepare(2, OWN).edge)
     assert kept(actions).layers == (LayerRange(3, 4),)
 
 
@@ -105,7 +105,7 @@ def test_a_plan_that_came_to_nothing() -> None:
 def test_an_order_that_comes_again_is_answered_again() -> None:
     """Its first answer was lost: the same one, without loading anew. While it loads, there is nothing to say yet."""
     preparation = serving()
-    assert preparation.want(prepare(2)) == [act.Load(2, OWN, (), 4)]
+    assert preparation.want(prepare(2)) == [act.Load(2, OWN, (), 4, prepare(2, OWN).edge)]
     assert preparation.want(prepare(2)) == []
     told = preparation.loaded(2, CAPACITY)[-1]
     assert preparation.want(prepare(2)) == [told]

@@ -57,8 +57,10 @@ def _values(shape: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911 (on
             return st.integers(low, high)
         case inspect.FloatType():
             low_float = shape.gt if shape.gt is not None else shape.ge
-            return st.floats(low_float, allow_nan=False, exclude_min=shape.gt is not None)
+            return st.floats(low_float, shape.le, allow_nan=False, exclude_min=shape.gt is not None)
         case inspect.StrType():
+            if shape.pattern is not None:
+                return st.from_regex(shape.pattern, fullmatch=True)
             return st.text(min_size=shape.min_length or 0, max_size=min(8, shape.max_length or 8))
         case inspect.VarTupleType():
             return st.lists(_values(shape.item_type), max_size=3).map(tuple)

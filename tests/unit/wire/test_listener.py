@@ -31,12 +31,12 @@ class Door:
         bound = bind("127.0.0.1", 0)
         self.port = int(endpoint_of(bound).rpartition(":")[2])
         self.poll = Poll()
-        self.listener = Listener(bound, 1 << 20, self.poll, lambda: None, asks(ROUTER, b""))
+        self.listener = Listener([(bound, asks(ROUTER, b""))], 1 << 20, self.poll, lambda: None)
         self.peers: list[socket.socket] = []
 
-    def knock(self, name: str, *messages: bytes, shakes: bool = True) -> socket.socket:
+    def knock(self, name: str, *messages: bytes, shakes: bool = True, source: str = "127.0.0.1") -> socket.socket:
         """Messages are sent with the handshake."""
-        raw = socket.create_connection(("127.0.0.1", self.port))
+        raw = socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
         self.peers.append(raw)
         words = as_command(named(b"READY", told(Socket_Type=b"DEALER", Identity=name.encode())))
         raw.sendall((READY + words if shakes else READY) + b"".join(map(message, messages)))
@@ -98,6 +98,20 @@ def test_who_does_not_finish_in_time_goes(door: Door) -> None:
     assert door.passes(MESSAGE_S) == [PeerLost(b"half")]
     assert door.listener.num_refused == 2
     assert door.listener.has(b"quiet")
+
+
+def test_a_crowd_pushes_nobody_out(door: Door) -> None:
+    """Whoever shakes hands slowly, from elsewhere, gets through it."""
+    slow = door.knock("slow", shakes=False)
+    door.look()
+    for number in range(listener._MOST_SHAKING + 20):
+        door.knock(f"crowd {number}", shakes=False, source="127.0.0.2")
+        door.poll.turn()
+    door.look()
+    assert len(door.listener._connections) == listener._MOST_SHAKING
+    assert door.listener.num_refused == 21
+    slow.sendall(as_command(named(b"READY", told(Socket_Type=b"DEALER", Identity=b"slow"))) + message(b"in"))
+    assert door.taken() == [Arrived(b"slow", [b"in"])]
 
 
 def test_time_in_which_nobody_looked_does_not_count(door: Door) -> None:

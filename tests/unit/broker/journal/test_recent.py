@@ -72,6 +72,15 @@ def test_an_end_puts_all_where_it_belongs(store: Store) -> None:
     assert known(store) == [drawn(4, 6), drawn(5, 3), drawn(9, 6)]
 
 
+def test_one_end_is_all_a_sequence_gets(store: Store) -> None:
+    """A second one, with other figures, takes no token away."""
+    for index in range(5):
+        store.write([step(index)], NOW)
+    store.write([WriteEnd(5, "stop", 3)], NOW)
+    assert store.write([WriteEnd(5, "cancelled", 0)], NOW) == set()
+    assert known(store) == [drawn(4, 5), drawn(5, 3), drawn(9, 5)]
+
+
 def test_all_or_nothing_of_a_step_that_was_the_last_before_folding(store: Store) -> None:
     """A transaction that fails takes its folding back, too."""
     for index in range(recent.FOLD):

@@ -27,6 +27,7 @@ def beat(state: str = "idle", progress: int = 0, blocked_on: str = "", since_s: 
         state=state,  # type: ignore[arg-type]
         blocked_on=blocked_on,
         since_s=since_s,
+        asleep_s=0.0,
         loop_lag_s=0.0,
         memory_bytes=0,
         kv_used=0,
@@ -562,7 +563,7 @@ def test_a_verdict_tells_since_when(serving: Bench) -> None:
     serving.tick(5.0)
     found = serving.judgements_of("w1")
     assert found.verdict is Verdict.SILENT
-    assert serving.now - found.since == pytest.approx(4.2, abs=0.11)
+    assert serving.now - found.since == pytest.approx(4.6, abs=0.11)  # its beats had come evenly
 
 
 def test_leases_are_renewed(serving: Bench) -> None:
@@ -584,3 +585,45 @@ def test_the_long_gone_are_forgotten(serving: Bench) -> None:
         serving.join("again", incarnation=f"again.{number}", memory_bytes=1)
     serving.tick()
     assert len(serving.state.workers) <= 20
+
+
+def evenly(stop: float, every_s: float = 0.1) -> list[tuple[float, Beat]]:
+    return [(i * every_s, beat()) for i in range(1, round(stop / every_s) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("times", "allowed_s"),
+    [
+        (evenly(5.0), 0.4),  # never less than that
+        (evenly(1.4), 0.7),  # nobody knows yet how evenly they come
+        ([*evenly(5.0), (5.2, beat())], 0.6),  # one of late was late
+        ([*evenly(5.0), (5.5, beat())], 0.7),  # and no more than that, however late
+        ([*evenly(5.0), (5.2, beat()), *((t + 5.2, b) for t, b in evenly(61.0))], 0.4),  # that is long ago
+        ([*evenly(5.0), (5.2, beat()), *((t + 5.2, b) for t, b in evenly(20.0))], 0.6),
+    ],
+)
+def test_whose_beats_come_evenly_is_missed_sooner(times: list[tuple[float, Beat]], allowed_s: float) -> None:
+    pulse, last = after(*times), times[-1][0]
+    assert judge(pulse, RULES, Expected(), last + allowed_s - 0.01).verdict is Verdict.WELL
+    assert judge(pulse, RULES, Expected(), last + allowed_s + 0.01).verdict is Verdict.SILENT
+
+
+def test_a_pause_of_the_broker_makes_no_beats_uneven() -> None:
+    pulse = after(*evenly(5.0))
+    pulse.forgive(3.0, 8.05)
+    pulse.take(beat(), 8.1)
+    assert pulse.longest_s == pytest.approx(0.1)
+
+
+def test_who_computes_and_only_sleeps_is_hung_before_who_runs() -> None:
+    """Whatever its step should take: nobody computes asleep. One that loads waits for a disk or a network."""
+
+    def asleep(state: str, for_s: float) -> Pulse:
+        return after((1.0, msgspec.structs.replace(beat(state), asleep_s=for_s)))
+
+    expected = Expected(usual_s=60.0)
+    assert judge(asleep("computing", 0.7), RULES, expected, 1.1).verdict is Verdict.WELL
+    assert judge(asleep("computing", 0.8), RULES, expected, 1.1) == Judgement(
+        Verdict.HUNG, "computing, but none of its threads has run for 0.8 s"
+    )
+    assert judge(asleep("loading", 5.0), RULES, expected, 1.1).verdict is Verdict.LOADING

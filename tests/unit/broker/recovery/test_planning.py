@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, WriteEpoch
+from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, TryDoor, WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten
 from swarm.broker.members.roster import MAX_STRANGERS
@@ -104,6 +104,7 @@ def test_first_plan_from_hello_to_serving(bench: Bench) -> None:
                 max_sequences=64,
             ),
         ),
+        TryDoor(1, "tcp://w0.1"),
     ]
     # One is ready: the other is waited for.
     assert bench.tell("w1", bench.workers["w1"].prepared(1)) == []
@@ -990,6 +991,7 @@ def _beat(incarnation: str) -> Beat:
         state="idle",
         blocked_on="",
         since_s=0.0,
+        asleep_s=0.0,
         loop_lag_s=0.0,
         memory_bytes=0,
         kv_used=0,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.actions import Action, NewTokens, ReadRequest, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import Action, NewTokens, ReadRequest, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import (
     AcceptanceWritten,
     ClientUnreachable,
@@ -102,6 +102,18 @@ def end(bench: Bench, of: Submit, client: bytes = CLIENT) -> None:
     begin(bench, of, client)
     bench.run_dry()
     assert bench.state.requests[of.request_id].end_written
+
+
+def test_two_who_asked_at_the_same_time_both_read_it(journalled: Bench) -> None:
+    """The first one has taken all of it, and says so: it leaves memory before the second one is answered."""
+    journalled.state.archive.dropped["r"] = b"one"  # who was reading it when memory had no room for it any more
+    journalled.say(Ack(request_id="r", index=0, next_index=3), b"one")
+    journalled.say(Attach(request_id="r", next_index=(0,)), b"two")
+    # Not by the bench, whose guard knows of one reader.
+    answers = journalled.core.handle(RequestRead("r", record(submit(), 7, 8, 9, reason="length")), journalled.now)
+    told = [each for each in answers if isinstance(each, SayClient)]
+    assert [each.client for each in told if isinstance(each.message, Rejected)] == []
+    assert tokens_in([each.message for each in told if each.client == b"two"]) == [7, 8, 9]
 
 
 # --- after a restart -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, read = Gone(), Gone()
     for number, name in enumerate("abc"):
         kept.dropped(_request(name, 2 * number, 2 * number + 1), has_journal=True)
-        read.read_by_another(name)
+        read.read_by_another(_request(name))
     assert [kept.answer(name, "full").code for name in "abc"] == ["unknown", "journal", "journal"]
     assert [read.answer(name, "").code for name in "abc"] == ["unknown", "superseded", "superseded"]
 
@@ -45,7 +45,7 @@ def test_one_of_two_continuations_is_lost() -> None:
 def test_read_by_another_before_it_was_dropped() -> None:
     """Without a journal that says more than that it is not kept."""
     of = Gone()
-    of.read_by_another("a")
+    of.read_by_another(_request("a"))
     of.dropped(_request("a", 1), has_journal=False)
     of.dropped(_request("b", 2), has_journal=False)
     assert [of.answer(name, "").code for name in "ab"] == ["superseded", "unknown"]

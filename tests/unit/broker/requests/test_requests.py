@@ -6,7 +6,7 @@ import pytest
 
 from swarm.broker.actions import Action, NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ClientStuck, ClientUnreachable, StepFinished
-from swarm.broker.requests.door import MAX_TOKENS_PER_MESSAGE, WINDOW, derive_seed
+from swarm.broker.requests.door import MAX_TOKENS_PER_MESSAGE, TRY_AGAIN_S, WINDOW, derive_seed
 from swarm.broker.requests.intake import MOST_S, NOT_SERVING_S
 from swarm.wire.messages import (
     Accepted,
@@ -743,15 +743,40 @@ def test_a_client_that_does_not_read_is_not_away(make_bench) -> None:
     bench.finish()
     bench.finish()
     bench.feed(ClientStuck(CLIENT))
+    for _ in range(30):  # it is tried again every so often, and still does not read
+        bench.tick(1.0)
+        bench.feed(ClientStuck(CLIENT))
     bench.take()
     bench.finish()
-    bench.tick(30.0)
     bench.run_dry()
     assert said(bench.log) == []
     assert bench.sequence().reason == "length"
     *tokens, end = said(bench.say(Ack(request_id="r", index=0, next_index=1)))
     assert tokens == [Tokens(request_id="r", index=0, start=1, ids=(TOKEN,) * 5)]
     assert isinstance(end, Finished)
+
+
+def test_a_client_that_reads_again_and_has_nothing_to_say(make_bench) -> None:
+    """It acknowledges only every so many tokens: what found no room in its queue is sent without a word of it, of all
+    its requests, soon, once."""
+    bench = make_bench(settings(requests=request_settings(client_grace_s=2.0))).serve(1)
+    for name in ("r", "s"):
+        bench.say(submit(name, max_tokens=3, ignore_eos=True))
+    bench.finish()
+    bench.feed(ClientStuck(CLIENT))
+    bench.take()
+    bench.run_dry()
+    assert said(bench.log) == []
+    bench.tick(TRY_AGAIN_S)
+    told = said(bench.log)
+    assert {(m.request_id, m.start, m.ids) for m in told if isinstance(m, Tokens)} == {
+        ("r", 0, (TOKEN,) * 3),
+        ("s", 0, (TOKEN,) * 3),
+    }
+    assert sorted(m.request_id for m in told if isinstance(m, Finished)) == ["r", "s"]
+    bench.take()
+    bench.tick(TRY_AGAIN_S)
+    assert said(bench.log) == []
 
 
 def test_a_client_that_does_not_read_and_goes(make_bench) -> None:

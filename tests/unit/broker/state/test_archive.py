@@ -85,7 +85,8 @@ def test_the_first_question_asks_the_others_wait() -> None:
     assert asked.ask(OTHER, attach("r", 0)) is False
     assert asked.ask(OTHER, Recall(request_id="r")) is False
     assert asked.ask(OTHER, Recall(request_id="q")) is True
-    assert asked.take("r") == [(CLIENT, attach("r", 0)), (OTHER, attach("r", 0)), (OTHER, Recall(request_id="r"))]
+    said = [(CLIENT, attach("r", 0)), (OTHER, attach("r", 0)), (OTHER, Recall(request_id="r"))]
+    assert asked.take("r") == [(client, message, None) for client, message in said]
     assert asked.take("r") == []
     assert asked.ask(CLIENT, attach("r", 0)) is True
 
@@ -99,7 +100,7 @@ def test_a_clients_later_word_counts() -> None:
     for message in later:
         assert asked.ask(CLIENT, message) is False  # type: ignore[arg-type]
     assert asked.ask(CLIENT, Ack(request_id="r", index=1, next_index=2)) is False
-    found = [message for _, message in asked.take("r")]
+    found = [message for _, message, _ in asked.take("r")]
     assert found == [*later, Recall(request_id="r"), Ack(request_id="r", index=1, next_index=2)]
 
 
@@ -114,7 +115,7 @@ def test_who_withdraws_is_not_answered_and_makes_room(monkeypatch: pytest.Monkey
     assert asked.withdraw(CLIENT, "r") is True
     assert asked.withdraw(CLIENT, "r") is False
     assert asked.withdraw(CLIENT, "nobody") is False
-    assert asked.take("r") == [(OTHER, attach("r", 0))]
+    assert asked.take("r") == [(OTHER, attach("r", 0), None)]
     for number in range(3):
         assert asked.ask(OTHER, Recall(request_id=f"q{number}")) is True
     assert asked.ask(OTHER, Recall(request_id="late")) is None

@@ -92,6 +92,8 @@ def test_bookkeeping_is_accepted() -> None:
         ({"messages": []}, "messages"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"keep_s": 5.0}, "keep_s"),
     ],
 )
 def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
@@ -129,9 +131,10 @@ def test_choices_of_tools(choice: Json, expected: tuple[str, str, bool]) -> None
     assert use.tools[0].parameters == {"type": "object"}
 
 
-def test_what_is_counted_is_what_would_be_asked() -> None:
-    """The same messages and tools."""
-    fields: Json = {"model": "toy", "messages": [USER], "system": "Be kind.", "tools": [READ]}
+@pytest.mark.parametrize("choice", [None, {"type": "any"}, {"type": "tool", "name": "Read"}, {"type": "none"}])
+def test_what_is_counted_is_what_would_be_asked(choice: Json | None) -> None:
+    """The same messages and tools, and whether one must be called: prompts say that."""
+    fields: Json = {"model": "toy", "messages": [USER], "system": "Be kind.", "tools": [READ], "tool_choice": choice}
     counted = count_of(CountBody.model_validate(fields), TOY)
     ask = asked(**fields)
     assert (counted.messages, counted.tools) == (ask.messages, ask.tools)

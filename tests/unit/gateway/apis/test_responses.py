@@ -118,6 +118,8 @@ def test_bookkeeping_is_accepted() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [SHELL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 1000}, "top_logprobs"),
+        ({"keep_s": 5.0}, "keep_s"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -129,6 +131,24 @@ def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
     problem = refused(**fields)
     assert (problem.status, problem.param) == (400, param)
     assert param in problem.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"tools": [SHELL], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_what_turns_out_to_be_wrong_later_has_the_clients_name(fields: Json, name: str) -> None:
+    """A grammar comes of several fields."""
+    assert asked(**fields).name_of("grammar") == name
+    assert asked(**fields).name_of("max_tokens") == "max_output_tokens"
+    assert asked(**fields).name_of("temperature") == "temperature"
+
+
+def test_a_stream_may_go_on_without_its_reader() -> None:
+    assert asked(stream=True, keep_s=5.0).keep_s == 5.0
 
 
 def test_another_model_is_not_found() -> None:
@@ -193,7 +213,7 @@ def test_a_text_as_events() -> None:
     assert events[8]["item"] == events[9]["response"]["output"][0]
     assert events[9]["response"]["usage"] == {
         "input_tokens": 11,
-        "input_tokens_details": {"cached_tokens": 3},
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
         "output_tokens": 5,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 16,

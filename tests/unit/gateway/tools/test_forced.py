@@ -6,6 +6,7 @@ import json
 import random
 import re
 from functools import cache
+from types import SimpleNamespace
 
 import jsonschema_rs
 import numpy as np
@@ -15,11 +16,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.errors import InvalidRequest
-from swarm.gateway.ask import Tool, ToolUse
+from swarm.gateway.ask import Ask, Tool, ToolUse
+from swarm.gateway.desk.desk import with_grammar
 from swarm.gateway.tools.families import OWN, visible
 from swarm.gateway.tools.family import Argued, Begun, Family, Found, Over
 from swarm.gateway.tools.grammars import MAX_CALLS
-from swarm.params import Grammar
+from swarm.params import Grammar, SamplingParams
 
 SEARCH = Tool(
     "search",
@@ -212,3 +214,12 @@ def test_a_custom_tools_lark_grammar_is_forced_where_its_text_is_bare() -> None:
 def test_what_cant_be_forced_is_refused(use: ToolUse, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         made("hermes").forced(use)
+
+
+def test_strict_forces_nothing_where_no_tool_must_be_called() -> None:
+    """As docs/tools.md says."""
+    ask = Ask(SamplingParams(), messages=(), tools=ToolUse((STRICT,)))
+    model = SimpleNamespace(family=made("hermes"))
+    assert with_grammar(ask, model).params.grammar is None  # type: ignore[arg-type]
+    must = Ask(SamplingParams(), messages=(), tools=ToolUse((STRICT,), "required"))
+    assert with_grammar(must, model).params.grammar is not None  # type: ignore[arg-type]

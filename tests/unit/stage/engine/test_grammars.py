@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 import swarm.demo
 from swarm import grammar as grammar_module
@@ -60,8 +61,20 @@ def ids_of(mask: object) -> list[int]:
     return [int(each) for each in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
 
 
+def answered(grammars: Grammars, asked: SampleJob, sequence: int = 1, words: int = SIZE) -> object:
+    """Ask in one step after the other, until the grammar is compiled."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        grammars.begin_step()
+        found = grammars.mask(sequence, asked, words)
+        if found is not None:
+            return found
+        grammars.pause()
+    raise AssertionError("it is not compiled after 30 s")
+
+
 def allowed(grammars: Grammars, grammar: Grammar, answer: list[int], sequence: int = 1, **params: object) -> list[int]:
-    return ids_of(grammars.mask(sequence, job(grammar, answer, **params), SIZE))
+    return ids_of(answered(grammars, job(grammar, answer, **params), sequence))
 
 
 def a_walk(grammar: Grammar, seed: int, most: int = 60) -> list[int]:
@@ -178,33 +191,40 @@ def test_caches_are_bounded_and_only_caches(monkeypatch: pytest.MonkeyPatch) -> 
     for n in range(20):
         found = [allowed(tight, g, walk[:n], s) for s, (g, walk) in enumerate(zip(GRAMMARS, walks, strict=True))]
         assert found == expected[n]
-    assert len(tight._compiled) == len(tight._readers) == 2
+    assert tight._compiler.num_kept == len(tight._readers) == 2
 
 
-def test_who_waits_for_a_grammar_is_seen_to_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose compute thread says nothing for two seconds counts as hung."""
+def test_a_grammar_that_is_not_compiled_yet_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence is drawn for another time; other grammars are answered meanwhile; and once it is there, its mask is
+    what it would have been at once."""
     slow, really = threading.Event(), grammar_module._compiled
-    monkeypatch.setattr(grammar_module, "_compiled", lambda *given: really(*given) if slow.wait(30) else None)
-    monkeypatch.setattr(grammar_module, "_LOOK_S", 0.001)
-    said = []
+    late = GRAMMARS[0]
 
-    def waiting() -> None:
-        said.append(1)
-        if len(said) == 3:
-            slow.set()
+    def compile_late(grammar: Grammar, words: LLTokenizer) -> LLMatcher:
+        assert grammar != late or slow.wait(30)
+        return really(grammar, words)
 
-    Grammars(FOLDER, (EOS,)).mask(1, job(Grammar("json_object"), []), SIZE, waiting)
-    assert len(said) >= 3
+    monkeypatch.setattr(grammar_module, "_compiled", compile_late)
+    grammars = Grammars(FOLDER, (EOS,))
+    for _ in range(3):
+        grammars.begin_step()
+        assert grammars.mask(1, job(late, []), SIZE) is None
+        assert EOS not in allowed(grammars, GRAMMARS[2], [], 2)
+    slow.set()
+    found = allowed(grammars, late, [])
+    monkeypatch.undo()
+    assert found == allowed(Grammars(FOLDER, (EOS,)), late, [])
 
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch, grammars: Grammars) -> None:
     """However many sequences have it, also one that can't be compiled."""
-    made = []
-    compiled = module.compiled
-    monkeypatch.setattr(module, "compiled", lambda grammar, *more: made.append(grammar) or compiled(grammar, *more))
+    made, really = list[Grammar](), grammar_module._compiled
+    monkeypatch.setattr(
+        grammar_module, "_compiled", lambda grammar, words: made.append(grammar) or really(grammar, words)
+    )
     for sequence in range(4):
         allowed(grammars, Grammar("json_object"), [], sequence)
-        assert isinstance(grammars.mask(sequence + 10, job(Grammar("regex", "("), []), SIZE), str)
+        assert isinstance(answered(grammars, job(Grammar("regex", "("), []), sequence + 10), str)
     assert len(made) == 2
 
 
@@ -247,7 +267,7 @@ def test_min_tokens_waits_with_the_end_as_long_as_there_is_another_way(grammars:
 def test_logits_of_any_width(grammars: Grammars, words: int) -> None:
     """What the tokenizer doesn't know is forbidden, what the model doesn't have isn't there."""
     grammar = Grammar("regex", "(?s).{1,50}")
-    found = ids_of(grammars.mask(1, job(grammar, []), words))
+    found = ids_of(answered(grammars, job(grammar, []), words=words))
     assert max(found) < min(words, SIZE)
     assert [t for t in allowed(Grammars(FOLDER, (EOS,)), grammar, []) if t < words] == found
 
@@ -255,7 +275,7 @@ def test_logits_of_any_width(grammars: Grammars, words: int) -> None:
 def test_an_end_that_the_tokenizer_does_not_know(grammars: Grammars) -> None:
     """Some models end with an id beyond their tokenizer's."""
     beyond = SIZE + 3
-    found = Grammars(FOLDER, (beyond,)).mask(1, job(Grammar("choice", '["no"]'), tokens("no")), SIZE + 10)
+    found = answered(Grammars(FOLDER, (beyond,)), job(Grammar("choice", '["no"]'), tokens("no")), words=SIZE + 10)
     assert ids_of(found) == [beyond]
 
 
@@ -263,7 +283,7 @@ def test_an_end_that_the_tokenizer_does_not_know(grammars: Grammars) -> None:
 
 
 def reason(grammars: Grammars, grammar: Grammar, answer: list[int], **params: object) -> str:
-    found = grammars.mask(1, job(grammar, answer, **params), SIZE)
+    found = answered(grammars, job(grammar, answer, **params))
     assert isinstance(found, str), found
     return found
 
@@ -274,14 +294,14 @@ def test_what_cannot_be_followed_is_told_with_its_kind(grammars: Grammars, tmp_p
     assert "can't be followed beyond 0 tokens" in reason(grammars, Grammar("choice", '["no"]'), tokens("x"))
     endless = Grammars(FOLDER, ())
     assert "no token that ends an answer" in reason(endless, Grammar("choice", '["no"]'), tokens("no"))
-    assert ids_of(endless.mask(1, job(Grammar("choice", '["no"]'), tokens("no"), stop_token_ids=(USER,)), SIZE))
+    assert ids_of(answered(endless, job(Grammar("choice", '["no"]'), tokens("no"), stop_token_ids=(USER,))))
     assert "tokenizer.json" in reason(Grammars(tmp_path, (EOS,)), Grammar("json_object"), [])
 
 
 def test_a_grammar_that_grows_without_bound_is_cut_off(grammars: Grammars) -> None:
     """With a reason, after a few tokens; others are served as before."""
     grammar, answer = Grammar("ebnf", 'start: a\na: "x"+ | a{0,50} "y"? a{0,50}\n'), list[int]()
-    while len(answer) < 300 and not isinstance(found := grammars.mask(1, job(grammar, answer), SIZE), str):
+    while len(answer) < 300 and not isinstance(found := answered(grammars, job(grammar, answer)), str):
         answer.append(ids_of(found)[-1])
     assert isinstance(found, str)
     assert re.match(r"grammar \(ebnf\): it can't be followed beyond \d+ tokens of the answer: .* max is ", found)

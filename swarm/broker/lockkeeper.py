@@ -1,0 +1,184 @@
+"""What the broker's process does for its lock, if it has one: it has what changes written down, tells those who are
+connected what they must know of keys, hangs up on whose key is lost, and tells the network where the broker is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from swarm.broker.events import Account, KeyRevoked
+from swarm.broker.locks import open_lock, without_keys
+from swarm.errors import ConfigError
+from swarm.lock.discovery import announce, own_name
+from swarm.log import get_logger
+from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
+from swarm.wire.codec import ORDER, SERVER
+from swarm.wire.door.keys import KeyPair
+from swarm.wire.messages import (
+    BrokerKey,
+    BrokerKeyKept,
+    ClientMessage,
+    Denied,
+    Hello,
+    RotateYours,
+    ServerMessage,
+    WorkerMessage,
+)
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+LOOK_S: Final = 5.0  # between two looks at whether the old key is of any use still
+
+log = get_logger(__name__)
+
+
+class LockKeeper:
+    """See the module's text. Without addresses of other machines there is no lock, and whoever is here may do all."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read or make the broker's keys, if other machines are to be served. Raises ConfigError."""
+        self._locks = open_lock(settings)
+        self._host, self._port = settings.broker.host, settings.broker.port
+        self._is_discoverable = settings.broker.discoverable
+        self._doors: Mapping[str, RouterChannel | AsyncPullChannel] = {}
+        self._front: RouterChannel | None = None
+        self._control: RouterChannel | None = None
+        self._has_other_key = asyncio.Event()
+
+    # --- doors -------------------------------------------------------------------------------------------------------
+
+    def places(self, door: str) -> list[Place]:
+        """Where the door of a name listens."""
+        return [Place(self._host)] if self._locks is None else self._locks.places(self._host, door)
+
+    def port(self, number: int) -> int | None:
+        """The port of a door of which workers are told: so is a firewall. None, without a lock: any that is free."""
+        return None if self._locks is None else self._port + number
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """At which other machines are served."""
+        return () if self._locks is None else self._locks.addresses
+
+    @property
+    def pair(self) -> KeyPair | None:
+        """By which we knock at the first stage's door; of this life."""
+        return None if self._locks is None else self._locks.life
+
+    def keep(
+        self,
+        doors: Mapping[str, RouterChannel | AsyncPullChannel],
+        front: RouterChannel,
+        control: RouterChannel,
+        feed: Callable[[KeyRevoked], None],
+    ) -> None:
+        """These are the doors. ``feed`` is given what becomes of keys."""
+        self._doors, self._front, self._control = doors, front, control
+        if self._locks is None:
+            return
+
+        def lost(key: str) -> None:
+            for channel in doors.values():
+                channel.reconsider()
+            feed(KeyRevoked(key))
+
+        self._locks.lost, self._locks.renewed, self._locks.ordered = lost, self._renewed, self._ordered
+
+    def admit(self, door: str, keys: frozenset[str]) -> None:
+        """Hear these at the door from now on, and nobody else."""
+        if self._locks is not None:
+            self._locks.admit(door, keys)
+            self._doors[door].reconsider()
+
+    # --- who says what -----------------------------------------------------------------------------------------------
+
+    def account(self, key: str) -> Account | None:
+        """On whose account somebody speaks who knocked with this key; None: of this machine, or an admin."""
+        return self._locks.account(key) if self._locks is not None and key else None
+
+    def takes(self, client: bytes, key: str, message: ClientMessage) -> bool:
+        """Is it the lock's to answer? Then it is answered, now or when the disk has what was asked for."""
+        if self._locks is not None:
+            return self._locks.takes(key, message, lambda answer: self._answer(client, answer))
+        if (answer := without_keys(message)) is not None:
+            self._answer(client, answer)
+        return answer is not None
+
+    def _answer(self, client: bytes, answer: ServerMessage) -> None:
+        if self._front is not None:
+            self._front.send(client, SERVER.encode(answer))
+
+    def takes_of_worker(self, worker: bytes, key: str, message: WorkerMessage) -> bool:
+        """Is it about keys, or a name that is not this machine's to give?"""
+        if isinstance(message, BrokerKeyKept):
+            if self._locks is not None:
+                self._locks.keeps(key, message.key)
+            return True
+        if self._locks is None or not isinstance(message, Hello):
+            return False
+        if reason := self._locks.why_not_called(key, message.name):
+            log.warning("worker_denied", worker=message.name, reason=reason)
+            if self._control is not None:
+                self._control.send(worker, ORDER.encode(Denied(reason=reason)))
+        return bool(reason)
+
+    def greeted(self, door: RouterChannel, peer: bytes, key: str) -> None:
+        """Somebody has come in: it is told what it missed."""
+        encode = SERVER.encode if door is self._front else ORDER.encode
+        for message in () if self._locks is None else self._locks.to_say(key):
+            door.send(peer, encode(message))
+
+    def _renewed(self) -> None:
+        self._has_other_key.set()
+        if self._locks is not None:
+            self._say(BrokerKey(key=self._locks.own.public), lambda key: True)
+
+    def _ordered(self, member: str) -> None:
+        self._say(RotateYours(), member.__eq__)
+
+    def _say(self, message: BrokerKey | RotateYours, to: Callable[[str], bool]) -> None:
+        for door, frames in ((self._front, SERVER.encode(message)), (self._control, ORDER.encode(message))):
+            for peer, key in [] if door is None else door.known():
+                if to(key) and door is not None:
+                    door.send(peer, frames)  # who does not read is told when it knocks again
+
+    # --- by the clock ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if self._locks is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._locks.changes.run())
+            group.create_task(self._look_at_the_old_key())
+            group.create_task(self._tell_the_network())
+
+    async def _look_at_the_old_key(self) -> None:
+        """Invitations expire, and nobody says so."""
+        while self._locks is not None:
+            await asyncio.sleep(LOOK_S)
+            self._locks.put_away_if_known()
+
+    async def _tell_the_network(self) -> None:
+        """If wished, until the end."""
+        while self._is_discoverable:
+            self._has_other_key.clear()
+            telling = asyncio.create_task(self._announce(), name="tell the network")
+            try:
+                await self._has_other_key.wait()
+            finally:
+                telling.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await telling
+
+    async def _announce(self) -> None:
+        """That nobody can find us is no reason not to serve."""
+        if self._locks is None:
+            return
+        try:
+            await announce(own_name(), self._locks.addresses, self._port, self._locks.own.public)
+        except ConfigError as error:
+            log.warning("not_discoverable", reason=str(error))

@@ -1,0 +1,62 @@
+"""``swarm discover``: which brokers on the local network wish to be found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.options import ConfigOption, JsonOption, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swarm.lock.discovery import Found
+    from swarm.lock.known import Known
+    from swarm.wire.messages import Json
+
+
+def discover(
+    context: typer.Context,
+    *,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=60, help="How long answers are waited for.")
+    ] = 2.0,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find brokers on the local network that wish to be found (broker.discoverable).
+
+    Nothing that is found is trusted: whoever is on the network can say anything. Joining takes an invitation.
+    """
+    import asyncio
+
+    from swarm.cli.output import print_json
+    from swarm.lock import discovery, known
+
+    settings = load_settings(context, config, {})
+    joined = known.every(settings.state_dir or known.default_state_dir())
+    found = asyncio.run(discovery.discover(seconds))
+    if as_json:
+        print_json({"found": [_as_json(each, joined) for each in found]})
+        return
+    for each in found:
+        print(f"{each.name}\n  key {each.key[:16]}\n  at  {', '.join(each.addresses)}\n  {_advice(each, joined)}")
+    if not found:
+        print("nobody on this network wishes to be found (swarm up --discoverable)")
+
+
+def _as_json(found: Found, joined: Sequence[Known]) -> Json:
+    names: list[Json | str] = [each.name for each in joined if each.broker == found.key]
+    return {"name": found.name, "key": found.key[:16], "addresses": list(found.addresses), "joined_as": names}
+
+
+def _advice(found: Found, joined: Sequence[Known]) -> str:
+    """What to do about it: the key says whether it is one that was joined, the address nothing."""
+    known = [each for each in joined if each.broker == found.key]
+    if not known:
+        return "not joined: ask there for an invitation (swarmctl invite), and say it with --join"
+    names, places = ", ".join(each.name for each in known), {a for each in known for a in each.addresses}
+    if places & set(found.addresses):
+        return f"joined as {names}"
+    return f"joined as {names} at {', '.join(sorted(places))}; it says that it is elsewhere now"

@@ -1,0 +1,117 @@
+"""``swarmctl invite``: a line with which another machine joins. Its secret is drawn here, and nobody else knows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from swarm.cli.options import JsonOption, UrlOption, open_client
+
+
+class Role(StrEnum):
+    worker = "worker"
+    client = "client"
+    gateway = "gateway"
+    admin = "admin"
+
+
+_RUN: Final = {
+    Role.worker: "swarm worker --join {}",
+    Role.client: 'swarm generate --join {} "Once upon a time"',
+    Role.gateway: "swarm gateway --join {}",
+    Role.admin: "swarmctl --join {} status",
+}
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST_S: Final = 365 * 86_400
+
+
+def invite(  # noqa: PLR0917 (options are parameters)
+    context: typer.Context,
+    role: Annotated[Role, typer.Option("--role", help="As what it may join.", show_default=False)],
+    uses: Annotated[int, typer.Option("--uses", metavar="N", min=1, max=1024, help="How many may join by it.")] = 1,
+    valid: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it is good: 90s, 30m, 1h, 7d.")] = "1h",
+    name: Annotated[
+        str,
+        typer.Option("--name", help="What who joins is called. [default: what it calls itself]", show_default=False),
+    ] = "",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address",
+            metavar="HOST",
+            help="Where it shall knock: HOST or HOST:PORT (may be repeated). [default: what the broker listens on]",
+            show_default=False,
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let another machine join: prints one line, to be used there once."""
+    from swarm.cli.output import print_json
+    from swarm.lock import invitation
+    from swarm.wire.door.keys import new_pair
+    from swarm.wire.messages import Invite
+
+    if len(name) > 64:
+        raise typer.BadParameter("--name takes at most 64 characters")
+    places, valid_s, pair = _places(address or ()), _seconds(valid), new_pair()
+    message = Invite(key=pair.public, role=role.value, uses=uses, valid_s=valid_s, name=name)
+    with open_client(context, url or context.obj.url) as client:
+        body = client.invite(message)
+    addresses, broker = _told(body)
+    made = invitation.Invitation(_chosen(places, addresses), broker, pair.secret, role.value)
+    line = invitation.text(made)
+    run = _RUN[role].format(line)
+    if as_json or context.obj.as_json:
+        shown = {"role": role.value, "uses": uses, "name": name, "key": pair.public[:16]}
+        print_json({"invitation": line, **shown, "expires_at": body.get("expires_at"), "run": run})
+    else:
+        times = "once" if uses == 1 else f"{uses} times"
+        print(f"{line}\nGood {times}, for {valid}. Run on the other machine: {_RUN[role].format('INVITATION')}")
+
+
+def _seconds(text: str) -> float:
+    """Read a time (1h → 3600)."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _LONGEST_S:
+        raise typer.BadParameter(f"--for takes a time like 90s, 30m, 1h or 7d, a year at most, not {text!r}")
+    return float(seconds)
+
+
+def _places(texts: Sequence[str]) -> list[str]:
+    """Read HOST and HOST:PORT, an IPv6 address with brackets or without; the port 0 stands for the broker's own."""
+    from swarm.lock.invitation import is_address
+
+    found = []
+    for text in texts:
+        host, port = text, "0"
+        if text.count(":") == 1 or "]:" in text:
+            host, _, port = text.rpartition(":")
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        if not is_address(f"tcp://{host}:{port if port != '0' else 1}"):
+            raise typer.BadParameter(f"--address takes HOST or HOST:PORT, not {text!r}")
+        found.append(f"tcp://{host}:{port}")
+    return found
+
+
+def _told(body: dict[str, object]) -> tuple[tuple[str, ...], str]:
+    """What the broker said of itself. Raises RequestFailed if it makes no sense."""
+    from swarm.errors import RequestFailed
+
+    addresses, key = body.get("addresses"), body.get("key")
+    is_key = isinstance(key, str) and re.fullmatch(r"[0-9a-f]{64}", key) is not None
+    if not is_key or not isinstance(addresses, list) or not addresses:
+        raise RequestFailed("the broker did not say where it listens: is it of another build?")
+    return tuple(map(str, addresses)), str(key)
+
+
+def _chosen(places: Sequence[str], told: tuple[str, ...]) -> tuple[str, ...]:
+    """The places that were asked for, else those that the broker told."""
+    port = told[0].rpartition(":")[2]
+    return tuple(place.removesuffix(":0") + f":{port}" if place.endswith(":0") else place for place in places) or told

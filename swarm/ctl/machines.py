@@ -1,0 +1,132 @@
+"""Machines' keys, for ``swarmctl keys``: what the broker says of them, and which swarms this machine has joined."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from swarm.ctl.render import rows_of
+from swarm.errors import RequestFailed, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from swarm.client.blocking import Client
+    from swarm.lock.known import Known
+    from swarm.lock.rotation import Home
+    from swarm.wire.messages import Json
+
+_FEWEST_DIGITS = 8  # by which the broker takes a key's beginning for one
+_SHOWN = 16  # digits that its lists have
+
+
+def told(client: Client) -> tuple[Json, str]:
+    """What the broker says of keys; else nothing, and why: nobody answers, or it does not tell everybody."""
+    try:
+        return client.query("keys"), ""
+    except (Unavailable, RequestFailed) as error:
+        return {}, str(error)
+
+
+def has(body: Json, name: str) -> bool:
+    """Is one called so, or does its key begin so?"""
+    rows = [*rows_of(body.get("members")), *rows_of(body.get("invitations"))]
+    start = name.lower()[:_SHOWN] if len(name) >= _FEWEST_DIGITS else None
+    return any(row.get("name") == name or (start is not None and str(row.get("key")).startswith(start)) for row in rows)
+
+
+def shown(body: Json) -> Json:
+    """With ages in the place of times."""
+    now = time.time()
+    return {what: [_with_age(row, now) for row in rows_of(body.get(what))] for what in ("members", "invitations")}
+
+
+def _with_age(row: Mapping[str, object], now: float) -> Json:
+    since = row.get("since")
+    rest = {key: value for key, value in row.items() if key != "since"}
+    return {**rest, "age_s": max(0.0, now - since)} if isinstance(since, int | float) else rest
+
+
+def rotate(state_dir: Path, name: str | None) -> tuple[str, str]:
+    """Give this machine a new key in the swarm where it has this name, or in the one that it joined last. As what it is
+    known there, and the new public key. Raises ConfigError, and Unavailable or RequestFailed of the broker."""
+    from swarm.errors import ConfigError
+    from swarm.lock import known
+    from swarm.lock.rotation import Home
+
+    found = known.find(state_dir, name)
+    if found is None:
+        what = "no swarm" if name is None else f"no swarm as {name!r}"
+        raise ConfigError(
+            f"this machine has joined {what} (looked in {state_dir}): a key is changed where it is kept, since its "
+            "secret half never leaves that machine"
+        )
+    successor = _rotate(Home(state_dir, found))
+    return successor.name, successor.pair.public
+
+
+def rotate_by_order(home: Home) -> str:
+    """Give this machine a new key, unless another process here has done it since this one knocked. Returns why not;
+    what failed, the broker orders again when it is knocked at."""
+    from swarm.errors import ConfigError
+
+    kept = home.renewed()
+    if kept is not None and kept.secret != home.joined.secret:
+        return ""
+    try:
+        _rotate(home)
+    except (ConfigError, RequestFailed, Unavailable) as error:
+        return str(error)
+    return ""
+
+
+def _rotate(home: Home) -> Known:
+    from swarm.lock.rotation import rotate as change
+
+    return change(home, _tell, _knock)
+
+
+def _tell(joined: Known, key: str) -> None:
+    """Say it with the present key; if that counts no more, this was done before, and the new one does."""
+    with _as(joined) as client:
+        try:
+            client.rotate_key(key)
+        except Unavailable:
+            assert joined.next is not None
+            with _as(msgspec.structs.replace(joined, secret=joined.next)) as successor:
+                successor.rotate_key(key)
+
+
+def _knock(joined: Known) -> None:
+    """From now on the old key opens nothing."""
+    with _as(joined) as client, contextlib.suppress(RequestFailed):  # a worker may not ask, but it has knocked
+        client.query("status")
+
+
+def _as(joined: Known) -> Client:
+    from swarm.client.blocking import Client
+    from swarm.lock.access import Access
+
+    return Client(Access(joined.addresses[0], joined.endpoint, joined.pair))
+
+
+def joined(state_dir: Path) -> list[Json]:
+    """The swarms that this machine has joined, the last one first, without secrets. Raises ConfigError."""
+    from swarm.lock import known
+
+    return [
+        {
+            "name": each.name,
+            "role": each.role,
+            "key": each.pair.public,
+            "broker": each.broker,
+            "addresses": list(each.addresses),
+            "joined_at": datetime.fromtimestamp(each.joined_at, UTC).isoformat(timespec="seconds"),
+        }
+        for each in known.every(state_dir)
+    ]

@@ -1,0 +1,107 @@
+"""Brokers on the local network that wish to be found (multicast DNS), and finding them.
+
+What is found is believed in nothing: whoever is on the network can say anything. It tells where to ask for an
+invitation, and whether a swarm that was joined says that it is elsewhere now; the key alone tells who it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo
+
+SERVICE: Final = "_swarm-lm._tcp.local."
+MOST: Final = 64  # answers that are looked at
+_ASK_S: Final = 2.0  # for what one that was found says of itself
+_KEY: Final = re.compile(rb"[0-9a-f]{64}")
+_NO_LABEL: Final = re.compile(r"[^A-Za-z0-9-]+")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Found:
+    """What somebody on the network says: at these addresses is a broker with this public key."""
+
+    name: str
+    key: str
+    addresses: tuple[str, ...]
+
+
+async def announce(name: str, addresses: Sequence[str], port: int, key: str) -> None:
+    """Answer whoever looks for brokers, until cancelled. Raises ConfigError if that is not possible here."""
+    _demand_zeroconf()
+    from zeroconf import Error, ServiceInfo  # noqa: PLC0415 (an extra)
+    from zeroconf.asyncio import AsyncZeroconf  # noqa: PLC0415
+
+    label = _NO_LABEL.sub("-", name).strip("-")[:40] or "swarm"
+    info = ServiceInfo(
+        SERVICE,
+        f"{label}-{key[:8]}.{SERVICE}",
+        port=port,
+        properties={b"key": key.encode()},
+        parsed_addresses=list(addresses),
+    )
+    try:
+        made = AsyncZeroconf(interfaces=list(addresses))
+        try:
+            await made.async_register_service(info, allow_name_change=True)
+            await asyncio.get_running_loop().create_future()  # until cancelled
+        finally:
+            await made.async_close()  # says goodbye
+    except (Error, OSError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ConfigError(f"nobody can be told on the network ({why})") from None
+
+
+async def discover(for_s: float) -> list[Found]:
+    """Ask, and gather what comes in that time. Raises ConfigError if that is not possible here."""
+    _demand_zeroconf()
+    from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf  # noqa: PLC0415 (an extra)
+
+    names: dict[str, None] = {}
+
+    def heard(*, name: str, **_: object) -> None:
+        if len(names) < MOST:
+            names[name] = None
+
+    try:
+        made = AsyncZeroconf()
+    except OSError as error:
+        raise ConfigError(f"nobody can be asked on the network ({error.strerror or error})") from None
+    try:
+        browser = AsyncServiceBrowser(made.zeroconf, SERVICE, handlers=[heard])
+        await asyncio.sleep(for_s)
+        infos = [AsyncServiceInfo(SERVICE, name) for name in names]
+        await asyncio.gather(*(info.async_request(made.zeroconf, int(_ASK_S * 1000)) for info in infos))
+        await browser.async_cancel()
+    finally:
+        await made.async_close()
+    return sorted(found for info in infos if (found := read(info)) is not None)
+
+
+def read(info: ServiceInfo) -> Found | None:
+    """What it says, if that is whole; None: it is none of ours."""
+    key = info.properties.get(b"key")
+    addresses = info.parsed_addresses()
+    if key is None or _KEY.fullmatch(key) is None or not addresses or not info.port:
+        return None
+    shown = _NO_LABEL.sub("-", info.name.removesuffix(f".{SERVICE}"))[:63]
+    places = (f"tcp://[{each}]:{info.port}" if ":" in each else f"tcp://{each}:{info.port}" for each in addresses[:8])
+    return Found(shown, key.decode(), tuple(places))
+
+
+def own_name() -> str:
+    return socket.gethostname()
+
+
+def _demand_zeroconf() -> None:
+    if importlib.util.find_spec("zeroconf") is None:
+        raise ConfigError("finding swarms on the local network needs the package zeroconf: install swarm[discover]")

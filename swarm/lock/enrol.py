@@ -1,0 +1,97 @@
+"""Joining a swarm on another machine: who holds an invitation makes its own key known, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import zmq
+
+from swarm.errors import Unavailable, WireError
+from swarm.lock.invitation import Invitation
+from swarm.wire.channel import DealerChannel, Link
+from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.door.keys import KeyPair, keyed, public_of
+from swarm.wire.greeting import greeting, read_greeting, why_strangers
+from swarm.wire.messages import BrokerKey, Enrol, Enrolled, Malformed, ServerMessage
+from swarm.wire.schema import client_schema
+
+TIMEOUT_S = 10.0  # for each address of the invitation
+
+
+class Joined(NamedTuple):
+    """Where the broker answered, its public key, and as what it knows us."""
+
+    address: str
+    broker: str
+    enrolled: Enrolled
+
+
+async def enrol(invitation: Invitation, key: str, name: str, timeout_s: float = TIMEOUT_S) -> Joined:
+    """Make ``key`` known at the first address of the invitation that answers. Raises Unavailable if nobody answers or
+    the invitation is refused."""
+    reasons = []
+    for address in invitation.addresses:
+        links: set[Link] = set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _enrol_at(address, invitation, key, name, links)
+        except TimeoutError:
+            reasons.append(
+                f"who listens at {address} hangs up while this machine knocks: the swarm may have another key by now "
+                "than when it made this invitation, then ask for another (swarmctl invite)"
+                if Link.UNHEARD in links
+                else f"nobody answered at {address} within {timeout_s:g} s"
+            )
+    raise Unavailable("; ".join(reasons) + ": check that the swarm runs and that its ports can be reached from here")
+
+
+async def _enrol_at(address: str, invitation: Invitation, key: str, name: str, links: set[Link]) -> Joined:
+    """``links``: what has become of the connection is put there, for who gives up."""
+    broker = invitation.broker
+    pair = KeyPair(public_of(invitation.secret), invitation.secret)
+    async with _knocking(keyed(address, invitation.broker.encode()), pair) as channel:
+        async for event in channel:
+            if isinstance(event, Link):
+                links.add(event)
+            if event is Link.UP:
+                channel.send(greeting(client_schema()))
+            elif event is Link.TURNED_AWAY:
+                raise Unavailable(
+                    f"the swarm at {address} does not take this invitation: it has been used, has expired or was "
+                    "revoked; ask for another (swarmctl invite)"
+                )
+            elif not isinstance(event, Link):
+                if (theirs := read_greeting(event)) is not None:
+                    if (reason := why_strangers(theirs, client_schema())) is not None:
+                        raise Unavailable(f"the swarm at {address} can't be joined: {reason}")
+                    channel.send(CLIENT.encode(Enrol(key=key, name=name)))
+                elif isinstance(message := SERVER.decode(event)[0], BrokerKey):
+                    broker = message.key  # it has another one than when it was invited
+                elif (enrolled := _answer(message)) is not None:
+                    return Joined(address, broker, enrolled)
+    raise Unavailable(f"the connection to {address} ended")  # a channel yields for as long as it is open
+
+
+def _answer(message: ServerMessage) -> Enrolled | None:
+    if isinstance(message, Malformed):
+        raise Unavailable(f"the swarm refused: {message.reason}")
+    return message if isinstance(message, Enrolled) else None
+
+
+@contextlib.asynccontextmanager
+async def _knocking(endpoint: str, pair: KeyPair) -> AsyncIterator[DealerChannel]:
+    context = zmq.Context()
+    try:
+        channel = DealerChannel(context, endpoint, secrets.token_bytes(16), SERVER.frame_limit_bytes, pair)
+        try:
+            yield channel
+        except WireError as error:
+            raise Unavailable(f"what answered is no swarm of this build: {error}") from None
+        finally:
+            channel.close()
+    finally:
+        context.term()

@@ -1,0 +1,84 @@
+"""The roll's file: for its owner alone, written whole and synced before anything that it says counts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from swarm import private
+from swarm.errors import ConfigError
+from swarm.lock.roll import MAX_EXPIRED, MAX_INVITED, MAX_MEMBERS, MAX_RETIRED, Invited, Member, Refusal, Retired, Roll
+
+_VERSION: Final = 1
+_WHAT: Final = "the roll of keys"
+_MAX_BYTES: Final = 8 << 20
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _Written(_Version, frozen=True, forbid_unknown_fields=True):
+    members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    invited: Annotated[tuple[Invited, ...], msgspec.Meta(max_length=MAX_INVITED + MAX_EXPIRED)]
+    retired: Annotated[tuple[Retired, ...], msgspec.Meta(max_length=MAX_RETIRED)] = ()
+    seen_at: float = 0.0
+
+
+class RollFile:
+    """``roll``: as it is on disk. The latest time that was ever seen is there too: where the clock goes back, or begins
+    in 1970 at a boot, what has expired stays so."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it; without a file, nobody is known. Raises ConfigError if others may read it, or it is no roll."""
+        self.path = path
+        self.roll, self._seen_at = _read(path)
+
+    def now(self) -> float:
+        """The time, which never goes back."""
+        self._seen_at = max(self._seen_at, time.time())
+        return self._seen_at
+
+    def write(self, roll: Roll) -> None:
+        """Make this the roll. Raises Refusal if the disk does not take it: then ``roll`` is what the disk has."""
+        if roll is self.roll:
+            return
+        written = _Written(_VERSION, roll.members, roll.invited, roll.retired, self.now())
+        content = msgspec.json.format(msgspec.json.encode(written), indent=1) + b"\n"
+        try:
+            private.make_directory(self.path.parent)
+            private.write(self.path, content)
+        except OSError as error:
+            if not self._is_there(content):
+                raise Refusal(f"{_WHAT} {self.path} can't be written ({error.strerror}); nothing has changed") from None
+            self.roll = roll
+            raise Refusal(f"it is done, and may be undone by a power cut ({error.strerror}): say it again") from None
+        self.roll = roll
+
+    def _is_there(self, content: bytes) -> bool:
+        try:
+            return self.path.read_bytes() == content
+        except OSError:
+            return False
+
+
+def _read(path: Path) -> tuple[Roll, float]:
+    content = private.read(path, _WHAT, _MAX_BYTES, remedy="revoke what is in it")
+    if content is None:
+        return Roll(), 0.0
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+        if version != _VERSION:
+            raise ConfigError(f"{path} is of version {version}, and this build reads {_VERSION}")
+        written = msgspec.json.decode(content, type=_Written)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is no roll of keys ({error}): put back a copy, or move it away and invite anew"
+        ) from None
+    try:
+        return Roll(written.members, written.invited, written.retired), written.seen_at
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -1,0 +1,100 @@
+"""An invitation: one line with all that somebody needs to come in, once. Pure.
+
+It *is* a secret key, of which the broker knows the public half: whoever knocks with it may make a key of its own known.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from swarm.errors import ConfigError
+from swarm.wire.messages import Role
+
+PREFIX: Final = "swarm1:"
+MAX_ADDRESSES: Final = 16
+_MAX_CHARACTERS: Final = 8192  # 16 addresses with the longest names there are
+_SUM_BYTES: Final = 4
+_ADDRESS: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
+_ASK: Final = "copy the whole line again, or ask for another (swarmctl invite)"
+
+
+class Invitation(NamedTuple):
+    """``addresses``: tcp://HOST:PORT of the clients' door. ``broker``: its public key. ``secret``: to knock with."""
+
+    addresses: tuple[str, ...]
+    broker: str
+    secret: str
+    role: Role
+
+
+_Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+_Address = Annotated[str, msgspec.Meta(max_length=280)]
+
+
+class _Written(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    addresses: Annotated[tuple[_Address, ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)]
+    broker: _Key
+    secret: _Key
+    role: Role
+
+
+def text(invitation: Invitation) -> str:
+    """Write it as one line. Raises ConfigError if it says something that ``read`` would refuse."""
+    if not 0 < len(invitation.addresses) <= MAX_ADDRESSES:
+        raise ConfigError(f"an invitation names 1 to {MAX_ADDRESSES} addresses, not {len(invitation.addresses)}")
+    for address in invitation.addresses:
+        _check(address)
+    broker, secret = bytes.fromhex(invitation.broker), bytes.fromhex(invitation.secret)
+    packed = msgspec.msgpack.encode(_Written(invitation.addresses, broker, secret, invitation.role))
+    return PREFIX + base64.urlsafe_b64encode(packed + _sum(packed)).decode().rstrip("=")
+
+
+def read(line: str) -> Invitation:
+    """Raises ConfigError that says what is wrong with it."""
+    line = line.strip()
+    if not line.startswith(PREFIX):
+        raise ConfigError(f"this is no invitation: one begins with {PREFIX} (see swarmctl invite)")
+    packed = _unpacked(line.removeprefix(PREFIX))
+    try:
+        written = msgspec.msgpack.decode(packed, type=_Written)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise ConfigError("this invitation is of another build of swarm: use the same one here and there") from None
+    for address in written.addresses:
+        _check(address)
+    return Invitation(written.addresses, written.broker.hex(), written.secret.hex(), written.role)
+
+
+def _unpacked(characters: str) -> bytes:
+    damaged = ConfigError(f"this invitation is damaged or cut off: {_ASK}")
+    if len(characters) > _MAX_CHARACTERS:
+        raise damaged
+    try:
+        content = base64.b64decode(characters + "=" * (-len(characters) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise damaged from None
+    packed, checksum = content[:-_SUM_BYTES], content[-_SUM_BYTES:]
+    # Base64 has several texts for the same bytes; only one of them is ours.
+    if checksum != _sum(packed) or base64.urlsafe_b64encode(content).decode().rstrip("=") != characters:
+        raise damaged
+    return packed
+
+
+def _sum(packed: bytes) -> bytes:
+    return hashlib.blake2b(PREFIX.encode() + packed, digest_size=_SUM_BYTES).digest()
+
+
+def is_address(address: str) -> bool:
+    """Can it stand in an invitation: ``tcp://HOST:PORT``? Names of hosts can."""
+    found = _ADDRESS.fullmatch(address)
+    return found is not None and 0 < int(found[2]) < 1 << 16
+
+
+def _check(address: str) -> None:
+    if not is_address(address):
+        raise ConfigError(f"{address[:80]!r} in the invitation is no address like tcp://192.0.2.1:5700: {_ASK}")

@@ -1,0 +1,77 @@
+"""What each role may say at the clients' door. Pure; whose requests a client sees is the broker's core's to say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swarm.wire.messages import (
+    Ack,
+    Attach,
+    BrokerKeyKept,
+    Cancel,
+    ClientMessage,
+    Describe,
+    Detach,
+    Enrol,
+    GetAsset,
+    HostDone,
+    HostHello,
+    Invite,
+    Join,
+    Query,
+    Recall,
+    Revoke,
+    Rotate,
+    RotateBroker,
+    RotateMember,
+    Stop,
+    StopWorker,
+    Submit,
+)
+
+_CLIENT: Final = (Submit, Recall, Attach, Ack, Stop, Cancel, Detach, Describe, GetAsset, Query, Rotate, BrokerKeyKept)
+_MAY: Final[dict[str, tuple[type[ClientMessage], ...]]] = {
+    "client": _CLIENT,
+    "gateway": _CLIENT,
+    "worker": (Describe, Rotate, BrokerKeyKept),
+}
+_CLIENT_ASKS: Final = frozenset({"status", "nodes", "plan", "stats", "requests", "trace"})
+_WORDS: Final[dict[type[ClientMessage], str]] = {
+    Submit: "submit requests",
+    Recall: "read requests",
+    Attach: "read requests",
+    Ack: "read requests",
+    Stop: "end requests",
+    Cancel: "end requests",
+    Detach: "read requests",
+    Describe: "ask",
+    GetAsset: "ask for the model's files",
+    Join: "start workers",
+    StopWorker: "stop workers",
+    HostHello: "offer to start workers",
+    HostDone: "offer to start workers",
+    Invite: "invite",
+    Revoke: "take keys away",
+    Rotate: "change its key",
+    RotateBroker: "change the broker's key",
+    RotateMember: "change others' keys",
+    BrokerKeyKept: "keep the broker's key",
+}
+
+
+def refusal(role: str | None, message: ClientMessage) -> str:
+    """Why whoever has this role may not say that; empty: it may. None: nobody whom the roll knows."""
+    if role is None:
+        return "this key is not known here (any more): ask for an invitation (swarmctl invite)"
+    if isinstance(message, Enrol):
+        return "" if role == "invited" else "only who knocks with an invitation can enrol (swarm worker --join)"
+    if role == "invited":
+        return "an invitation is good for joining and nothing else: say --join"
+    if role == "admin" or (isinstance(message, _MAY.get(role, ())) and _is_asked(message)):
+        return ""
+    what = f"ask for {message.what}" if isinstance(message, Query) else _WORDS.get(type(message), "say that")
+    return f"a {role} may not {what}: that takes an admin's key, or somebody on the broker's machine"
+
+
+def _is_asked(message: ClientMessage) -> bool:
+    return not isinstance(message, Query) or message.what in _CLIENT_ASKS

@@ -1,0 +1,52 @@
+"""The ways that steps take: to a door, or by the broker's relay to a worker whose door nobody reaches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swarm.sim.network import Link
+from swarm.sim.roles import Scene, Worker
+from swarm.wire.door.keys import without_ticket
+
+RELAY: Final = "tcp://relay:1"
+
+
+class Ways:
+    """``hidden``: the names of those whose doors nobody reaches."""
+
+    def __init__(self, scene: Scene, hidden: tuple[str, ...]) -> None:
+        self._scene = scene
+        self._hidden = frozenset(hidden)
+
+    def behind(self, endpoint: str) -> Worker | None:
+        """Who takes what is sent there."""
+        ticket = without_ticket(endpoint)[1]
+        if not ticket:
+            return self._scene.workers.get(endpoint)
+        return next((node for node in self._scene.workers.values() if node.ticket == ticket), None)
+
+    def reaches(self, source: str, endpoint: str) -> bool:
+        """Can a connection be made from there to this door, or to the relay before it?"""
+        node, network = self.behind(endpoint), self._scene.network
+        if node is None or without_ticket(endpoint)[1]:
+            return not network.is_blocked(source, "broker")
+        return node.name not in self._hidden and not network.is_blocked(source, node.name)
+
+    def link(self, source: str, endpoint: str, key: str | None) -> Link:
+        scene, node = self._scene, self.behind(endpoint)
+        target = "broker" if node is None else node.name
+        opens = None if key is None else lambda: self._opens(endpoint, key)
+        via = "broker" if without_ticket(endpoint)[1] else ""
+        return scene.network.link(source, target, "data", scene.world.pace.data, opens, via=via)
+
+    def _opens(self, endpoint: str, key: str) -> bool:
+        """Whether what is sent there is heard now. Where nobody lives, what comes is lost."""
+        broker, node = self._scene.broker, self.behind(endpoint)
+        if endpoint == broker.core.settings.data_endpoint:
+            return broker.hears("data", key)
+        ticket = without_ticket(endpoint)[1]
+        if ticket and not (broker.passes_on(ticket) and (node is None or node.waits_at == endpoint)):
+            return False
+        if node is None:
+            return True
+        return bool(ticket or node.name not in self._hidden) and node.door.hears(key)

@@ -1,0 +1,145 @@
+"""A worker's way in and out: its door for steps, and connections to the doors of others."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from swarm import failpoints
+from swarm.errors import ConfigError
+from swarm.log import get_logger
+from swarm.wire.addresses import host_of, is_loopback, reaching
+from swarm.wire.channel import PullChannel
+from swarm.wire.codec import DATA
+from swarm.wire.door.keys import KeyPair, Lock, address_and_key, keyed, reached
+from swarm.wire.messages import Edge
+from swarm.wire.push import PushChannel
+from swarm.wire.tensors import Bytes
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+    from swarm.config.sections import WorkerSettings
+
+RETRY_S: Final = 0.005  # how soon to try again: a fresh connection takes a moment
+PATIENCE_S: Final = 5.0  # for the connection; on a network that is no slower, the message is on its way then
+LINGER_S: Final = 2.0  # how long the rest of it may still leave when the connection is closed
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Way:
+    """Connections to others. ``pair``: by which they know this worker when one is opened; the control loop may put
+    another in its place. ``broker_host``: the address by which it reaches the broker, for those doors of the broker
+    that are told without one."""
+
+    pair: KeyPair
+    broker_host: str
+
+    def open(self, endpoint: str) -> PushChannel:
+        return PushChannel(self.reached(endpoint), pair=self.pair)
+
+    def reached(self, endpoint: str) -> str:
+        """The endpoint as it is reached from here."""
+        return reached(endpoint, self.broker_host) if endpoint else ""
+
+
+@dataclass(slots=True)
+class StepDoor:
+    """Where steps come in. At loopback, whoever names its word is heard; elsewhere, whose keys the plan names."""
+
+    pull: PullChannel
+    endpoint: str  # as others are told
+    host: str
+    ticket: str = field(default_factory=partial(secrets.token_hex, 16))  # by which a relay knows it
+    _heard: set[str] = field(default_factory=set)
+
+    @classmethod
+    def open(cls, settings: Settings, pair: KeyPair) -> StepDoor:
+        """Raises ConfigError if this machine has no such address, or no free port."""
+        own = settings.worker
+        host = own.host if own.host != "auto" else reaching(settings.client.url)
+        heard: set[str] = set()
+        # Who is not heard is not told so: the plan that names it may be on its way, and it shall knock again.
+        lock = None if is_loopback(host) else Lock(pair, heard.__contains__, says_no=False)
+        pull = PullChannel(host, DATA.frame_limit_bytes, _ports(own), lock=lock, nearby=True)
+        if pull.not_nearby:
+            log.info("no_back_door", reason=pull.not_nearby)  # who runs on this host comes by tcp, too
+        endpoint = failpoints.retold("advertise", _advertised(pull.endpoint, own.advertise))
+        return cls(pull, endpoint, host, _heard=heard)
+
+    def moved_to(self, settings: Settings) -> str:
+        """The address that reaches the broker now, if it is another one than this door's; empty: it is not, there is no
+        way, or the address was set by hand."""
+        with contextlib.suppress(ConfigError):
+            now = reaching(settings.client.url)
+            if settings.worker.host == "auto" and now != self.host:
+                return now
+        return ""
+
+    def admit(self, keys: frozenset[str], relay: str) -> None:
+        """Hear these from now on, and nobody else; also those who come by this relay, if there is one."""
+        self.pull.reach_out(relay)
+        self._heard.clear()
+        self._heard.update(keys)
+        self.pull.reconsider()
+
+
+def broker_host(settings: Settings) -> str:
+    return host_of(settings.client.url)
+
+
+def _advertised(endpoint: str, host: str) -> str:
+    if not host:
+        return endpoint
+    address, key = address_and_key(endpoint)
+    port = address.rpartition(":")[2]
+    return keyed(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", key)
+
+
+def _ports(own: WorkerSettings) -> range:
+    low, _, high = own.data_ports.partition("-")
+    return range(int(low), int(high) + 1)
+
+
+class AsideEdge:
+    """A connection for a single message, to a stage that nothing else is sent to.
+
+    It may take its time, and may be lost: whoever waits for what becomes of it has a deadline. One message at a time; a
+    later one takes the place of one that could not be sent yet.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._channel: PushChannel | None = None
+        self._frames: Sequence[Bytes] = ()
+        self._give_up_at = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return self._channel is not None
+
+    def send(self, edge: Edge, frames: Sequence[Bytes], now: float) -> None:
+        self.close()
+        self._channel = self._way.open(edge.endpoint)
+        self._frames, self._give_up_at = frames, now + PATIENCE_S
+        self.flush(now)
+
+    def flush(self, now: float) -> None:
+        """Send it if that is possible now; give up in the end."""
+        if self._channel is None:
+            return
+        if self._channel.send(self._frames):
+            self.close(LINGER_S)
+        elif now >= self._give_up_at:
+            log.warning("aside_not_sent", to=self._channel.endpoint)
+            self.close()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        if self._channel is not None:
+            self._channel.close(linger_s)
+        self._channel, self._frames = None, ()

@@ -1,0 +1,78 @@
+"""This machine's own addresses: those of an interface, and the one that reaches somebody else."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+import psutil
+
+from swarm.errors import ConfigError
+
+
+def own(listened: Sequence[str]) -> tuple[str, ...]:
+    """Resolve addresses and names of interfaces to addresses, each once. Raises ConfigError if one is not there."""
+    found: dict[str, None] = {}
+    for text in listened:
+        found.update(dict.fromkeys([text] if _is_address(text) else _of_interface(text)))
+    return tuple(found)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_interface(name: str) -> list[str]:
+    interfaces = psutil.net_if_addrs()
+    if name not in interfaces:
+        known = ", ".join(sorted(interfaces))
+        raise ConfigError(f"there is no network interface {name!r} here, only {known}; name one of them, or an address")
+    found = [each.address for each in interfaces[name] if each.family in (socket.AF_INET, socket.AF_INET6)]
+    # A link-local address means nothing without the interface's name, which differs from machine to machine.
+    usable = [address for address in found if "%" not in address and not ipaddress.ip_address(address).is_link_local]
+    if not usable:
+        raise ConfigError(f"the network interface {name!r} has no address that others could name; give it one")
+    return usable
+
+
+def reaching(url: str) -> str:
+    """The address of this machine from which the place in ``url`` is reached, as the kernel would choose it now.
+
+    Nothing is sent. Raises ConfigError if there is no way.
+    """
+    host = host_of(url)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port_of(url), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"this machine has no way to {host} ({error.strerror}): check the address and the network"
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?"""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+def host_of(url: str) -> str:
+    """The host in ``tcp://[KEY@]HOST:PORT``, without brackets."""
+    return _split(url)[0]
+
+
+def port_of(url: str) -> int:
+    return _split(url)[1]
+
+
+def _split(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("tcp://").rpartition("@")[2].rpartition(":")
+    if not url.startswith("tcp://") or not host or not port.isdecimal():
+        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,146 @@
+"""How who knocks gets in: the knocking halves of ZMTP's security mechanisms (the listening ones: ``mechanisms``).
+
+Each says its ``first`` command behind the greeting, without waiting for the other end's, and answers from then on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Protocol
+
+from nacl.bindings import (
+    crypto_box,
+    crypto_box_beforenm,
+    crypto_box_keypair,
+    crypto_box_open_easy_afternm,
+)
+from nacl.exceptions import CryptoError
+
+from swarm.errors import ConfigError, WireError
+from swarm.wire.door.curve import opened
+from swarm.wire.door.keys import MOST_KEY, KeyPair, public_key_in
+from swarm.wire.door.mechanisms import (
+    PUSH,
+    USERNAME,
+    Mechanism,
+    Reply,
+    Told,
+    body_of,
+    introduced,
+    named,
+    ready,
+    told,
+)
+from swarm.wire.door.sealing import Session
+
+
+class TurnedAway(WireError):
+    """The other end says that our key opens nothing there."""
+
+
+class Knocker(Mechanism, Protocol):
+    """See the module's text."""
+
+    first: bytes
+
+
+class OpenDoor:
+    """Anybody is heard there (NULL)."""
+
+    name: ClassVar = b"NULL"
+    proves: ClassVar = False
+    key: str = ""
+    session: Session | None = None
+
+    def __init__(self) -> None:
+        self.first = ready(PUSH)
+        self.told: Told | None = None
+
+    def take(self, command: bytes) -> Reply:
+        self.told = introduced(_said(command, b"READY"), PUSH)
+        return Reply(b"")
+
+
+class Word:
+    """Whoever names the word is heard there (PLAIN)."""
+
+    name: ClassVar = b"PLAIN"
+    proves: ClassVar = False
+    key: str = ""
+    session: Session | None = None
+
+    def __init__(self, word: bytes) -> None:
+        self.first = named(b"HELLO", bytes([len(USERNAME)]) + USERNAME + bytes([len(word)]) + word)
+        self._is_welcome = False
+        self.told: Told | None = None
+
+    def take(self, command: bytes) -> Reply:
+        if not self._is_welcome:
+            _said(command, b"WELCOME")
+            self._is_welcome = True
+            return Reply(named(b"INITIATE", told(Socket_Type=PUSH.name, Identity=b"")))
+        self.told = introduced(_said(command, b"READY"), PUSH)
+        return Reply(b"")
+
+
+class Locked:
+    """Who has shown a key that is named there is heard (CURVE). What they are is explained in ``curve``."""
+
+    name: ClassVar = b"CURVE"
+    proves: ClassVar = True
+
+    def __init__(self, door: str, pair: KeyPair) -> None:
+        self.key = door
+        self._door, self._pair = bytes.fromhex(door), pair
+        self._public, self._secret = crypto_box_keypair()  # for this connection
+        self._shared = b""
+        number = (1).to_bytes(8, "big")
+        box = crypto_box(bytes(64), b"CurveZMQHELLO---" + number, self._door, self._secret)
+        self.first = named(b"HELLO", b"\x01\x00" + bytes(72) + self._public + number + box)
+        self.told: Told | None = None
+        self.session: Session | None = None
+
+    def take(self, command: bytes) -> Reply:
+        if not self._shared:
+            return Reply(self._initiate(_said(command, b"WELCOME")))
+        said = _said(command, b"READY")
+        try:
+            plain = crypto_box_open_easy_afternm(said[8:], b"CurveZMQREADY---" + said[:8], self._shared)
+        except (CryptoError, ValueError):
+            raise WireError("the READY of CURVE is none") from None
+        self.told = introduced(plain, PUSH)
+        self.session = Session(self._shared, listens=False, sent=2, heard=int.from_bytes(said[:8], "big"))
+        return Reply(b"")
+
+    def _initiate(self, welcome: bytes) -> bytes:
+        if len(welcome) != 160:
+            raise WireError("the WELCOME of CURVE is none")
+        plain = opened(welcome[16:], b"WELCOME-" + welcome[:16], self._door, self._secret)
+        theirs, cookie = plain[:32], plain[32:]
+        nonce, number = secrets.token_bytes(16), (2).to_bytes(8, "big")
+        vouch = crypto_box(self._public + self._door, b"VOUCH---" + nonce, theirs, bytes.fromhex(self._pair.secret))
+        introduction = told(Socket_Type=PUSH.name, Identity=b"")
+        said = bytes.fromhex(self._pair.public) + nonce + vouch + introduction
+        self._shared = crypto_box_beforenm(theirs, self._secret)
+        box = crypto_box(said, b"CurveZMQINITIATE" + number, theirs, self._secret)
+        return named(b"INITIATE", cookie + number + box)
+
+
+def knocks(address: str, key: bytes, pair: KeyPair | None) -> Callable[[], Knocker]:
+    """Make what each connection begins with, for a door with this key. Raises ConfigError for a door with a lock if we
+    have no keys, and for a word that is none."""
+    if (door := public_key_in(key)) is not None:
+        if pair is None:
+            raise ConfigError(f"the door at {address} has a lock, and this machine has no key to it: join with --join")
+        return partial(Locked, door, pair)
+    if len(key) > MOST_KEY:
+        raise ConfigError(f"the key in an endpoint at {address} is none: it has {len(key)} bytes")
+    return partial(Word, key) if key else OpenDoor
+
+
+def _said(command: bytes, name: bytes) -> bytes:
+    if command[:6] == named(b"ERROR"):
+        raise TurnedAway("the other end turned us away")
+    return body_of(command, name)

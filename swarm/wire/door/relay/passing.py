@@ -1,0 +1,381 @@
+"""A relay: where who sends meets who receives, if the receiver can only connect outwards.
+
+Both connect here, each says which ``rendezvous`` it wants, and when they are joined, what one says is passed on to the
+other, byte for byte. It is the ends that shake hands: with a lock at the receiver's door, nothing but sealed bytes
+passes here. Backpressure is TCP's: what the receiver does not take fills one pipe, and then stays with the sender.
+
+It has a thread of its own, and large messages go from socket to socket inside the kernel (``splice``) without a stop in
+Python, so that they don't hold up the rest of the process.
+
+Bounds: who has not said its line yet is a stranger, as at any door (``strangers``), for ``_PREAMBLE_S``; who waits and
+who is joined, ``rendezvous`` says. The last ``RESERVE`` descriptors are not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from swarm.errors import WireError
+from swarm.wire.door.connection import set_options
+from swarm.wire.door.listener import RESERVE
+from swarm.wire.door.relay.rendezvous import JOINED, PREAMBLE_BYTES, Rendezvous, read_preamble
+from swarm.wire.door.strangers import Strangers, source_of
+from swarm.wire.wake import Wake
+
+KEEPALIVE_S: Final = 20  # of who waits: routers forget a connection on which nothing passes, and tell nobody
+_PREAMBLE_S: Final = 3.0
+_MOST_STRANGERS: Final = 256
+_ACCEPT_AT_ONCE: Final = 64
+_SWEEP_S: Final = 1.0
+_CLOSE_S: Final = 2.0
+_COPIED: Final = 64 << 10  # a reading that fills as much goes on by a pipe
+_PIPE_BYTES: Final = 256 << 10
+_SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ
+_TURNS: Final = 8  # readings of one way before others have theirs
+_READS, _WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class Relay:
+    """See the module's text. ``bound``: sockets that listen, which it closes. Nothing passes before ``admit``.
+    ``failed`` is called, from its thread, if that ends by a bug."""
+
+    def __init__(self, bound: Sequence[socket.socket], failed: Callable[[BaseException], None]) -> None:
+        self._bound = tuple(bound)
+        self._failed = failed
+        self._selector = selectors.DefaultSelector()
+        self._wake = Wake()
+        self._wanted: frozenset[str] = frozenset()
+        self._is_over = False
+        self._meets: Rendezvous[_End] = Rendezvous()
+        self._strangers: Strangers[_End] = Strangers(_MOST_STRANGERS)
+        self._ends: set[_End] = set()
+        self._scratch = memoryview(bytearray(_COPIED))
+        self._accepts = False
+        self._clock = 0.0  # of time in which we looked
+        self._swept_at = time.monotonic()
+        self._num_refused = 0
+        self._num_bytes = self._num_joined = self._num_waiting = 0
+        self._selector.register(self._wake, _READS)
+        self._let_in()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread.start()
+
+    def admit(self, tickets: frozenset[str]) -> None:
+        """Pass on under these tickets from now on, and under no others: what is joined under another is cut at once.
+        From any thread."""
+        self._wanted = tickets
+        self._wake.set()
+
+    def figures(self) -> dict[str, float]:
+        """Pairs that are joined and receivers that wait now; bytes passed on and who was hung up on, ever since."""
+        return {
+            "joined": self._num_joined,
+            "waiting": self._num_waiting,
+            "bytes": self._num_bytes,
+            "refused": self._num_refused,
+        }
+
+    def close(self) -> None:
+        """Hang up on everybody, and listen no more."""
+        self._is_over = True
+        self._wake.set()
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._wake.close()
+
+    # --- the own thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                self._turn()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            for end in list(self._ends):
+                self._close(end)
+            for bound in self._bound:
+                bound.close()
+            self._selector.close()
+
+    def _turn(self) -> None:
+        """Wait for news, and do what is to be done."""
+        for key, events in self._selector.select(_SWEEP_S):
+            if isinstance(key.data, _End):
+                self._serve(key.data, events)
+            elif key.fileobj is self._wake:
+                self._wake.clear()
+                for end in self._meets.admit(self._wanted):
+                    self._close(end)
+            elif isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
+        now = time.monotonic()
+        if now - self._swept_at >= _SWEEP_S:
+            self._sweep(now)
+        self._num_joined, self._num_waiting = self._meets.num_joined, self._meets.num_waiting
+
+    def _sweep(self, now: float) -> None:
+        """Hang up on who takes too long."""
+        self._clock += min(now - self._swept_at, 2 * _SWEEP_S)
+        self._swept_at = now
+        for end in [end for end in self._strangers if self._clock - end.since > _PREAMBLE_S]:
+            self._refuse(end)
+        for end in self._meets.overdue(self._clock):
+            self._end(end)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        if not self._accepts:
+            self._accepts = True
+            for bound in self._bound:
+                self._selector.register(bound, _READS)
+
+    def _shut(self) -> None:
+        """Nobody new until the next sweep: there is no descriptor."""
+        if self._accepts:
+            self._accepts = False
+            for bound in self._bound:
+                self._selector.unregister(bound)
+
+    def _accept(self, bound: socket.socket) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            if not self._accepts:
+                return
+            try:
+                connected, came_from = bound.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor, no memory, or it is gone
+                self._shut()
+                return
+            source = source_of(came_from)
+            if not _is_free(connected.fileno()):
+                connected.close()
+                self._shut()
+            elif not self._strangers.is_heard(source, self._clock):
+                self._num_refused += 1
+                connected.close()
+            else:
+                self._begin(connected, source)
+
+    def _begin(self, connected: socket.socket, source: str) -> None:
+        try:
+            set_options(connected)
+        except OSError:  # gone already
+            connected.close()
+            return
+        end = _End(connected, self._clock)
+        self._ends.add(end)
+        self._watch(end, _READS)
+        if (gives_way := self._strangers.add(end, source, self._clock)) is not None:
+            self._refuse(gives_way)
+
+    def _serve(self, end: _End, events: int) -> None:
+        """Something can be read from this end, or written to it."""
+        if end not in self._ends:  # closed in this turn
+            return
+        if end.goes_out is None or end.comes_in is None:
+            self._hear(end)
+            return
+        try:
+            if events & _READS:
+                self._pass_on(end.goes_out)
+            if events & _WRITES and end in self._ends:
+                self._pass_on(end.comes_in)
+        except OSError:
+            self._end(end)
+
+    def _hear(self, end: _End) -> None:
+        """An end that is not joined: it says its line, and then nothing. Else it is hung up on."""
+        try:
+            came = end.socket.recv(PREAMBLE_BYTES + 1 - len(end.said))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            came = b""
+        if end not in self._strangers:
+            self._end(end)
+            return
+        end.said += came
+        try:
+            asked = read_preamble(end.said) if came else None
+        except WireError:
+            came = b""
+        if not came or (asked is not None and not self._meets.is_admitted(asked.ticket)):
+            self._refuse(end)
+        elif asked is not None:
+            self._strangers.passes(end)
+            _keep_alive(end.socket)
+            for each in self._meets.comes(end, asked, self._clock):
+                self._close(each)
+            self._join(asked.ticket)
+
+    def _join(self, ticket: str) -> None:
+        while (pair := self._meets.joins(ticket)) is not None:
+            sender, receiver = pair
+            sender.goes_out = receiver.comes_in = _Way(sender, receiver, self._scratch)
+            receiver.goes_out = sender.comes_in = _Way(receiver, sender, self._scratch)
+            if not (receiver.say(JOINED) and sender.say(JOINED)):
+                self._end(receiver)
+
+    def _pass_on(self, way: _Way) -> None:
+        """Raises OSError if either end is gone."""
+        self._num_bytes += way.pass_on()
+        if way.is_over:
+            self._end(way.source)
+            return
+        for end in (way.source, way.target):
+            self._watch(end, end.wants)
+
+    def _watch(self, end: _End, events: int) -> None:
+        if events == end.watched:
+            return
+        if not events:
+            self._selector.unregister(end.socket)
+        elif not end.watched:
+            self._selector.register(end.socket, events, end)
+        else:
+            self._selector.modify(end.socket, events, end)
+        end.watched = events
+
+    def _refuse(self, end: _End) -> None:
+        self._num_refused += 1
+        self._end(end)
+
+    def _end(self, end: _End) -> None:
+        """It is gone, or has to go; and who is joined with it."""
+        ticket = self._meets.ticket_of(end)
+        other = self._meets.leaves(end)
+        self._close(end)
+        if other is not None:
+            self._close(other)
+            self._join(ticket)
+
+    def _close(self, end: _End) -> None:
+        if end in self._ends:
+            self._ends.discard(end)
+            self._strangers.fails(end, self._clock)
+            self._watch(end, 0)
+            end.close()
+
+
+class _End:
+    """A connection that came in."""
+
+    __slots__ = ("comes_in", "goes_out", "said", "since", "socket", "watched")
+
+    def __init__(self, connected: socket.socket, now: float) -> None:
+        self.socket = connected
+        self.since = now
+        self.said = b""
+        self.goes_out: _Way | None = None  # once it is joined
+        self.comes_in: _Way | None = None
+        self.watched = 0
+
+    def say(self, words: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            return self.socket.send(words) == len(words)
+        return False
+
+    @property
+    def wants(self) -> int:
+        """What to watch a joined one for."""
+        assert self.goes_out is not None
+        assert self.comes_in is not None
+        return (0 if self.goes_out.num_held else _READS) | (_WRITES if self.comes_in.num_held else 0)
+
+    def close(self) -> None:
+        if self.goes_out is not None:
+            self.goes_out.close()
+        self.socket.close()
+
+
+class _Way:
+    """From one end to the other. Nothing is read while something is held that the other end has not taken."""
+
+    def __init__(self, source: _End, target: _End, scratch: memoryview) -> None:
+        self.source, self.target = source, target
+        self._scratch = scratch
+        self._rest = b""  # copied, and not taken yet
+        self._pipe: tuple[int, int] | None = None
+        self._may_splice = hasattr(os, "splice")
+        self.num_held = 0
+        self.is_over = False  # the source has said all, and all of it was passed on
+
+    def pass_on(self) -> int:
+        """Pass on what can be, in turns with others; how many bytes were taken. Raises OSError."""
+        num_taken = 0
+        for _ in range(_TURNS):
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                if not self.num_held:
+                    num_taken += self._take()
+                if self.num_held:
+                    self._give()
+                if not self.num_held and not self.is_over:
+                    continue
+            break
+        return num_taken
+
+    def _take(self) -> int:
+        """Read, and give at once what is copied."""
+        if self._pipe is not None:
+            count = os.splice(self.source.socket.fileno(), self._pipe[1], _PIPE_BYTES, flags=os.SPLICE_F_NONBLOCK)
+            self.num_held = count
+        else:
+            count = self.source.socket.recv_into(self._scratch)
+            sent = 0
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                sent = self.target.socket.send(self._scratch[:count]) if count else 0
+            self._rest = bytes(self._scratch[sent:count])
+            self.num_held = count - sent
+            if count == _COPIED and not self.num_held and self._may_splice:
+                self._make_pipe()
+        self.is_over = not count
+        return count
+
+    def _give(self) -> None:
+        if self._pipe is not None:
+            out, there = self._pipe[0], self.target.socket.fileno()
+            self.num_held -= os.splice(out, there, self.num_held, flags=os.SPLICE_F_NONBLOCK)
+        else:
+            self._rest = self._rest[self.target.socket.send(self._rest) :]
+            self.num_held = len(self._rest)
+
+    def _make_pipe(self) -> None:
+        """If there are descriptors for it."""
+        self._may_splice = False
+        with contextlib.suppress(OSError):
+            self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._pipe is not None and not _is_free(max(self._pipe)):
+            self.close()
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):  # the kernel's own size is enough
+                fcntl.fcntl(self._pipe[1], _SET_PIPE_SIZE, _PIPE_BYTES)
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            for each in self._pipe:
+                os.close(each)
+            self._pipe = None
+
+
+def _is_free(fd: int) -> bool:
+    """Is this descriptor none of those that are left for others?"""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit == resource.RLIM_INFINITY or fd < limit - RESERVE
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    if (option := getattr(socket, "TCP_KEEPIDLE", None)) is not None:
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.IPPROTO_TCP, option, KEEPALIVE_S)

@@ -1,0 +1,212 @@
+"""The sending end of data edges, beside those that speak ZMTP elsewhere, and at the back door of this host."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import zmq
+
+from swarm.errors import ConfigError
+from swarm.wire.channel import PullChannel
+from swarm.wire.door import nearby
+from swarm.wire.door.keys import Lock, address_and_key, keyed, new_pair
+from swarm.wire.push import PushChannel
+
+HOST = "127.0.0.1"
+SOON_S = 10.0
+LIMIT = 1 << 26
+DOOR = new_pair()
+ME = new_pair()
+
+
+@pytest.fixture
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where back doors are, for this test alone."""
+    if not hasattr(socket, "SO_PEERCRED") or not Path("/proc/self/ns/net").exists():
+        pytest.skip("a system that tells who is at the other end of a Unix socket, and in which network it lives")
+    with tempfile.TemporaryDirectory() as short:  # pytest's own folders have longer names than a socket may have
+        monkeypatch.setattr("tempfile.gettempdir", lambda: short)
+        yield Path(short) / f"swarm-{os.geteuid()}"
+
+
+def sent(push: PushChannel, pull: PullChannel, *frames: bytes) -> list[bytes]:
+    """Send as soon as that is possible; what arrives."""
+    give_up_at = monotonic() + SOON_S
+    while not push.send(frames):
+        assert monotonic() < give_up_at
+        pull.wait(0.05)
+    assert pull.wait(SOON_S)
+    return [bytes(frame) for frame in pull.receive() or []]
+
+
+@pytest.mark.parametrize("is_locked", [False, True], ids=["NULL", "CURVE"])
+def test_it_speaks_with_libzmq(context: zmq.Context[zmq.Socket[bytes]], is_locked: bool) -> None:
+    """A PULL that is not ours hears it: what it says is ZMTP, and not only what we take for it."""
+    with context.socket(zmq.PULL) as theirs:
+        theirs.set(zmq.RCVTIMEO, int(SOON_S * 1000))
+        if is_locked:
+            theirs.set(zmq.CURVE_SERVER, 1)
+            theirs.set(zmq.CURVE_PUBLICKEY, bytes.fromhex(DOOR.public))
+            theirs.set(zmq.CURVE_SECRETKEY, bytes.fromhex(DOOR.secret))
+        port = theirs.bind_to_random_port(f"tcp://{HOST}")
+        push = PushChannel(keyed(f"tcp://{HOST}:{port}", DOOR.public.encode() if is_locked else b""), pair=ME)
+        assert push.wait(SOON_S)
+        for size in (0, 200, 100_000, 3_000_000):
+            assert push.wait(SOON_S)
+            assert push.send([b"header", bytes(size)])
+            assert [len(frame) for frame in theirs.recv_multipart()] == [6, size]
+        push.close()
+
+
+@pytest.mark.parametrize("is_locked", [False, True], ids=["PLAIN", "CURVE"])
+def test_all_of_many_messages_arrive_in_order(is_locked: bool) -> None:
+    """More than the kernel takes at once: what is left of one goes before the next, whichever thread writes."""
+    pull = PullChannel(HOST, LIMIT, lock=Lock(DOOR, lambda _: True) if is_locked else None)
+    push = PushChannel(pull.endpoint, pair=ME)
+    messages = [[b"%d" % number, bytes([number]) * (6_000_000 if number % 3 else 10)] for number in range(12)]
+
+    def send_all() -> None:
+        for frames in messages:
+            while not push.send(frames):
+                push.wait(SOON_S)
+
+    sender = threading.Thread(target=send_all, daemon=True)
+    sender.start()
+    for frames in messages:
+        assert pull.wait(SOON_S)
+        assert [bytes(frame) for frame in pull.receive() or []] == frames
+    sender.join(SOON_S)
+    push.close()
+    pull.close()
+
+
+def test_who_closes_while_nobody_is_there_waits_for_nobody() -> None:
+    with socket.socket() as deaf:  # it has the port, and does not listen
+        deaf.bind((HOST, 0))
+        push = PushChannel(f"tcp://{HOST}:{deaf.getsockname()[1]}")
+        assert not push.wait(0.05)
+        began = monotonic()
+        push.close(linger_s=60.0)
+        push._thread.join(SOON_S)
+        assert not push._thread.is_alive()
+        assert monotonic() - began < SOON_S
+
+
+@pytest.mark.parametrize("endpoint", ["nonsense", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://127.0.0.1:70000"])
+def test_what_is_no_endpoint_is_said(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="is no endpoint like"):
+        PushChannel(endpoint)
+
+
+# --- the back door ----------------------------------------------------------------------------------------------------
+
+
+def family(push: PushChannel) -> socket.AddressFamily:
+    assert push._socket is not None
+    return socket.AddressFamily(push._socket.family)
+
+
+@pytest.mark.parametrize("is_locked", [False, True], ids=["PLAIN", "CURVE"])
+def test_who_runs_on_this_host_comes_by_the_back_door(own_folder: Path, is_locked: bool) -> None:
+    """By itself, with what it was told of the door; nobody else may enter the directory, and no file stays."""
+    pull = PullChannel(HOST, LIMIT, lock=Lock(DOOR, lambda _: True) if is_locked else None, nearby=True)
+    push = PushChannel(pull.endpoint, pair=ME)
+    for size in (10, 1_000_000):
+        assert sent(push, pull, b"step", bytes(size)) == [b"step", bytes(size)]
+    assert family(push) is socket.AF_UNIX
+    assert stat.S_IMODE(own_folder.stat().st_mode) == 0o700
+    push.close()
+    pull.close()
+    assert list(own_folder.iterdir()) == []
+
+
+def test_without_a_back_door_the_door_itself_is_taken(own_folder: Path) -> None:
+    """In another network or a container there is none to be found; and one that a killed process left leads nowhere.
+    It is gone when the next one opens its own."""
+    pull = PullChannel(HOST, LIMIT, nearby=True)
+    (back,) = own_folder.iterdir()
+    back.unlink()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(back))
+    push = PushChannel(pull.endpoint)
+    assert sent(push, pull, b"step") == [b"step"]
+    assert family(push) is socket.AF_INET
+    other = PullChannel(HOST, LIMIT, nearby=True)
+    assert not back.exists()
+    for each in (push, other, pull):
+        each.close()
+
+
+def test_another_door_behind_the_back_door_is_not_believed(own_folder: Path) -> None:
+    """It does not know the word: the next attempt takes the door itself."""
+    pull, other = PullChannel(HOST, LIMIT, nearby=True), PullChannel(HOST, LIMIT, nearby=True)
+    key, port = address_and_key(pull.endpoint)[1], int(pull.endpoint.rpartition(":")[2])
+    found, wrong = nearby.found(key, port), nearby.found(*_place(other))
+    assert found is not None
+    assert wrong is not None
+    Path(wrong).rename(found)
+    push = PushChannel(pull.endpoint)
+    give_up_at = monotonic() + SOON_S
+    while not push.send([b"step"]):
+        assert monotonic() < give_up_at
+        other.wait(0.02)
+        pull.wait(0.02)
+    assert pull.wait(SOON_S)
+    assert family(push) is socket.AF_INET
+    for each in (push, other, pull):
+        each.close()
+
+
+def _place(pull: PullChannel) -> tuple[bytes, int]:
+    return address_and_key(pull.endpoint)[1], int(pull.endpoint.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_a_directory_that_others_may_enter_is_not_believed(own_folder: Path, mode: int) -> None:
+    """Neither by who listens, who says why, nor by who knocks."""
+    own_folder.mkdir()
+    own_folder.chmod(mode)
+    pull = PullChannel(HOST, LIMIT, nearby=True)
+    assert "is not this user's alone" in pull.not_nearby
+    assert list(own_folder.iterdir()) == []
+    own_folder.chmod(0o700)
+    other = PullChannel(HOST, LIMIT, nearby=True)
+    assert nearby.found(*_place(other)) is not None
+    own_folder.chmod(mode)
+    assert nearby.found(*_place(other)) is None
+    push = PushChannel(other.endpoint)
+    assert sent(push, other, b"step") == [b"step"]
+    assert family(push) is socket.AF_INET
+    for each in (push, other, pull):
+        each.close()
+
+
+def test_a_name_that_is_too_long_for_the_kernel_is_said(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/" + "x" * 100)
+    pull = PullChannel(HOST, LIMIT, nearby=True)
+    assert "would be longer than 107 bytes" in pull.not_nearby
+    push = PushChannel(pull.endpoint)
+    assert sent(push, pull, b"step") == [b"step"]
+    push.close()
+    pull.close()
+
+
+def test_another_user_is_not_heard(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it came into the directory: the kernel says whose process it is."""
+    pull = PullChannel(HOST, LIMIT, nearby=True)
+    monkeypatch.setattr(nearby, "is_own", lambda _: False)
+    monkeypatch.setattr("swarm.wire.door.connection.is_own", lambda _: False)
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(SOON_S)
+        raw.connect(str(nearby.found(*_place(pull))))
+        assert not pull.wait(0.1)
+        assert raw.recv(64) == b""
+    pull.close()

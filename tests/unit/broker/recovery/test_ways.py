@@ -1,0 +1,248 @@
+"""Doors are tried before a plan counts on them; ways that are shut are done without, named, and tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from swarm.broker.actions import Action, Note, OpenPipe, OrderWorker, Relay, TryDoor
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.events import DoorTried
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.state import PlanPhase, Worker, WorkerState
+from swarm.broker.state.workers import AGAIN_MOST_S, AGAIN_S, BROKER, HURRY_S, Way, Ways
+from swarm.wire.messages import LayerRange, Prepare, Query, Refused
+from tests.unit.broker.bench import Bench, FakeWorker, orders, ranges, settings
+
+
+def order_of(bench: Bench) -> list[str]:
+    return [name for name, _ in sorted(ranges(bench).items(), key=lambda each: each[1].first)]
+
+
+def worker(name: str, ticket: str = "") -> Worker:
+    return Worker(FakeWorker(name, f"{name}.1", ticket=ticket).hello(), b"", 0.0)
+
+
+def asked(bench: Bench) -> dict[str, Prepare]:
+    """The orders of the plan that is being prepared."""
+    return {peer: order for peer, order in orders(bench.log, Prepare) if order.epoch == bench.state.book.epoch}  # type: ignore[misc]
+
+
+def test_another_order_is_found(bench: Bench) -> None:
+    """The first can't reach the second: the plan goes the other way round, neither is blamed, and both are in it."""
+    bench.mute = {"w0"}
+    bench.join("w0", "w1")
+    bench.tick()
+    target = asked(bench)["w0.1"].edge.to
+    assert target == "w1.1"
+    bench.mute = set()
+    bench.tell("w0", Refused(epoch=1, incarnation="w0.1", reason="nothing answers there", cant_reach="w1.1"))
+    bench.tick()
+    assert order_of(bench) == ["w1", "w0"]
+    assert {w.state for w in bench.state.workers.values()} == {WorkerState.MEMBER}
+    told = [a for a in bench.log if isinstance(a, Note) and a.event == "way_shut"]
+    assert [a.fields for a in told] == [{"source": "w0", "target": "w1", "reason": "nothing answers there"}]
+    (row,) = (w for w in bench.ask(Query(what="nodes")).body["workers"] if w["name"] == "w1")
+    assert row["unreachable"] == "w0 can't reach it: nothing answers there"
+
+
+def test_the_broker_tries_the_first(bench: Bench) -> None:
+    """Aside, so nothing waits for it: what serves already is made anew in another order."""
+    bench.join("w0", "w1")
+    bench.tick()
+    assert order_of(bench) == ["w0", "w1"]
+    assert [a for a in bench.log if isinstance(a, TryDoor)] == [TryDoor(1, bench.workers["w0"].hello().endpoint)]
+    bench.feed(DoorTried(1, ""))
+    assert bench.epoch == 1
+    bench.feed(DoorTried(1, "nothing answers"))
+    bench.tick()
+    assert bench.state.book.phase is PlanPhase.SERVING
+    assert order_of(bench) == ["w1", "w0"]
+    bench.feed(DoorTried(1, "nothing answers"))  # of a plan that is no more
+    bench.tick()
+    assert order_of(bench) == ["w1", "w0"]
+
+
+def test_who_is_reached_by_nobody_is_done_without(bench: Bench) -> None:
+    bench.mute = {"w0", "w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+    bench.tell("w0", Refused(epoch=1, incarnation="w0.1", reason="no", cant_reach="w1.1"))
+    bench.tick()
+    bench.mute = set()
+    bench.feed(DoorTried(bench.state.book.epoch, "no"))  # the other way round, the broker reaches w1 as little
+    bench.tick()
+    assert order_of(bench) == ["w0"]
+
+
+def test_a_way_is_tried_again_the_later_the_more_often_that_was_in_vain() -> None:
+    ways, target = Ways(), worker("w0")
+    for wait_s in (AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S, 8 * AGAIN_S, 16 * AGAIN_S, AGAIN_MOST_S):
+        assert ways.shut("a", target, "no", 0.0) is Way.SHUT
+        assert ways.from_("a", Way.SHUT, wait_s - 1) == {"w0.1": "no"}
+        assert ways.from_("a", Way.SHUT, wait_s) == {}
+    assert ways.from_("b", Way.SHUT, 0.0) == {}
+
+
+def test_of_who_is_gone_nothing_is_kept() -> None:
+    ways = Ways()
+    for source, target in (("a", "w1"), (BROKER, "w0"), (BROKER, "w1"), ("b", "w0"), ("w0.1", "w2")):
+        ways.shut(source, worker(target), "no", 0.0)
+    ways.keep(["w0.1", "w2.1"])
+    assert sorted(ways.found) == [(BROKER, "w0.1"), ("w0.1", "w2.1")]
+
+
+def test_who_can_t_reach_the_broker_s_door_is_not_the_last(bench: Bench) -> None:
+    bench.mute = {"w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+    bench.mute = set()
+    bench.tell("w1", Refused(epoch=1, incarnation="w1.1", reason="no", cant_reach="broker"))
+    bench.tick()
+    assert order_of(bench) == ["w1", "w0"]
+    (row,) = (w for w in bench.ask(Query(what="nodes")).body["workers"] if w["name"] == "w1")
+    assert row["unreachable"] == "it can't reach the broker's data door: no"
+
+
+def test_where_only_it_could_be_the_last_it_is_asked_again_soon(bench: Bench) -> None:
+    """A firewall was wrong for a moment: nobody waits for half a minute."""
+    bench.mute = {"w0"}
+    bench.join("w0")
+    bench.tick()
+    bench.tell("w0", Refused(epoch=1, incarnation="w0.1", reason="no", cant_reach="broker"))
+    bench.tick()
+    bench.mute = set()
+    assert "w0 can't reach the broker's data door" in bench.state.book.waits_for
+    began = bench.now
+    while bench.state.book.phase is not PlanPhase.SERVING:
+        bench.tick(0.5)
+        assert bench.now - began < HURRY_S + 2
+
+
+def test_who_says_it_can_t_reach_somebody_unknown_is_asked_later(bench: Bench) -> None:
+    """That is its own refusal."""
+    bench.mute = {"w1"}
+    bench.join("w0", "w1")
+    bench.tick()
+    bench.tell("w1", Refused(epoch=1, incarnation="w1.1", reason="no", cant_reach="nobody.7"))
+    bench.tick()
+    assert order_of(bench) == ["w0"]
+    assert bench.state.workers["w1.1"].state is WorkerState.REFUSED
+
+
+def test_where_nothing_goes_without_a_way_it_is_tried_again_soon(bench: Bench) -> None:
+    """The only worker, which the broker can't reach: nobody waits for half a minute when it can be reached again."""
+    bench.join("w0")
+    bench.tick()
+    bench.feed(DoorTried(1, "nothing answers"))
+    bench.tick()
+    assert "the broker can't reach w0" in bench.state.book.waits_for
+    began = bench.now
+    while bench.state.book.phase is not PlanPhase.SERVING:
+        bench.tick(0.5)
+        assert bench.now - began < HURRY_S + 2
+    assert order_of(bench) == ["w0"]
+
+
+# --- around them, by relay --------------------------------------------------------------------------------------------
+
+RELAY = "tcp://*:5704"
+T0, T1 = "0" * 32, "1" * 32
+
+
+@pytest.fixture
+def relaying(make_bench: Callable[..., Bench]) -> Bench:
+    """Two workers that are about to load, of a broker that has a relay. There is no other order for them."""
+    pins = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
+    bench = make_bench(settings(relay=RELAY, key="b" * 64, plan=PlanSettings(settle_s=0.0, rules=PlanRules(pins=pins))))
+    bench.mute = {"w0", "w1"}
+    bench.join("w0", ticket=T0, key="c" * 64)
+    bench.join("w1", ticket=T1, key="d" * 64)
+    bench.tick()
+    return bench
+
+
+def cant(bench: Bench, source: str, target: str) -> list[Action]:
+    """It tries the door of the next one, in vain; all that are asked next can do what they are asked."""
+    bench.mute = set()
+    epoch = bench.state.book.epoch
+    said = Refused(epoch=epoch, incarnation=f"{source}.1", reason="nothing answers", cant_reach=f"{target}.1")
+    so_far = len(bench.log)
+    bench.tell(source, said)
+    bench.tick()
+    return bench.log[so_far:]
+
+
+def tickets(actions: Iterable[Action]) -> list[frozenset[str]]:
+    return [action.tickets for action in actions if isinstance(action, Relay)]
+
+
+def test_where_a_way_is_shut_steps_go_by_relay(relaying: Bench) -> None:
+    """In the order that was best: the sender is told to go there, the receiver to wait there, the relay to let both."""
+    actions = cant(relaying, "w0", "w1")
+    assert order_of(relaying) == ["w0", "w1"]
+    first, second = relaying.workers["w0"].prepare, relaying.workers["w1"].prepare
+    assert first is not None
+    assert second is not None
+    assert (first.edge.endpoint, first.relay) == (f"tcp://{RELAY.removeprefix('tcp://')}/{T1}", "")
+    assert second.relay == f"{RELAY}/{T1}"
+    assert tickets(actions) == [frozenset((T1,))]
+    kinds = [type(a.message) if isinstance(a, OrderWorker) else type(a) for a in actions]
+    assert kinds.index(Relay) < kinds.index(Prepare)
+
+
+def test_it_is_said_who_is_reached_by_relay(relaying: Bench) -> None:
+    cant(relaying, "w0", "w1")
+    told = [a.fields for a in relaying.log if isinstance(a, Note) and a.event == "way_relayed"]
+    assert told == [{"source": "w0", "target": "w1", "reason": "nothing answers"}]
+    rows = {row["name"]: row["unreachable"] for row in relaying.ask(Query(what="nodes")).body["workers"]}
+    assert rows == {"w0": "", "w1": "w0 can't reach it, but by relay: nothing answers"}
+    stages = relaying.ask(Query(what="plan")).body["stages"]
+    assert [(stage["worker"], stage["by_relay"]) for stage in stages] == [("w0", False), ("w1", True)]
+
+
+def test_the_broker_goes_by_its_own_relay(relaying: Bench) -> None:
+    """It does not try that."""
+    relaying.mute = set()
+    relaying.feed(DoorTried(relaying.state.book.epoch, "nothing answers"))
+    actions = relaying.tick()
+    assert order_of(relaying) == ["w0", "w1"]
+    opened = [a.endpoint for a in (*relaying.log, *actions) if isinstance(a, OpenPipe)]
+    assert opened[-1] == f"{RELAY}/{T0}"
+    assert len([a for a in relaying.log if isinstance(a, TryDoor)]) == 1
+
+
+def test_what_is_relayed_stays_so(relaying: Bench) -> None:
+    """Whoever waits for an answer after a death shall not wait for another try of a door that was shut."""
+    cant(relaying, "w0", "w1")
+    relaying.tick(2 * AGAIN_MOST_S)
+    relaying.join("w0", ticket=T0, key="c" * 64)
+    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.RELAYED
+
+
+def test_where_the_relay_is_shut_too_there_is_no_way(relaying: Bench) -> None:
+    """It is tried again, as others are."""
+    relaying.tell("w0", Refused(epoch=1, incarnation="w0.1", reason="no", cant_reach="w1.1"))
+    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.RELAYED
+    relaying.tick()
+    relaying.tell("w0", Refused(epoch=2, incarnation="w0.1", reason="no", cant_reach="w1.1"))
+    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.SHUT
+    relaying.mute = set()
+    relaying.tick()
+    assert "w0 can't reach w1" in relaying.state.book.waits_for
+    relaying.tick(HURRY_S)
+    assert order_of(relaying) == ["w0", "w1"]
+    assert relaying.state.ways.to("w0.1", "w1.1", relaying.now) is Way.OPEN
+
+
+def test_who_has_no_ticket_is_not_relayed() -> None:
+    ways = Ways(relay=RELAY)
+    assert ways.shut("a", worker("w0"), "no", 0.0) is Way.SHUT
+    assert ways.shut("a", worker("w1", T1), "no", 0.0) is Way.RELAYED
+
+
+def test_the_relay_passes_on_what_plans_say_and_no_longer(relaying: Bench) -> None:
+    cant(relaying, "w0", "w1")
+    actions = relaying.lose("w1")
+    assert tickets([*actions, *relaying.tick()]) == [frozenset()]

@@ -1,0 +1,83 @@
+"""What the broker's process does for its lock beside its doors: it goes on, whatever becomes of the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from swarm.broker import lockkeeper, locks
+from swarm.broker.lockkeeper import LockKeeper
+from swarm.config import Settings
+from swarm.errors import ConfigError
+from swarm.lock.ownkeys import OwnKeys
+from swarm.wire.messages import RotateBroker
+
+SETTINGS = {"broker": {"listen": ["192.0.2.1"], "discoverable": True}}
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20.0):
+        while not holds():  # noqa: ASYNC110 (a thread says so)
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockKeeper]:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    monkeypatch.setattr(locks, "own", lambda listen: ("192.0.2.1",))
+    monkeypatch.setattr(lockkeeper, "LOOK_S", 0.01)
+    made = LockKeeper(Settings.model_validate({**SETTINGS, "state_dir": str(tmp_path)}))
+    running = asyncio.create_task(made.run())
+    yield made
+    assert not running.done()  # whatever has happened meanwhile
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_the_network_is_told_the_new_key(
+    keeper: LockKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as there is one; and the old one no more."""
+    told: list[str] = []
+    over: list[str] = []
+
+    async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
+        told.append(key)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            over.append(key)
+
+    monkeypatch.setattr(lockkeeper, "announce", announce)
+    keeper.keep({}, None, None, lambda event: None)  # type: ignore[arg-type]
+    await until(lambda: told)
+    (old,) = (pair.public for pair in OwnKeys(tmp_path / "locked").pairs)
+    assert keeper.takes(b"", "", RotateBroker())
+    await until(lambda: len(told) == 2)
+    await until(lambda: len(OwnKeys(tmp_path / "locked").pairs) == 1)  # nobody has to be waited for
+    assert told == [old, OwnKeys(tmp_path / "locked").public]
+    assert over == [old]
+
+
+async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says why once."""
+    asked: list[str] = []
+
+    async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
+        asked.append(key)
+        raise ConfigError("nobody can be told on the network (NonUniqueNameException)")
+
+    log = Mock()
+    monkeypatch.setattr(lockkeeper, "announce", announce)
+    monkeypatch.setattr(lockkeeper, "log", log)
+    await until(lambda: asked)
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    assert len(asked) == 1
+    assert [call.args for call in log.warning.call_args_list] == [("not_discoverable",)]
+    assert keeper.takes(b"", "", RotateBroker())

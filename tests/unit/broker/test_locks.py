@@ -1,0 +1,444 @@
+"""The broker's lock: what it answers about keys, and what it has done about them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swarm.broker import locks
+from swarm.broker.locks import Locks
+from swarm.config import Settings
+from swarm.lock.file import RollFile
+from swarm.lock.ownkeys import OwnKeys
+from swarm.wire.door.keys import new_pair
+from swarm.wire.messages import (
+    BrokerKey,
+    BrokerKeyKept,
+    ClientMessage,
+    Describe,
+    Enrol,
+    Enrolled,
+    Invite,
+    Json,
+    Malformed,
+    Query,
+    Report,
+    Revoke,
+    Rotate,
+    RotateBroker,
+    RotateMember,
+    RotateYours,
+    ServerMessage,
+)
+
+INVITATION, OWN, NEXT = (new_pair().public for _ in range(3))
+
+
+@pytest.fixture
+def lost() -> list[str]:
+    return []
+
+
+async def said(opened: Locks, key: str, message: ClientMessage) -> ServerMessage | None:
+    """What is answered, once the disk has it; None: the core's to answer."""
+    answers: list[ServerMessage] = []
+    is_taken = opened.takes(key, message, answers.append)
+    await settle(opened)
+    assert len(answers) == (is_taken and not isinstance(message, BrokerKeyKept))
+    return answers[0] if answers else None
+
+
+async def settle(opened: Locks) -> None:
+    """Until nothing waits to be written."""
+    while opened.changes.waits:
+        await opened.changes.turn()
+
+
+@pytest.fixture
+async def opened(tmp_path: Path, lost: list[str], monkeypatch: pytest.MonkeyPatch) -> Locks:
+    """With a client that has joined."""
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    monkeypatch.setattr(locks, "own", lambda listen: ("192.0.2.1",))  # whatever addresses this machine has
+    made = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
+    made.lost = lost.append
+    assert isinstance(await said(made, "", Invite(key=INVITATION, role="client")), Report)
+    assert isinstance(await said(made, INVITATION, Enrol(key=OWN, name="laptop")), Enrolled)
+    return made
+
+
+async def rotated(opened: Locks, key: str, successor: str) -> tuple[bool, str]:
+    answer = await said(opened, key, Rotate(key=successor))
+    assert isinstance(answer, Report)
+    return answer.ok, str(answer.body.get("error", ""))
+
+
+async def test_who_knocks_with_its_new_key_does_without_the_old_one(opened: Locks, lost: list[str]) -> None:
+    """Whatever it says then, also what it may not say; before, both count."""
+    assert await rotated(opened, OWN, NEXT) == (True, "")
+    assert await said(opened, OWN, Describe()) is None
+    assert lost == []
+    refused = await said(opened, NEXT, Query(what="keys"))
+    assert isinstance(refused, Report)
+    assert not refused.ok
+    assert lost == [OWN]
+    assert opened.account(NEXT) == opened.account(NEXT)
+    assert opened.account(NEXT) is not None
+    assert "revoked" in str(await said(opened, OWN, Describe())) or "not known" in str(
+        await said(opened, OWN, Describe())
+    )
+
+
+async def test_nobody_has_the_disk_written_all_the_time(
+    opened: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One change of a key for each member in a while; said again, it is the same one."""
+    now = [1000.0]
+    monkeypatch.setattr(locks.time, "monotonic", lambda: now[0])
+    assert await rotated(opened, OWN, NEXT) == (True, "")
+    assert await rotated(opened, OWN, NEXT) == (True, "")
+    written = (tmp_path / "locked" / "roll.json").read_bytes()
+    ok, why = await rotated(opened, OWN, new_pair().public)
+    assert (ok, "wait 10 seconds" in why) == (False, True)
+    assert (tmp_path / "locked" / "roll.json").read_bytes() == written
+    now[0] += locks.ROTATE_EVERY_S
+    assert await rotated(opened, OWN, new_pair().public) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "is_taken"),
+    [
+        ("far", "far", True),
+        ("far", "far-17", True),
+        ("far", "near", False),
+        ("far", "farther", False),
+        ("far", "far.2", False),  # another member's
+        ("far", "laptop", False),  # a client has no workers, and this one none of that name
+        ("far.2", "far.2", True),
+        ("far.2", "far", False),
+        ("far.2", "far-2", False),
+        ("", "w0", True),  # on the broker's own machine
+    ],
+)
+async def test_a_worker_is_called_as_its_machine_is(opened: Locks, key: str, name: str, is_taken: bool) -> None:
+    """Else it could drive out another's, as a process that was started anew."""
+    keys = {"": ""}
+    for _ in range(2):
+        invitation, own = new_pair().public, new_pair().public
+        await said(opened, "", Invite(key=invitation, role="worker"))
+        enrolled = await said(opened, invitation, Enrol(key=own, name="far"))
+        assert isinstance(enrolled, Enrolled)
+        keys[enrolled.name] = own
+    assert sorted(keys) == ["", "far", "far.2"]
+    reason = opened.why_not_called(keys[key], name)
+    assert (reason == "") is is_taken
+    assert is_taken or f"known as {key}:" in reason
+
+
+async def test_who_was_revoked_stays_out(opened: Locks, lost: list[str]) -> None:
+    """Not by what is left of its invitation, not with its key by another one; and nobody gets its name, and with it its
+    requests."""
+    invitation, own = new_pair().public, new_pair().public
+    await said(opened, "", Invite(key=invitation, role="client", uses=3))
+    assert await said(opened, invitation, Enrol(key=own, name="alice")) == Enrolled(name="alice", role="client")
+    await said(opened, "", Revoke(name="alice"))
+    assert set(lost) == {own, invitation}
+    assert not isinstance(await said(opened, invitation, Enrol(key=own, name="alice")), Enrolled)
+    another = new_pair().public
+    await said(opened, "", Invite(key=another, role="client"))
+    refused = await said(opened, another, Enrol(key=own, name="alice"))
+    assert isinstance(refused, Malformed)
+    assert "was revoked" in refused.reason
+    assert await said(opened, another, Enrol(key=new_pair().public, name="alice")) == Enrolled(
+        name="alice.2", role="client"
+    )
+
+
+async def test_what_has_expired_stays_so_when_the_clock_goes_back(
+    opened: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart on a machine that boots in 1970."""
+    now = [2e9]
+    monkeypatch.setattr("swarm.lock.file.time.time", lambda: now[0])
+    invitation = new_pair().public
+    await said(opened, "", Invite(key=invitation, role="client", valid_s=60.0))
+    now[0] += 61
+    assert not isinstance(await said(opened, invitation, Enrol(key=new_pair().public)), Enrolled)
+    await said(opened, "", Invite(key=new_pair().public, role="client"))  # something is written
+    now[0] = 5.0
+    assert not isinstance(await said(opened, invitation, Enrol(key=new_pair().public)), Enrolled)
+    again = RollFile(tmp_path / "locked" / "roll.json")
+    assert again.now() == 2e9 + 61
+
+
+# --- the broker's own key ---------------------------------------------------------------------------------------------
+
+
+def keys_in(tmp_path: Path) -> set[str]:
+    """That the broker would answer to if it were started now."""
+    return {pair.public for pair in OwnKeys(tmp_path / "locked").pairs}
+
+
+async def body(opened: Locks, message: ClientMessage, key: str = "") -> Json:
+    answer = await said(opened, key, message)
+    assert isinstance(answer, Report)
+    return {"ok": answer.ok, **answer.body}
+
+
+async def knows(opened: Locks) -> dict[object, object]:
+    """Who is listed as one who knows the broker's key."""
+    members = (await body(opened, Query(what="keys")))["members"]
+    assert isinstance(members, list)
+    return {row["name"]: row["knows_broker"] for row in members if isinstance(row, dict)}
+
+
+def knock(opened: Locks, key: str, door: str) -> None:
+    """As a door does when somebody has come in."""
+    lock = opened.places("127.0.0.1", "client")[1].lock
+    assert lock is not None
+    assert lock.came is not None
+    assert door in {pair.public for pair in lock.pairs}
+    lock.came(key, door)
+
+
+async def test_the_old_key_is_answered_to_until_all_know_the_new_one(opened: Locks, tmp_path: Path) -> None:
+    """Who has it on its disk and says so, or has knocked at it; whoever is off is waited for, and shown."""
+    far, invitation = new_pair().public, new_pair().public
+    await said(opened, "", Invite(key=invitation, role="worker"))
+    await said(opened, invitation, Enrol(key=far, name="far"))
+    told: list[str] = []
+    opened.renewed = lambda: told.append(opened.own.public)
+    old = opened.own.public
+    begun = await body(opened, RotateBroker())
+    new = opened.own.public
+    assert (begun["key"], begun["is_over"], begun["behind"]) == (new, False, ["laptop (client)", "far (worker)"])
+    assert told == [new]
+    assert keys_in(tmp_path) == {old, new} != {old}
+    assert await knows(opened) == {"laptop": False, "far": False}
+    assert opened.to_say(far) == [BrokerKey(key=new)]
+    assert opened.to_say("") == []
+    await said(opened, OWN, BrokerKeyKept(key=old))  # of before
+    assert await knows(opened) == {"laptop": False, "far": False}
+    await said(opened, OWN, BrokerKeyKept(key=new))
+    assert await knows(opened) == {"laptop": True, "far": False}
+    assert (await body(opened, RotateBroker()))["behind"] == ["far (worker)"]
+    assert opened.own.public == new  # said again, it is the same one
+    knock(opened, far, old)
+    await settle(opened)
+    assert keys_in(tmp_path) == {old, new}
+    knock(opened, far, new)
+    await settle(opened)
+    assert keys_in(tmp_path) == {new}
+    assert opened.to_say(far) == []
+    assert await knows(opened) == {"laptop": True, "far": True}
+
+
+async def test_a_broker_that_is_started_again_goes_on_with_its_keys(opened: Locks, tmp_path: Path) -> None:
+    """At each step: who knew the new key still does, who did not is still waited for."""
+    settings = Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}})
+    old = opened.own.public
+    await said(opened, "", RotateBroker())
+    new = opened.own.public
+    again = Locks(settings, tmp_path / "locked")
+    assert (again.own.public, again.own.former) == (new, old)
+    again.put_away_if_known()
+    await settle(again)
+    assert await knows(again) == {"laptop": False}
+    assert again.own.former == old
+    await said(again, OWN, BrokerKeyKept(key=new))
+    assert again.own.former is None
+    last = Locks(settings, tmp_path / "locked")
+    assert (last.own.pairs, await knows(last)) == (again.own.pairs, {"laptop": True})
+
+
+async def test_who_knocks_at_the_old_key_after_all_is_waited_for(opened: Locks) -> None:
+    """Another process of that machine, say, that was told nothing yet."""
+    old = opened.own.public
+    far, invitation = new_pair().public, new_pair().public
+    await said(opened, "", Invite(key=invitation, role="worker"))
+    await said(opened, invitation, Enrol(key=far, name="far"))
+    await said(opened, "", RotateBroker())
+    new = opened.own.public
+    await said(opened, OWN, BrokerKeyKept(key=new))
+    knock(opened, OWN, old)
+    assert (await knows(opened))["laptop"] is False
+    knock(opened, far, new)
+    await settle(opened)
+    assert opened.own.former == old
+    await said(opened, OWN, BrokerKeyKept(key=new))
+    assert opened.own.former is None
+
+
+async def test_who_does_not_know_the_new_key_is_named_when_it_is_shut_out(opened: Locks, tmp_path: Path) -> None:
+    """By the last word of who governs; and shown afterwards, too."""
+    refused = await body(opened, RotateBroker(now=True))
+    assert (refused["ok"], "say it without --now first" in str(refused["error"])) == (False, True)
+    await said(opened, "", RotateBroker())
+    new = opened.own.public
+    over = await body(opened, RotateBroker(now=True))
+    assert (over["is_over"], over["shut_out"]) == (True, ["laptop (client)"])
+    assert keys_in(tmp_path) == {new}
+    assert await knows(opened) == {"laptop": False}
+    assert (await body(opened, Query(what="keys")))["former_key"] == ""
+
+
+async def test_invitations_are_good_for_as_long_as_their_key_is_answered_to(
+    opened: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ones of before are waited for until they are used or have expired; later ones name the new key."""
+    now = [2e9]
+    monkeypatch.setattr("swarm.lock.file.time.time", lambda: now[0])
+    before, after = new_pair().public, new_pair().public
+    await said(opened, "", Invite(key=before, role="worker", valid_s=60, name="far"))
+    await said(opened, "", RotateBroker())
+    new = opened.own.public
+    await said(opened, OWN, BrokerKeyKept(key=new))
+    assert (await body(opened, RotateBroker()))["behind"] == ["the invitation far (for a worker)"]
+    assert (await body(opened, Invite(key=after, role="client")))["key"] == new
+    assert opened.to_say(before) == [BrokerKey(key=new)]
+    now[0] += 61
+    opened.put_away_if_known()
+    await settle(opened)
+    assert opened.own.former is None
+
+
+async def test_who_joins_by_the_old_key_is_waited_for(opened: Locks) -> None:
+    """It has been told the new one on the way, and shows it by knocking."""
+    before, far = new_pair().public, new_pair().public
+    await said(opened, "", Invite(key=before, role="worker"))
+    await said(opened, "", RotateBroker())
+    new = opened.own.public
+    await said(opened, OWN, BrokerKeyKept(key=new))
+    assert isinstance(await said(opened, before, Enrol(key=far, name="far")), Enrolled)
+    assert opened.own.former is not None
+    knock(opened, far, new)
+    await settle(opened)
+    assert opened.own.former is None
+
+
+async def test_only_who_governs_changes_others_keys(opened: Locks) -> None:
+    for message in (RotateBroker(), RotateBroker(now=True), RotateMember(name="laptop")):
+        refused = await body(opened, message, OWN)
+        assert (refused["ok"], "admin" in str(refused["error"])) == (False, True)
+    assert opened.own.former is None
+
+
+async def test_a_brokers_key_of_systemd_is_not_changed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Locks
+) -> None:
+    (tmp_path / "swarm.key").write_text(new_pair().secret)
+    (tmp_path / "swarm.key").chmod(0o400)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    made = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
+    refused = await body(made, RotateBroker())
+    assert (refused["ok"], "where it comes from" in str(refused["error"])) == (False, True)
+    assert made.own.former is None
+
+
+async def test_a_member_that_is_off_is_told_to_change_its_key_when_it_knocks(opened: Locks, tmp_path: Path) -> None:
+    """Also after a restart of the broker; until it has."""
+    ordered: list[str] = []
+    opened.ordered = ordered.append
+    assert (await body(opened, RotateMember(name="laptop")))["name"] == "laptop"
+    assert ordered == [OWN]
+    again = Locks(Settings.model_validate({"broker": {"listen": ["192.0.2.1"]}}), tmp_path / "locked")
+    assert again.to_say(OWN) == [RotateYours()]
+    assert await rotated(again, OWN, NEXT) == (True, "")
+    assert again.to_say(OWN) == [RotateYours()]
+    await said(again, NEXT, Describe())
+    assert again.to_say(NEXT) == []
+    unknown = await body(again, RotateMember(name="nobody"))
+    assert (unknown["ok"], "nobody is called" in str(unknown["error"])) == (False, True)
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, gone_through: Callable[[], bool]) -> list[float]:
+    """A disk that takes its time, until it is let through; when it was asked."""
+    asked: list[float] = []
+    fsync = os.fsync
+    give_up_at = time.monotonic() + 2.0  # who waits in the loop would wait for ever
+
+    def wait(fd: int) -> None:
+        asked.append(time.monotonic())
+        while not gone_through() and time.monotonic() < give_up_at:
+            time.sleep(0.001)
+        fsync(fd)
+
+    monkeypatch.setattr("swarm.private.os.fsync", wait)
+    return asked
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20.0):
+        while not holds():  # noqa: ASYNC110 (a thread says so)
+            await asyncio.sleep(0.001)
+
+
+async def test_a_slow_disk_holds_up_nobody_but_who_asked(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop turns; nothing counts and nobody is answered before the disk has it; answers come in order."""
+    is_through = False
+    asked = slow(monkeypatch, lambda: is_through)
+    answers = list[str]()
+    running = asyncio.create_task(opened.changes.run())
+    for number in range(3):
+        invitation = Invite(key=new_pair().public, role="worker", name=f"far{number}")
+        assert opened.takes("", invitation, lambda answer: answers.append(str(answer)))
+    assert opened.takes("", Revoke(name="laptop"), lambda answer: answers.append(str(answer)))
+    await until(lambda: asked)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert answers == []
+    assert await core_is_asked(opened, OWN)  # it is revoked when that is written
+    is_through = True
+    await until(lambda: len(answers) == 4)
+    assert [word in answer for word, answer in zip(("far0", "far1", "far2", "laptop"), answers, strict=True)] == [
+        True
+    ] * 4
+    assert not await core_is_asked(opened, OWN)
+    running.cancel()
+
+
+async def core_is_asked(opened: Locks, key: str) -> bool:
+    """May who has this key ask what is the core's to answer?"""
+    return not opened.takes(key, Describe(), lambda answer: None)
+
+
+async def test_what_the_disk_refuses_is_not_so(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked is told; what waits behind it is carried out as if it had not been said."""
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    answers: list[ServerMessage] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("swarm.private.os.fsync", full)
+        assert opened.takes("", Revoke(name="laptop"), answers.append)
+        await opened.changes.turn()
+    assert opened.takes("", RotateMember(name="laptop"), answers.append)
+    await settle(opened)
+    refused, done = answers
+    assert isinstance(refused, Report)
+    assert "No space left" in str(refused.body["error"])
+    assert isinstance(done, Report)
+    assert done.ok
+    assert opened.account(OWN) is not None
+
+
+async def test_few_changes_wait_for_the_disk(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are told to come again."""
+    monkeypatch.setattr("swarm.broker.changes.MAX_WAITING", 2)
+    answers: list[ServerMessage] = []
+    for _ in range(3):
+        assert opened.takes("", Invite(key=new_pair().public, role="client"), answers.append)
+    (refused,) = answers
+    assert isinstance(refused, Report)
+    assert "in a moment" in str(refused.body["error"])
+    await settle(opened)
+    assert len(answers) == 3

@@ -1,0 +1,61 @@
+"""/v1/chat/completions: the traps that others fell into, in what is written of an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swarm.gateway.answer import Counts, End, Part
+from swarm.gateway.apis.chat import ChatWriter
+from swarm.gateway.apis.completions import CompletionWriter
+from swarm.gateway.memo import Memo
+from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served
+
+TOY = served()
+
+
+def chunks(parts: list[Part], **memo: Any) -> list[Json]:
+    """What a stream says, without its last word."""
+    writer = ChatWriter(Memo("chat", 7, **memo), TOY, "r")
+    events = [*writer.head(), *(event for part in parts for event in writer.write(part)), *writer.tail(COUNTS)]
+    assert events[-1].data == b"[DONE]"
+    return [json.loads(event.data) for event in events[:-1]]
+
+
+def test_the_usage_chunk_has_no_choices() -> None:
+    """An empty list of them, for clients look into it; all others say that there is no usage yet."""
+    *others, last = chunks([*said("a", "b"), STOPPED], usage=True)
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == COUNTS.prompt + COUNTS.answer
+    assert [chunk["usage"] for chunk in others] == [None] * len(others)
+    text = CompletionWriter(Memo("completions", 7, usage=True), TOY, "r").tail(COUNTS)[0]
+    assert json.loads(text.data)["choices"] == []
+
+
+def test_usage_that_was_not_asked_for_does_not_come() -> None:
+    made = chunks([*said("a"), STOPPED])
+    assert not any("usage" in chunk for chunk in made)
+    assert all(len(chunk["choices"]) == 1 for chunk in made)
+
+
+@pytest.mark.parametrize("end", [STOPPED, CUT, CALLED])
+def test_the_reason_comes_once_and_last(end: End) -> None:
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks([*said("a", "b"), end])]
+    assert reasons == [None] * (len(reasons) - 1) + [end.reason]
+    whole = ChatWriter(Memo("chat", 7), TOY, "r").whole([*said("a", "b"), end], COUNTS)
+    assert whole["choices"][0]["finish_reason"] == end.reason
+
+
+def test_texts_have_no_calls_and_calls_no_text() -> None:
+    """No delta has an empty list of calls; arguments are a string; a message that only calls has no content."""
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks([*said("a"), STOPPED])]
+    assert not any("tool_calls" in delta for delta in deltas)
+    parts = [*call(0, "weather", '{"a"', ": 1}"), CALLED]
+    calls = [chunk["choices"][0]["delta"] for chunk in chunks(parts)]
+    arguments = [each["function"]["arguments"] for delta in calls for each in delta.get("tool_calls", [])]
+    assert "".join(arguments) == '{"a": 1}'
+    whole = ChatWriter(Memo("chat", 7), TOY, "r").whole(parts, Counts(1, 1))
+    assert whole["choices"][0]["message"]["content"] is None
+    assert whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
