@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ SEQUENCES = (1, 2, 4, 8, 16, 32)
 PART = 0.8  # of what overlapping could win
 ONE = "one process"
 PARTS_OF_CORES = {"decode": 0.85, "prompt": 0.9}
-PROMPT = 2048  # many chunks, so that each stage has one in hand
+PROMPT = 1536  # many chunks, so that each stage has one in hand
 
 
 class Pinned(Processes):
@@ -55,9 +56,12 @@ class Pinned(Processes):
         self._model, self._mode = model, mode
 
     async def begin(self) -> None:
-        cores = sorted(os.sched_getaffinity(0))
         options = ("--mode", self._mode, "--min-workers", str(self._num_stages))
         self.launch_broker(*options, environment={"SWARM_STATE_DIR": str(self.folder / "broker")})
+        await self.launch_workers()
+
+    async def launch_workers(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))
         names = [f"w{number}" for number in range(self._num_stages)]
         for number, name in enumerate(names):
             own = partial(os.sched_setaffinity, 0, {cores[number % len(cores)]})
@@ -76,7 +80,10 @@ def _let_move(pid: int, cores: set[int]) -> None:
 
 
 async def against_one(
-    bench: Bench, stages: tuple[int, ...], sequences: tuple[int, ...]
+    bench: Bench,
+    stages: tuple[int, ...],
+    sequences: tuple[int, ...],
+    make: Callable[[Path, int, str], Pinned] = Pinned,
 ) -> tuple[list[Row], dict[str, object]]:
     """Start the whole model in one process, and in stages, for each number of these."""
     rows: list[Row] = []
@@ -85,8 +92,8 @@ async def against_one(
         many = f"{num_stages} stages"
         async with AsyncExitStack() as stack:
             swarms = {
-                ONE: await stack.enter_async_context(Pinned(bench.model, 1, "batch")),
-                many: await stack.enter_async_context(Pinned(bench.model, num_stages, "overlapped")),
+                ONE: await stack.enter_async_context(make(bench.model, 1, "batch")),
+                many: await stack.enter_async_context(make(bench.model, num_stages, "overlapped")),
             }
             cases = [Case(f"{many}, decode-{count}", "decode", count) for count in sequences]
             for case in [*cases, Case(f"{many}, prompt-{PROMPT}", "prompt", 1, PROMPT)]:
@@ -128,6 +135,11 @@ async def _check_modes(swarms: dict[str, Pinned]) -> None:
             raise BenchError(f"a swarm of mode {mode} works in mode {found}")
 
 
+def bench_of(model: Path, arguments: argparse.Namespace) -> Bench:
+    rounds, new = (1, 8) if arguments.quick else (arguments.rounds, arguments.new_tokens)
+    return Bench(model, vocabulary_of(model), 0, 1, rounds, new, (), arguments.quick, Peers(model, (), 1, False, ""))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
@@ -140,8 +152,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     model = model_of(arguments)
-    rounds, new = (1, 8) if arguments.quick else (arguments.rounds, arguments.new_tokens)
-    bench = Bench(model, vocabulary_of(model), 0, 1, rounds, new, (), arguments.quick, Peers(model, (), 1, False, ""))
+    bench = bench_of(model, arguments)
     measured = overlap if arguments.against == "batch" else against_one
     rows, facts = run(measured(bench, arguments.stages, arguments.sequences))
     tell(rows, f"overlapped against {arguments.against}", {"model": str(model), **facts}, as_json=arguments.json)

@@ -71,10 +71,12 @@ class Processes(ABC):
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
+        under: Sequence[str] = (),
     ) -> None:
-        """Start ``swarm`` with these arguments, in place of one of this name that has ended. ``before`` runs in it."""
+        """Start ``swarm`` with these arguments, in place of one of this name that has ended. ``before`` runs in it,
+        ``under`` is a command that starts it."""
         values = {**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **(environment or {})}
-        command = [sys.executable, "-P", "-m", "swarm", *arguments]
+        command = [*under, sys.executable, "-P", "-m", "swarm", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,

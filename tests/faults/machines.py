@@ -82,15 +82,23 @@ class Machines(Swarm):
 
     def invite(self, role: Role, uses: int = 1) -> str:
         """As ``swarmctl invite`` on the broker's machine."""
-        with inside(self.hosts[self._broker].namespace):
-            return asyncio.run(_invitation(role, uses))
+        return invite_at(self.hosts[self._broker], role, uses)
 
     def let_in(self, host: str, role: Role = "client") -> None:
         """Let somebody on that machine in, as ``swarm generate --join`` does."""
-        state = self.hosts[host].home / "state" / "swarm"
-        line = self.invite(role)
-        with inside(self.hosts[host].namespace):
-            join(line, state, name=host, roles=ROLES)
+        let_in(self.hosts[host], self.invite(role))
+
+
+def invite_at(broker: Host, role: Role, uses: int = 1) -> str:
+    """Invite somebody, on the broker's machine; `Unavailable` until it listens."""
+    with inside(broker.namespace):
+        return asyncio.run(_invitation(role, uses))
+
+
+def let_in(host: Host, line: str) -> None:
+    """Have that machine enrol by an invitation."""
+    with inside(host.namespace):
+        join(line, host.home / "state" / "swarm", name=host.name, roles=ROLES)
 
 
 async def _invitation(role: Role, uses: int) -> str:
