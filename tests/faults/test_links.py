@@ -1,9 +1,12 @@
-"""Machines of their own, and ways between them of unlike rate: what was measured is in the plan, and comes true."""
+"""Machines of their own, with ways of unlike rate and delay between them: what was measured is in the plan, and comes
+true."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from swarm import AsyncClient
 from tests.faults.bench import MODE_VARIABLE, WAIT_S, Answers, Bench
 from tests.faults.linux import call, why_no_namespaces
 from tests.faults.machines import WORKERS, Machines, at
+from tests.faults.router import far_away
 from tests.faults.zygote import Zygote
 from tests.integration.hosts import Host, network
 
@@ -20,45 +24,80 @@ _WHY_NOT = why_no_namespaces()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 SLOW = "w1"
 ROWS, TOKENS = 32, 60
+FAR_S = 0.06  # one way: computing takes little beside it, however busy the machine is
+
+
+@contextmanager
+def unlike(
+    model: Path, zygote: Zygote, folder: Path, rows: int, worsen: Callable[[Host], AbstractContextManager[None]]
+) -> Iterator[Machines]:
+    """The way to one of three workers is unlike the others. No two of them can hold the model."""
+    caps = '{"w0": 3, "w1": 3, "w2": 3}'
+    load = {"SWARM_PLAN__ROWS": str(rows), "SWARM_PLAN__PROMPT": "0", "SWARM_PLAN__CONTEXT": "32"}
+    options = {MODE_VARIABLE: "batch", "SWARM_PLAN__CAPS": caps} | load
+    with ExitStack() as stack:
+        hosts = stack.enter_context(network(folder / "hosts", "a", *WORKERS, "laptop"))
+        stack.enter_context(worsen(hosts[SLOW]))
+        swarm = stack.enter_context(Machines(model, folder, zygote, hosts, options=options, is_apart=True))
+        swarm.start(3)
+        swarm.let_in("laptop")
+        stack.enter_context(at(hosts["laptop"]))
+        yield swarm
+
+
+@contextmanager
+def narrow(host: Host) -> Iterator[None]:
+    """A wire of 1 Mb/s."""
+    shape = ("tbf", "rate", "1mbit", "burst", "1600", "latency", "9s")
+    call(*host.command("tc", "qdisc", "add", "dev", "eth0", "root", *shape))
+    yield
 
 
 @pytest.fixture
-def swarm(model: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Machines]:
-    """One of three workers is behind a wire of 1 Mb/s. No two of them can hold the model."""
-    caps = '{"w0": 3, "w1": 3, "w2": 3}'
-    load = {"SWARM_PLAN__ROWS": str(ROWS), "SWARM_PLAN__PROMPT": "0", "SWARM_PLAN__CONTEXT": "32"}
-    options = {MODE_VARIABLE: "batch", "SWARM_PLAN__CAPS": caps} | load
-    with network(tmp_path / "hosts", "a", *WORKERS, "laptop") as hosts:
-        _narrow(hosts[SLOW])
-        with Machines(model, tmp_path, zygote, hosts, options=options, is_apart=True) as swarm:
-            swarm.start(3)
-            swarm.let_in("laptop")
-            with at(hosts["laptop"]):
-                yield swarm
+def narrowed(model: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Machines]:
+    with unlike(model, zygote, tmp_path, ROWS, narrow) as swarm:
+        yield swarm
 
 
-def _narrow(host: Host) -> None:
-    shape = ("tbf", "rate", "1mbit", "burst", "1600", "latency", "9s")
-    call(*host.command("tc", "qdisc", "add", "dev", "eth0", "root", *shape))
+@pytest.fixture
+def stretched(model: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Machines]:
+    with unlike(model, zygote, tmp_path, 1, partial(far_away, delay_s=FAR_S)) as swarm:
+        yield swarm
 
 
-async def test_the_slow_link_carries_one_cut(swarm: Machines, expected: Answers) -> None:
+async def measured(swarm: Machines, client: AsyncClient, rows: int) -> tuple[Any, Any]:
+    """The plan as it was predicted, and what its steps took."""
+    await swarm.until_serving(client, 3)
+    plan: Any = await client.query("plan")
+    prompt = [3, 1, 4]
+    await asyncio.gather(
+        *(
+            client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=seed, timeout=WAIT_S)
+            for seed in range(rows)
+        )
+    )
+    after: Any = await client.query("plan")
+    assert after["epoch"] == plan["epoch"]
+    return plan, after["measured"]
+
+
+async def test_the_slow_link_carries_one_cut(narrowed: Machines, expected: Answers) -> None:
     """Its owner is first, so that only one hop crosses its wire; and hops take what was said, within a quarter."""
-    async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
-        bench = Bench(swarm, client, expected)
-        await swarm.until_serving(client, 3)
-        plan: Any = await client.query("plan")
+    async with AsyncClient(narrowed.url, connect_timeout_s=60.0) as client:
+        plan, took = await measured(narrowed, client, ROWS)
         assert plan["stages"][0]["worker"] == SLOW
         told = [stage["hop_s"] for stage in plan["forecast"]["stages"]]
         assert told[0] > 4 * sum(told[1:])
-        prompt = [3, 1, 4]
-        await asyncio.gather(
-            *(
-                client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=seed, timeout=WAIT_S)
-                for seed in range(ROWS)
-            )
-        )
-        after: Any = await client.query("plan")
-        assert after["epoch"] == plan["epoch"]
-        assert after["measured"]["outside_s"] == pytest.approx(sum(told), rel=0.25)
-        await bench.right([0])
+        assert took["outside_s"] == pytest.approx(sum(told), rel=0.25)
+        await Bench(narrowed, client, expected).right([0])
+
+
+async def test_a_link_that_takes_long_is_in_the_step(stretched: Machines, expected: Answers) -> None:
+    """Wherever its owner is, a step crosses it twice; a whole step takes what was said, within a quarter."""
+    async with AsyncClient(stretched.url, connect_timeout_s=60.0) as client:
+        plan, took = await measured(stretched, client, 1)
+        told = plan["forecast"]
+        ways = told["broker_s"] + sum(stage["hop_s"] for stage in told["stages"])
+        assert ways == pytest.approx(2 * FAR_S, rel=0.2)
+        assert took["step_s"] == pytest.approx(told["step_s"], rel=0.25)
+        await Bench(stretched, client, expected).right([0])

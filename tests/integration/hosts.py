@@ -20,10 +20,11 @@ _STOP_S = 10.0
 
 @dataclass
 class Host:
-    """A machine, as far as the network goes. ``home``: what its user keeps."""
+    """A machine, as far as the network goes. ``home``: what its user keeps. ``bridge``: the network's own namespace."""
 
     name: str
     namespace: str
+    bridge: str
     address: str
     home: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -112,7 +113,7 @@ def network(home: Path, *names: str) -> Iterator[dict[str, Host]]:
         call(*inside, "link", "set", "br0", "up")
         hosts = {}
         for number, name in enumerate(names, 1):
-            host = Host(name, f"{run}-{name}", f"10.77.0.{number}", home / name)
+            host = Host(name, f"{run}-{name}", bridge, f"10.77.0.{number}", home / name)
             host.home.mkdir(parents=True)
             _namespace(stack, host.namespace)
             call(*inside, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", host.namespace)

@@ -21,6 +21,7 @@ from swarm.wire.messages import LayerRange, LinkCost, Manifest, Suppose
 
 UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
 MOST_BYTES_PER_S = 1e15  # whatever a worker says about its wire
+NEAR_S = 5e-4  # a shorter way is mostly what sockets and loops take, with all first and last stages alike
 MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
 
 
@@ -234,6 +235,7 @@ class Table:
             is_shut=name in self._shut[BROKER],
             is_relayed=name in self._relayed[BROKER],
             is_mute=self._is_mute(own),
+            broker_s=_far_s(hello.link) if alone else 0.0,
         )
 
     def _is_mute(self, own: str) -> bool:
@@ -366,6 +368,12 @@ def _link(measured: LinkCost | None) -> Link:
     if measured is None:
         return Link()
     return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
+
+
+def _far_s(measured: LinkCost | None) -> float:
+    """What a step that takes turns waits for the way between the broker and a worker that is not next to it."""
+    way = _link(measured).latency_s
+    return way if way > NEAR_S else 0.0
 
 
 def alone_s(worker: Worker, load: Load) -> float:

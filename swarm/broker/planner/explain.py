@@ -34,7 +34,8 @@ class StageForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """``step_s``: from one step to the next. ``even_s``: the same if the same workers had even shares; None if those
+    """``step_s``: from one step to the next; ``broker_s`` of it for the ways between the broker and the first and last
+    stage. ``even_s``: the same if the same workers had even shares; None if those
     would not fit. ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while
     a plan is waited for: ``one_more_s``, with another worker like the quickest, on a machine of its own, and what a
     step would take with those left out. ``is_thorough``: that was done.
@@ -45,6 +46,7 @@ class Forecast:
     takes_turns: bool
     stages: tuple[StageForecast, ...]
     step_s: float
+    broker_s: float
     even_s: float | None
     left_out: tuple[tuple[str, str], ...]
     one_more_s: float | None = None
@@ -84,6 +86,7 @@ def forecast(
         takes_turns=problem.takes_turns,
         stages=_stages(problem, line),
         step_s=tables.step_seconds(problem, line),
+        broker_s=sum(_ways(problem, line)),
         even_s=_even(problem, line),
         left_out=left_out + _left_out(problem, line, thorough and len(problem.devices) <= EXACT),
         is_thorough=thorough,
@@ -93,15 +96,26 @@ def forecast(
 def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
     model, between = problem.model, tables.hops(replace(problem, takes_turns=True, free_hops=False))
     found = []
-    for place, (share, seconds) in enumerate(zip(line, tables.stage_seconds(problem, line), strict=True)):
+    parts = zip(line, tables.stage_seconds(problem, line), _ways(problem, line), strict=True)
+    for place, (share, seconds, way) in enumerate(parts):
         device = problem.devices[share.device]
         hop = float(between[share.device, line[place + 1].device]) if place + 1 < len(line) else 0.0
         needed = model.needed_bytes(share.layers, problem.kv_positions) + device.standby_bytes
         room = model.kv_positions(share.layers, device.memory_bytes - device.standby_bytes)
         before = problem.devices[line[place - 1].device] if place else None
         relayed = device.is_relayed if before is None else device.name in before.relayed_to
-        found.append(StageForecast(device.name, share.layers, seconds, hop, needed, device.memory_bytes, room, relayed))
+        found.append(
+            StageForecast(device.name, share.layers, seconds - way, hop, needed, device.memory_bytes, room, relayed)
+        )
     return tuple(found)
+
+
+def _ways(problem: Problem, line: Line) -> list[float]:
+    """By stage, what the ways between it and the broker take: to the first one, from the last one."""
+    ways = [0.0] * len(line)
+    ways[0] += tables.way_in_s(problem.devices[line[0].device])
+    ways[-1] += tables.way_out_s(problem.devices[line[-1].device])
+    return ways
 
 
 def even_line(problem: Problem, line: Line) -> Line | None:
@@ -181,6 +195,8 @@ def sentences(found: Forecast) -> tuple[str, ...]:
     if found.even_s is not None and len(found.stages) > 1:
         gain = _quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
+    if found.broker_s >= found.step_s / 100:
+        said.append(f"{_ms(found.broker_s)} of a step are the broker's ways to the first stage and from the last")
     said += _said_of_relayed(found.stages)
     said += _said_of_left_out(found.left_out)
     return tuple(text for text in (*said, *found.notes) if text)
@@ -233,6 +249,7 @@ def as_json(found: Forecast) -> Json:
         "load": {"rows": found.load.rows, "context": found.load.context, "prompt": found.load.prompt},
         "takes_turns": found.takes_turns,
         "step_s": found.step_s,
+        "broker_s": found.broker_s,
         "tokens_per_second": round(found.tokens_per_s, 2),
         "bottleneck": found.bottleneck.worker,
         "margin": round(found.margin, 4),

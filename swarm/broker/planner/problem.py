@@ -36,7 +36,8 @@ class Device:
     more than so many, by hand. ``standby_bytes``: promised to layers that it keeps for others.
     ``cant_reach``: names of those whose doors it can't reach; ``relayed_to``: of those that it reaches through the
     broker's relay only. ``is_shut``, ``is_relayed``: the same of the broker's way to its own.
-    ``is_mute``: it can't reach the broker's door for what the last stage sends.
+    ``is_mute``: it can't reach the broker's door for what the last stage sends. ``broker_s``: what the way between the
+    broker and it takes, as far as a step waits for it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Device:
     is_shut: bool = False
     is_relayed: bool = False
     is_mute: bool = False
+    broker_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,20 +23,20 @@ def seconds(model: Model, device: Device, kv_positions: int) -> Table:
     """Tell how long the device takes for these layers in one step; infinite where they don't fit or are not allowed."""
     work = between(model.layer_weights)
     table: Table = device.stage_s + device.layer_s * work
-    table[0, :] += device.embed_s + _way_in_s(device)
-    table[:, -1] += device.head_s + _way_out_s(device)
+    table[0, :] += device.embed_s + way_in_s(device)
+    table[:, -1] += device.head_s + way_out_s(device)
     table[~_allowed(model, device, kv_positions)] = np.inf
     return table
 
 
-def _way_in_s(device: Device) -> float:
-    """What the broker's way to it costs beyond what every first stage's does."""
-    return SHUT_S if device.is_shut else RELAY_S if device.is_relayed else 0.0
+def way_in_s(device: Device) -> float:
+    """What the broker's way to it costs, if it has the first layers."""
+    return SHUT_S if device.is_shut else device.broker_s + (RELAY_S if device.is_relayed else 0.0)
 
 
-def _way_out_s(device: Device) -> float:
+def way_out_s(device: Device) -> float:
     """The same of its way to the broker, for what comes out of the last layers."""
-    return SHUT_S if device.is_mute else 0.0
+    return SHUT_S if device.is_mute else device.broker_s
 
 
 def moved_bytes(model: Model, device: Device) -> Table:
@@ -116,12 +116,13 @@ def is_open(problem: Problem, line: Line) -> bool:
 
 
 def stage_seconds(problem: Problem, line: Line) -> list[float]:
-    """Tell each stage's time, whether or not it may hold these layers."""
+    """Tell each stage's time, the broker's ways to the first and from the last counted in, whether or not it may hold
+    these layers."""
     model, found = problem.model, []
     for share in line:
         device, layers = problem.devices[share.device], share.layers
         took = device.stage_s + device.layer_s * sum(model.layer_weights[layers.first : layers.stop])
-        took += device.embed_s + _way_in_s(device) if layers.first == 0 else 0.0
-        took += device.head_s + _way_out_s(device) if layers.stop == model.num_layers else 0.0
+        took += device.embed_s + way_in_s(device) if layers.first == 0 else 0.0
+        took += device.head_s + way_out_s(device) if layers.stop == model.num_layers else 0.0
         found.append(took)
     return found

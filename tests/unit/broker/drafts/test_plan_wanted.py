@@ -218,6 +218,27 @@ def test_latency_takes_the_sum(make_bench: Callable[..., Bench]) -> None:
         assert set(ranges(bench)) == expected, objective
 
 
+def test_the_broker_s_ways_are_in_a_step_that_waits_for_them(make_bench: Callable[..., Bench]) -> None:
+    """The two that are far away are neighbours: four ways lie between a step and the next otherwise. With a step per
+    stage in flight, nobody waits for a way."""
+    caps = {"w0": 2, "w1": 2, "w2": 2}
+    bench = make_bench(ruled(objective="latency", caps=caps))
+    join(bench, "w0", 0.001, link=LinkCost(0.02, 1e9))
+    join(bench, "w1", 0.001, link=LinkCost(0.0002, 1e9))
+    join(bench, "w2", 0.001, link=LinkCost(0.02, 1e9))
+    bench.tick()
+    told = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert told.broker_s == pytest.approx(0.01)
+    assert told.step_s == pytest.approx(sum(s.compute_s + s.hop_s for s in told.stages) + told.broker_s)
+    assert sum(s.hop_s for s in told.stages) == pytest.approx(0.02, rel=0.05)
+    assert any("10 ms of a step are the broker's ways" in text for text in why_of(bench))
+    bench = make_bench(ruled(objective="throughput", caps=caps))
+    for name in ("w0", "w1", "w2"):
+        join(bench, name, 0.001, link=LinkCost(0.02, 1e9))
+    bench.tick()
+    assert bench.state.book.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
+
+
 def test_room_for_keys_and_values_or_a_word_about_it(make_bench: Callable[..., Bench]) -> None:
     """Where the wanted positions don't fit, the plan does without, and says so."""
     bench = make_bench(ruled(kv_positions=1 << 40))

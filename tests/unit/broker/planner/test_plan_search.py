@@ -101,6 +101,7 @@ def chance_device(random: Random, name: str, num_layers: int) -> Device:
         head_s=random.choice([0.0, 2.0]),
         host=random.choice(["a", "b", ""]),
         link=Link(random.choice([0.0, 0.1]), random.choice([1e6, 1e7])),
+        broker_s=random.choice([0.0, 0.0, 0.1]),
         max_layers=random.choice([None, None, 1, 3]),
         pinned=LayerRange(first, random.randint(first + 1, num_layers)) if random.random() < 0.1 else None,
         held=LayerRange(0, 1) if random.random() < 0.3 else None,
