@@ -68,7 +68,7 @@ class Catcher:
 
     def command(self, root: Path) -> list[str]:
         if self.tests:
-            return [sys.executable, "-m", "pytest", "-x", "-q", *WITHOUT, *self.tests.split()]
+            return [sys.executable, "-m", "pytest", "-x", "-q", "--assert=plain", *WITHOUT, *self.tests.split()]
         play = str(HERE / "play.py")
         return [sys.executable, play, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
 
