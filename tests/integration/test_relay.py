@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import socket
 import threading
@@ -16,6 +17,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.wire.channel import PullChannel
 from swarm.wire.door.keys import Lock, address_and_key, by_relay, new_pair
+from swarm.wire.door.listener import RESERVE
 from swarm.wire.door.relay import Relay
 from swarm.wire.door.relay.rendezvous import JOINED, MOST_SENDERS, Side, preamble
 from swarm.wire.push import PushChannel
@@ -326,6 +328,25 @@ def test_a_thousand_strangers_cost_nothing(house: House) -> None:
     until(lambda: len(house.relay._ends) == 5)  # two pairs, and who waits: the rest was hung up on in time
     for stranger in strangers:
         stranger.close()
+
+
+def test_the_last_descriptors_are_left_for_others(house: House) -> None:
+    """Newcomers are hung up on where few are left; a pair that is joined goes on without a pipe of its own."""
+    pull = house.pull()
+    push = house.push(pull)
+    goes_through(push, pull, b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as newest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (newest.fileno() + RESERVE, hard))
+        try:
+            stranger = house.knock(Side.SENDS)
+            assert is_hung_up_on(stranger)
+            stranger.close()
+            goes_through(push, pull, os.urandom(1 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    late = house.push(pull)
+    goes_through(late, pull, b"after")
 
 
 def test_the_newest_of_those_that_wait_are_kept(house: House) -> None:

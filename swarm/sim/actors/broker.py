@@ -19,7 +19,7 @@ from swarm.sim.doors import Door, key_of
 from swarm.sim.journal import Disk, Fact, Journal
 from swarm.sim.network import Link
 from swarm.sim.roles import TICK_S, TRY_S
-from swarm.wire.messages import Prepare, Rejected, Step
+from swarm.wire.messages import Activate, Prepare, Rejected, Step
 
 DESCRIPTORS = 1024  # that its process may have
 NEWS_S = (0.0, 0.001)  # from the journal's thread to the loop
@@ -296,6 +296,9 @@ class BrokerNode:
         self._cluster.promises.performs(action)
         if isinstance(action, broker_act.OrderWorker) and isinstance(action.message, Prepare):
             self._cluster.neighbours.planned(state)
+        if isinstance(action, broker_act.OrderWorker) and isinstance(action.message, Activate):
+            assert state.book.current is not None
+            self._cluster.ways.begin(state.book.current)
         if isinstance(action, broker_act.WriteEnd) and not self._writes_again:
             audit.ends(action.sequence)
         match action:

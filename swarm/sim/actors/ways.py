@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from swarm.broker.state import Plan
+from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Link
 from swarm.sim.roles import Scene, Worker
 from swarm.wire.door.keys import without_ticket
@@ -31,6 +33,12 @@ class Ways:
         if node is None or without_ticket(endpoint)[1]:
             return not network.is_blocked(source, "broker")
         return node.name not in self._hidden and not network.is_blocked(source, node.name)
+
+    def begin(self, plan: Plan) -> None:
+        """A plan is to be in force: every stage but the last reaches the one behind it (I11)."""
+        for stage in plan.stages[1:]:
+            if stage.name in self._hidden and not stage.relay:
+                raise Violation(f"I11: the plan of epoch {plan.epoch} counts on a way to {stage.name}, which is shut")
 
     def link(self, source: str, endpoint: str, key: str | None) -> Link:
         scene, node = self._scene, self.behind(endpoint)

@@ -9,8 +9,9 @@ I6  what is remembered stays bounded;
 I7  corrupt data is refused and never used;
 I8  stages hold exactly the keys and values that they say they hold; survivors keep theirs, and replays go through no
     other layers than those that lost something, where a log can spare them that;
+I9  capacity comes back: when all is healed everybody is a member, and when all is over nothing is left in any stage;
 I10 whatever comes through a door that goes by keys was sent by who the plan says (``neighbours``);
-I9  capacity comes back: when all is healed everybody is a member, and when all is over nothing is left in any stage.
+I11 no plan comes into force with a way between its stages that is shut (``actors.ways``).
 """
 
 from __future__ import annotations
