@@ -24,9 +24,9 @@ class Host:
 
     name: str
     namespace: str
-    bridge: str
     address: str
     home: Path
+    bridge: str = ""
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def command(self, *words: str) -> list[str]:
@@ -113,7 +113,7 @@ def network(home: Path, *names: str) -> Iterator[dict[str, Host]]:
         call(*inside, "link", "set", "br0", "up")
         hosts = {}
         for number, name in enumerate(names, 1):
-            host = Host(name, f"{run}-{name}", bridge, f"10.77.0.{number}", home / name)
+            host = Host(name, f"{run}-{name}", f"10.77.0.{number}", home / name, bridge)
             host.home.mkdir(parents=True)
             _namespace(stack, host.namespace)
             call(*inside, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", host.namespace)

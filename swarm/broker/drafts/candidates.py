@@ -235,8 +235,15 @@ class Table:
             is_shut=name in self._shut[BROKER],
             is_relayed=name in self._relayed[BROKER],
             is_mute=self._is_mute(own),
-            broker_s=_far_s(hello.link) if alone else 0.0,
+            broker_s=self._far_s(self._host(index)) if alone else 0.0,
         )
+
+    def _far_s(self, host: str) -> float:
+        """What a step that takes turns waits for the way between the broker and a machine that is not next to it: the
+        least that was measured there, since whatever else goes on makes a message slower."""
+        measured = [w.hello.link for i, w in enumerate(self._workers) if w.hello.link and self._host(i) == host]
+        way = min((_link(link).latency_s for link in measured), default=0.0)
+        return way if way > NEAR_S else 0.0
 
     def _is_mute(self, own: str) -> bool:
         return bool(own) and self._state.ways.to(own, BROKER, self._state.now) is Way.SHUT
@@ -368,12 +375,6 @@ def _link(measured: LinkCost | None) -> Link:
     if measured is None:
         return Link()
     return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
-
-
-def _far_s(measured: LinkCost | None) -> float:
-    """What a step that takes turns waits for the way between the broker and a worker that is not next to it."""
-    way = _link(measured).latency_s
-    return way if way > NEAR_S else 0.0
 
 
 def alone_s(worker: Worker, load: Load) -> float:

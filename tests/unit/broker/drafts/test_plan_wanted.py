@@ -239,6 +239,16 @@ def test_the_broker_s_ways_are_in_a_step_that_waits_for_them(make_bench: Callabl
     assert bench.state.book.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
 
 
+def test_a_late_answer_to_one_of_a_machine_s_workers_keeps_none_of_them_out(make_bench: Callable[..., Bench]) -> None:
+    """The machine is as near as its quickest answer was."""
+    bench = make_bench(ruled())
+    join(bench, "w0", 0.001, host="here", link=LinkCost(0.0002, 1e9))
+    join(bench, "w1", 0.001, host="here", link=LinkCost(0.003, 1e9))
+    bench.tick()
+    assert lengths(bench) == {"w0": 3, "w1": 3}
+    assert bench.state.book.current.forecast.broker_s == 0.0  # type: ignore[union-attr]
+
+
 def test_room_for_keys_and_values_or_a_word_about_it(make_bench: Callable[..., Bench]) -> None:
     """Where the wanted positions don't fit, the plan does without, and says so."""
     bench = make_bench(ruled(kv_positions=1 << 40))
