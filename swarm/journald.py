@@ -40,6 +40,9 @@ class Journal:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
 
+    def close(self) -> None:
+        self._socket.close()
+
     def sends(self, event: Mapping[str, Any]) -> bool:
         """Send an event; False if the journal does not take it now."""
         try:

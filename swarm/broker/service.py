@@ -57,7 +57,7 @@ from swarm.broker.state.past import Past, following
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
-from swarm.service import words
+from swarm.service import handed, words
 from swarm.service.unit import Unit
 from swarm.wire.channel import AsyncPullChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
@@ -169,6 +169,10 @@ class BrokerService:
         )
         endpoints = Endpoints(beats, steps, f"tcp://*:{port + 4}" if others else "")
         self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        if unused := handed.left():
+            log.warning(
+                "handed_doors_unused", at=unused, note="swarm-broker.socket names other doors than the settings"
+            )
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:

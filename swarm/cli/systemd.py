@@ -23,6 +23,7 @@ app = typer.Typer(
     epilog="Example: swarm systemd install && systemctl enable --now swarm-broker swarm-worker@w0 swarm.target",
 )
 _PATIENCE_S: Final = 90.0
+_HIDDEN: Final = ("/home", "/root", "/run/user")
 
 RootOption = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="An image's root directory; nothing is started there.")
@@ -52,7 +53,10 @@ def install(
     try:
         target = _target(root, user)
         memory = None if memory_limit is None else _bytes(memory_limit)
-        wanted = plan.Wanted(_program(), _version(), memory, gpu)
+        program = _program()
+        if not user:
+            _check_reach(program)
+        wanted = plan.Wanted(program, _version(), memory, gpu)
         files = plan.planned(target, wanted)
         for path in [path for path in plan.may_be_there(target) if path not in files]:
             _remove(path)
@@ -147,6 +151,16 @@ def _program() -> Path:
     if found is None:
         raise _Failed("there is no program swarm beside this Python: install the package with pip")
     return Path(found).absolute()
+
+
+def _check_reach(program: Path) -> None:
+    """Units run as a user of their own, to whom homes are hidden."""
+    for path in (program, Path(sys.base_prefix)):
+        if any(path.resolve().is_relative_to(home) for home in _HIDDEN):
+            raise _Failed(
+                f"{path} is in somebody's home, which the units don't see: install Swarm into /opt or /usr/local, by a "
+                "Python of the system, or use --user"
+            )
 
 
 def _version() -> int:

@@ -73,6 +73,10 @@ class Manager:
     def stopping(self, status: str = "") -> None:
         self._say("STOPPING=1", *self._changed(status))
 
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
     def _changed(self, status: str) -> list[str]:
         line = " ".join(status.split())[:_MAX_STATUS]
         if not line or line == self._status:

@@ -53,9 +53,9 @@ class Unit:
         else:
             changed = tuple(changes(self.settings.model_dump(), new.model_dump()))
             at_once = [key for key in changed if key in AT_ONCE]
+            log.info("settings_reloaded", changed=at_once, need_a_restart=[k for k in changed if k not in AT_ONCE])
             logs.configure(new.log)
             self.settings = self.settings.model_copy(update={"log": new.log})
-            log.info("settings_reloaded", changed=at_once, need_a_restart=[k for k in changed if k not in AT_ONCE])
         self.manager.ready()
 
 
