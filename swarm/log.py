@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
+from swarm import journald
 from swarm.sink import Sink
 
 if TYPE_CHECKING:
@@ -58,12 +59,14 @@ def get_logger(name: str, **context: object) -> FilteringBoundLogger:
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Send all log lines of this process to ``stream`` (stderr) as the settings say. May be called again."""
+    """Send all log lines of this process to ``stream`` (stderr) as the settings say. May be called again. Where
+    stderr is systemd's journal, they go there as events with fields, if no format is asked for."""
     sink = _sink(sys.stderr if stream is None else stream)
     level = _LEVELS.get(settings.level, _OFF)
     renderer = _renderer(settings.format, sink)
     sink.tell_dropped = _tell_dropped(renderer)
-    _configure_structlog(level, renderer, sink)
+    to_journal = settings.format == "auto" and journald.is_there(os.environ, sink.descriptor)
+    _configure_structlog(level, _ends_in_journal() if to_journal else renderer, sink)
     _configure_logging(level, renderer, sink)
 
 
@@ -157,6 +160,23 @@ def _renderer(format: str, sink: Sink) -> list[Processor]:
     colours = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     # Plain tracebacks: the pretty ones print local variables, which can be tensors or somebody's prompt.
     return [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
+
+
+def _ends_in_journal() -> list[Processor]:
+    return [structlog.processors.format_exc_info, _ToJournal(journald.Journal())]
+
+
+class _ToJournal:
+    """Hands events to the journal, field by field; as a line to stderr, which is the journal too, if it has no room."""
+
+    def __init__(self, to: journald.Journal) -> None:
+        self._to = to
+        self._as_line = structlog.processors.JSONRenderer(default=_plain)
+
+    def __call__(self, logger: object, name: str, event: EventDict) -> str | bytes:
+        if self._to.sends(event):
+            raise structlog.DropEvent
+        return self._as_line(logger, name, event)
 
 
 def _plain(value: Any) -> str:

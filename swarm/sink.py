@@ -60,6 +60,11 @@ class Sink(io.TextIOBase):
             raise io.UnsupportedOperation("there is no stream")
         return self._stream.fileno()
 
+    @property
+    def descriptor(self) -> int | None:
+        """Return where lines go; None: to no descriptor of this process's own."""
+        return self._fd
+
     def isatty(self) -> bool:
         try:
             return self._stream is not None and self._stream.isatty()

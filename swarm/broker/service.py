@@ -51,11 +51,14 @@ from swarm.broker.journal.writer import Fact, JournalWriter
 from swarm.broker.lockkeeper import LockKeeper
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
 from swarm.broker.questions.solver import Solver
+from swarm.broker.questions.status import status
 from swarm.broker.settings import Endpoints, core_settings
 from swarm.broker.state.past import Past, following
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
 from swarm.log import Damper, get_logger
+from swarm.service import handed, words
+from swarm.service.unit import Unit
 from swarm.wire.channel import AsyncPullChannel, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
 from swarm.wire.door.keys import address_and_key, is_address, reached
@@ -95,11 +98,11 @@ _POINTS: dict[type, str] = {
 log = get_logger(__name__)
 
 
-def run(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT; the process's exit code."""
+def run(settings: Settings, unit: Unit | None = None) -> int:
+    """Run until SIGTERM or SIGINT; the process's exit code. ``unit``: as systemd sees it."""
     failpoints.arm(os.environ)
     _allow_connections()
-    return uvloop.run(_main(settings))
+    return uvloop.run(_main(settings, unit))
 
 
 def _allow_connections() -> None:
@@ -109,10 +112,10 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _main(settings: Settings) -> int:
+async def _main(settings: Settings, unit: Unit | None) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        service = BrokerService(settings, context, SystemClock())
+        service = BrokerService(settings, context, SystemClock(), unit)
         try:
             await service.run()
         finally:
@@ -125,8 +128,11 @@ async def _main(settings: Settings) -> int:
 class BrokerService:
     """The shell around a :class:`BrokerCore`."""
 
-    def __init__(self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock, unit: Unit | None = None
+    ) -> None:
         self._context = context
+        self._unit = unit or Unit(settings, lambda: settings)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         past = self._open_journal(settings)
@@ -163,6 +169,10 @@ class BrokerService:
         )
         endpoints = Endpoints(beats, steps, f"tcp://*:{port + 4}" if others else "")
         self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        if unused := handed.left():
+            log.warning(
+                "handed_doors_unused", at=unused, note="swarm-broker.socket names other doors than the settings"
+            )
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:
@@ -212,6 +222,8 @@ class BrokerService:
             reader.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        self._unit.listen(loop)
+        self._unit.manager.ready()
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(self._serve_clients()),
@@ -225,6 +237,7 @@ class BrokerService:
                 group.create_task(self._keeper.run()),
             ]
             await self._stop.wait()
+            self._unit.manager.stopping("stopping; what was accepted is in the journal")
             for task in (*loops, *self._tries):
                 task.cancel()
         log.info("broker_stops")
@@ -374,6 +387,7 @@ class BrokerService:
             for event in self._beats.waiting():  # nobody is judged while a beat of theirs lies unread
                 self._hear_beat(event)
             self._feed(Tick())
+            self._unit.manager.alive()
             await asyncio.sleep(TICK_S)
 
     async def _watch_itself(self) -> None:
@@ -381,6 +395,8 @@ class BrokerService:
         while True:
             with contextlib.suppress(OSError):  # reading them takes a descriptor, and there may be none
                 self._feed(ProcessFigures(process_figures(process)))
+            if self._unit.manager.is_there:
+                self._unit.manager.status(words.of_broker(status(self._core.state, self._clock.now())))
             await asyncio.sleep(FIGURES_S)
 
     # --- what is to be done ------------------------------------------------------------------------------------------

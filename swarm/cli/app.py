@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from swarm.cli import systemd
 from swarm.cli.answers.attach import attach
 from swarm.cli.answers.chat import chat
 from swarm.cli.answers.generate import generate
@@ -74,3 +75,4 @@ app.command(short_help="Measure any OpenAI-compatible server under load.", epilo
 app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
 app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
 app.add_typer(config_app, name="config")
+app.add_typer(systemd.app, name="systemd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,17 +73,19 @@ def broker(
         "state_dir": str(state_dir) if state_dir else None,
     }
     with _hopeless_is_78():
-        settings = load_settings(context, config, overrides)
+        load = partial(load_settings, context, config, overrides)
+        settings = load()
         if settings.broker.listen and settings.state_dir is None:
             from swarm.lock.known import default_state_dir
 
             settings = settings.model_copy(update={"state_dir": default_state_dir()})  # keys must outlive the broker
         from swarm import log
         from swarm.broker.service import run
+        from swarm.service.unit import Unit
 
         log.configure(settings.log)
         with _state_held(settings):
-            code = run(settings)
+            code = run(settings, Unit.begun(settings, load))
     _exit(code)
 
 
@@ -138,21 +141,24 @@ def worker(
         "worker.threads": threads,
     }
     with _hopeless_is_78():
-        settings = load_settings(context, config, overrides)
+        load = partial(load_settings, context, config, overrides)
+        settings = load()
         _prepare_openmp(settings.worker.threads)
         from swarm import log
         from swarm.cli.joining import of_worker
+        from swarm.service.unit import Unit
         from swarm.stage.shell.service import run
 
         log.configure(settings.log)
+        unit = Unit.begun(settings, load)
         settings, known = of_worker(settings, join)
         if known is not None:
             from swarm.lock.known import default_state_dir
             from swarm.lock.rotation import Home
 
             home = Home(settings.state_dir or default_state_dir(), known)
-            _exit(run(settings, known.pair, home, _rotates))
-        _exit(run(settings))
+            _exit(run(settings, known.pair, home, _rotates, unit))
+        _exit(run(settings, unit=unit))
 
 
 def _rotates(home: Home) -> str:
@@ -195,15 +201,18 @@ def gateway(
         "state_dir": str(state_dir) if state_dir else None,
     }
     with _hopeless_is_78():
-        settings = load_settings(context, config, overrides)
+        load = partial(load_settings, context, config, overrides)
+        settings = load()
         if missing := missing_packages():
             raise ConfigError(missing)
         from swarm import log
         from swarm.cli.joining import of_client
         from swarm.gateway.service import run
+        from swarm.service.unit import Unit
 
         log.configure(settings.log)
-        _exit(run(settings, of_client(settings, join)))
+        unit = Unit.begun(settings, load)
+        _exit(run(settings, of_client(settings, join), unit))
 
 
 @config_app.command("check", epilog="Example: swarm config check config/swarm.toml")

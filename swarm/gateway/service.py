@@ -20,6 +20,8 @@ from swarm.gateway.doors.build import Doors
 from swarm.gateway.doors.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, connections_of
 from swarm.lock.access import Access
 from swarm.log import get_logger
+from swarm.service import words
+from swarm.service.unit import Unit
 
 if TYPE_CHECKING:
     from swarm.config import GatewaySettings, Settings
@@ -31,12 +33,13 @@ _RELEASE_S = 1.0  # for connections to be gone after that
 log = get_logger(__name__)
 
 
-def run(settings: Settings, broker: Access | str | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. Raises ConfigError if
+def run(settings: Settings, broker: Access | str | None = None, unit: Unit | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. ``unit``: as
+    systemd sees it. Raises ConfigError if
     it can't serve there."""
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
-        return uvloop.run(_main(settings, listener, broker))
+        return uvloop.run(_main(settings, listener, broker, unit or Unit(settings, lambda: settings)))
 
 
 def _allow_descriptors(count: int) -> None:
@@ -62,7 +65,7 @@ def _listener(own: GatewaySettings) -> socket.socket:
     return listener
 
 
-async def _main(settings: Settings, listener: socket.socket, broker: Access | str | None) -> int:
+async def _main(settings: Settings, listener: socket.socket, broker: Access | str | None, unit: Unit) -> int:
     own = settings.gateway
     client = AsyncClient(
         broker,
@@ -87,7 +90,7 @@ async def _main(settings: Settings, listener: socket.socket, broker: Access | st
         log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
     warming = asyncio.create_task(desk.keep_warm())
     try:
-        await Server(config, client).serve(sockets=[listener])
+        await Server(config, client, unit, f"http://{own.host}:{own.port}").serve(sockets=[listener])
     finally:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
@@ -99,9 +102,18 @@ async def _main(settings: Settings, listener: socket.socket, broker: Access | st
 class Server(uvicorn.Server):
     """Ends in an order of its own: whoever reads a stream may read on from another gateway, so none is cancelled."""
 
-    def __init__(self, config: uvicorn.Config, client: AsyncClient) -> None:
+    def __init__(self, config: uvicorn.Config, client: AsyncClient, unit: Unit, url: str) -> None:
         super().__init__(config)
-        self._client = client
+        self._client, self._unit, self._url = client, unit, url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._unit.listen(asyncio.get_running_loop())
+        self._unit.manager.ready(words.of_gateway(self._url))
+
+    async def on_tick(self, counter: int) -> bool:
+        self._unit.manager.alive()  # the loop goes round
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,6 +124,7 @@ class Server(uvicorn.Server):
         yield
 
     def _told(self) -> None:
+        self._unit.manager.stopping("ending the answers under way")
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import zmq
 
 from swarm.errors import ConfigError
+from swarm.service import handed
 from swarm.wire.door.keys import KeyPair, address_and_key, public_key_in
 from swarm.wire.door.mechanisms import USERNAME
 from swarm.wire.tensors import Bytes
@@ -57,12 +58,13 @@ def set_options(made: Socket, limit_bytes: int, queue: int, linger_ms: int) -> N
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens at ``host`` (an IPv6 address with or without brackets). Port 0: any free one.
+    """A socket that listens at ``host`` (an IPv6 address with or without brackets). Port 0: any free one. If systemd
+    has handed one over that listens there, it is that.
 
     Raises ConfigError when the port is in use or the address is not this machine's.
     """
     try:
-        return _listening(host, port)
+        return handed.take(host, port) or _listening(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(

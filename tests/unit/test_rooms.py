@@ -29,10 +29,11 @@ BROKER = (
 STAGE = ("native", "products", "attention", "modules", "model", "engine", "shell")
 VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
 BASE = ("errors", "params", "grammar", "clock", "series", "version")
-PROCESS = ("log", "config", "failpoints", "sink", "demo")  # for what runs as a process
+PROCESS = ("log", "config", "failpoints", "sink", "demo", "service")  # for what runs as a process
 
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "wire": BASE,
+    "wire": ("service", *BASE),
+    "service": ("log", "config", *BASE),
     "lock": ("wire", "private", "errors"),
     "client": ("wire", "lock", *BASE),
     "broker": ("wire", "lock", *BASE, *PROCESS),
@@ -49,7 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
     "": ("client", *BASE),
     "config": BASE,
-    "log": ("config", "sink", *BASE),
+    "log": ("config", "sink", "journald", *BASE),
     "failpoints": BASE,
     "private": ("errors",),
     "params": ("errors",),
@@ -59,6 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "clock": (),
     "series": (),
     "sink": (),
+    "journald": (),
     "demo": (),
 }
 

@@ -30,6 +30,9 @@ from swarm.clock import Clock, SystemClock
 from swarm.errors import ConfigError, ForeignMessage, WireError
 from swarm.lock.rotation import Home
 from swarm.log import Damper, get_logger
+from swarm.service import words
+from swarm.service.manager import Progress
+from swarm.service.unit import Unit
 from swarm.stage import actions as act
 from swarm.stage.core import EX_CONFIG, StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
@@ -84,27 +87,36 @@ Rotate = Callable[[Home], str]
 log = get_logger(__name__)
 
 
-def run(settings: Settings, pair: KeyPair | None = None, home: Home | None = None, rotate: Rotate | None = None) -> int:
+def run(
+    settings: Settings,
+    pair: KeyPair | None = None,
+    home: Home | None = None,
+    rotate: Rotate | None = None,
+    unit: Unit | None = None,
+) -> int:
     """Run until told to stop: by a signal, by the broker, or because it can't work. Returns the exit code. ``pair``: by
     which the broker knows this machine; without one it gets one for this life, which is enough on the broker's own.
-    ``home``: where it is kept, and the broker's. ``rotate``: puts another one in its place, and says why not."""
+    ``home``: where it is kept, and the broker's. ``rotate``: puts another one in its place, and says why not. ``unit``:
+    as systemd sees it."""
     failpoints.arm(os.environ)
     # Not with a device: its driver holds memory of this process, too, and what it makes of another user is not known.
     with keeper.kept() if settings.worker.device == "cpu" else nullcontext():
-        return _work(settings, pair or new_pair(), home, rotate)
+        return _work(settings, pair or new_pair(), home, rotate, unit)
 
 
-def _work(settings: Settings, pair: KeyPair, home: Home | None, rotate: Rotate | None) -> int:
+def _work(settings: Settings, pair: KeyPair, home: Home | None, rotate: Rotate | None, unit: Unit | None) -> int:
     equipment = equip(settings, pair)
     gc.freeze()  # else every full collection walks through all of torch, for half a second in which nothing else runs
-    code = uvloop.run(_main(settings, equipment, home, rotate))
+    code = uvloop.run(_main(settings, equipment, home, rotate, unit))
     gc.freeze()  # the interpreter's last one, too
     return code
 
 
-async def _main(settings: Settings, equipment: Equipment, home: Home | None, rotate: Rotate | None) -> int:
+async def _main(
+    settings: Settings, equipment: Equipment, home: Home | None, rotate: Rotate | None, unit: Unit | None
+) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    service = WorkerService(settings, equipment, context, SystemClock(), home=home, rotate=rotate)
+    service = WorkerService(settings, equipment, context, SystemClock(), home=home, rotate=rotate, unit=unit)
     try:
         return await service.run()
     finally:
@@ -124,8 +136,11 @@ class WorkerService:
         *,
         home: Home | None = None,
         rotate: Rotate | None = None,
+        unit: Unit | None = None,
     ) -> None:
         executor = equipment.executor
+        self._unit = unit or Unit(settings, lambda: settings)
+        self._progress = Progress()
         self._equipment = equipment
         self._settings = settings
         self._executor = executor
@@ -184,6 +199,7 @@ class WorkerService:
         """Serve until something ends it; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
+        self._unit.listen(self._loop)
         self._loop.set_exception_handler(self._fail)
         self._compute.start()
         log.info(
@@ -227,6 +243,7 @@ class WorkerService:
         is_member = self._connected and self._core.welcome is not None
         farewell = self._departure.signalled(number, is_member=is_member)
         log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
+        self._unit.manager.stopping("leaving: others take over its layers")
         if farewell is Farewell.TELL:
             self._send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
             self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
@@ -393,12 +410,27 @@ class WorkerService:
             with contextlib.suppress(OSError):  # reading it takes a descriptor, and there may be none
                 self._vitals.memory_bytes = process.memory_info().rss
                 self._vitals.process = process_figures(process)
+            self._tell_manager()
             if not self._compute.alive:
                 self._stop.set()
             if self._core.parked:
                 self._look_for_the_broker()
             elif self._core.welcome is not None:
                 self._send(Stats(incarnation=self._incarnation, values=self._stats()))
+
+    def _tell_manager(self) -> None:
+        """It serves what it is for when the broker has let it in."""
+        core, manager = self._core, self._unit.manager
+        if not manager.is_there:
+            return
+        said = words.of_worker(
+            is_welcome=core.welcome is not None and not core.parked,
+            broker=address_and_key(self._settings.client.url)[0],
+            epoch=core.active,
+            layers=str(core.layers or ""),
+            condition=self._vitals.shown,
+        )
+        (manager.ready if core.welcome is not None else manager.status)(said)
 
     def _look_for_the_broker(self) -> None:
         """No word of it for long: perhaps over a connection that nobody will ever end, since this machine's address is
@@ -428,6 +460,8 @@ class WorkerService:
     async def _watch_lag(self) -> None:
         while True:
             self._vitals.loop_turned()
+            if self._progress.is_made(self._vitals.turned_at, self._vitals.progress):
+                self._unit.manager.alive()
             await asyncio.sleep(LOOK_S)
             if failpoints.armed:
                 failpoints.reached("loop.turn")

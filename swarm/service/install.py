@@ -1,0 +1,120 @@
+"""What ``swarm systemd install`` puts where, as plain values: units made to fit this installation and this systemd.
+Writing and removing is the command's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from swarm.config.template import template
+
+UNITS: Final = ("swarm-broker.service", "swarm-broker.socket", "swarm-gateway.service", "swarm-worker@.service")
+TARGET: Final = "swarm.target"
+_NOTIFY_RELOAD: Final = 253  # the systemd that has Type=notify-reload
+_PROGRAM: Final = "/usr/local/bin/swarm"  # as the units as they are shipped have it
+_SLACK_BYTES: Final = 512 << 20  # above a worker's limit; from half of it on it is pushed to give memory back
+# What a user's own manager may not do, or does with other directories.
+_SYSTEM_ONLY: Final = re.compile(
+    r"^(User|Group|OOMScoreAdjust|CapabilityBoundingSet|AmbientCapabilities|LoadCredential|RemoveIPC|Private\w+"
+    r"|Protect\w+|ProcSubset|RestrictNamespaces|LimitNOFILE)=.*\n",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``root``: below which all is put. ``is_user``: for one user's own manager, whose home is ``home``."""
+
+    root: Path = Path("/")
+    is_user: bool = False
+    home: Path = Path("/root")
+
+    @property
+    def units(self) -> Path:
+        return self.settings.parent / "systemd/user" if self.is_user else self.root / "etc/systemd/system"
+
+    @property
+    def settings(self) -> Path:
+        base = self.home / ".config" if self.is_user else self.root / "etc"
+        return base / "swarm"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``program``: this installation's ``swarm``. ``version``: of systemd. ``memory_bytes``: for each worker; None: as
+    much as there is. ``gpu``: workers see GPUs."""
+
+    program: Path
+    version: int
+    memory_bytes: int | None = None
+    gpu: bool = False
+
+
+def planned(target: Target, wanted: Wanted) -> dict[Path, str]:
+    """Every file and what is in it. The settings are among them; who writes leaves those that are there."""
+    found = {target.units / name: _fitted(_shipped(name), target, wanted) for name in (*UNITS, TARGET)}
+    for name, text in _drop_ins(wanted).items():
+        found[target.units / name] = text
+    if not target.is_user:
+        found[target.root / "etc/sysusers.d/swarm.conf"] = _shipped("swarm.sysusers")
+        found[target.root / "etc/tmpfiles.d/swarm.conf"] = _shipped("swarm.tmpfiles")
+    return found
+
+
+def settings_file(target: Target) -> tuple[Path, str]:
+    """The settings, every one commented out."""
+    return target.settings / "swarm.toml", template()
+
+
+def may_be_there(target: Target) -> list[Path]:
+    """All that an installation with any options may have put there; the drop-ins' directories after their files."""
+    names = [*UNITS, TARGET, *_all_drop_ins()]
+    found = [target.units / name for name in names]
+    if not target.is_user:
+        found += [target.root / "etc/sysusers.d/swarm.conf", target.root / "etc/tmpfiles.d/swarm.conf"]
+    return found
+
+
+def _drop_ins(wanted: Wanted) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if wanted.version >= _NOTIFY_RELOAD:
+        services = [name for name in UNITS if name.endswith(".service")]
+        found |= {f"{name}.d/10-reload.conf": _shipped("notify-reload.conf") for name in services}
+    if wanted.gpu:
+        found["swarm-worker@.service.d/10-gpu.conf"] = _shipped("gpu.conf")
+    if wanted.memory_bytes is not None:
+        found["swarm-worker@.service.d/10-memory.conf"] = _memory(wanted.memory_bytes)
+    return found
+
+
+def _all_drop_ins() -> list[str]:
+    return list(_drop_ins(Wanted(Path(_PROGRAM), _NOTIFY_RELOAD, 1, gpu=True)))
+
+
+def _memory(limit: int) -> str:
+    """A worker's limit is that of its whole process, by its own reckoning; the kernel ends it a little above that."""
+    return (
+        "# Of each worker, in step with what it is told that it may use.\n[Service]\n"
+        f"Environment=SWARM_WORKER__MEMORY_LIMIT={limit}\n"
+        f"MemoryHigh={limit + _SLACK_BYTES // 2}\nMemoryMax={limit + _SLACK_BYTES}\n"
+    )
+
+
+def _fitted(text: str, target: Target, wanted: Wanted) -> str:
+    fitted = text.replace(_PROGRAM, _quoted(wanted.program))
+    if target.is_user:
+        fitted = _SYSTEM_ONLY.sub("", fitted).replace("multi-user.target", "default.target")
+    return fitted
+
+
+def _quoted(program: Path) -> str:
+    """A path as systemd reads it: it may have spaces and signs that mean something there."""
+    escaped = str(program).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"' if re.search(r"[^\w/.@%+-]", escaped) else escaped
+
+
+def _shipped(name: str) -> str:
+    return (files("swarm.service") / "units" / name).read_text()

@@ -1,0 +1,28 @@
+"""How a process is, in a line: what ``systemctl status`` shows, in the words of ``swarmctl status``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def of_broker(status: Mapping[str, object]) -> str:
+    """From the report that ``swarmctl status`` shows."""
+    if status["state"] != "serving":
+        return f"{status['state']}: {status['waits_for'] or 'a plan is made'}"
+    stages = status["num_stages"]
+    said = [f"serving {status['model']} on {stages} {'stage' if stages == 1 else 'stages'}"]
+    said.append(f"{status['num_running']} running, {status['num_queued']} queued")
+    return "; ".join([*said, *([str(problem)] if (problem := status["journal_problem"]) else [])])
+
+
+def of_worker(*, is_welcome: bool, broker: str, epoch: int | None, layers: str, condition: str) -> str:
+    """``layers``: those that are computed here; empty: none. ``epoch``: of the plan in force."""
+    if not is_welcome:
+        return f"knocking at the broker's door, {broker}"
+    if not layers:
+        return f"a member without a part; {condition}"
+    return f"layers {layers} of epoch {epoch}; {condition}"
+
+
+def of_gateway(url: str) -> str:
+    return f"serving {url}"

@@ -1,0 +1,211 @@
+"""Run by a real systemd: units as they are installed, hardened, killed, stopped, frozen, told to read their settings
+again, and taken away; requests under way go on through all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.integration.booted import PROGRAMS, SOON_S, Booted, NoSystem, booted, why_not
+
+_WHY_NOT = why_not()
+pytestmark = [pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""), pytest.mark.timeout(600)]
+UNITS = ("swarm-broker", "swarm-gateway", "swarm-worker@w0", "swarm-worker@w1")
+ASKS = """
+from swarm import Client
+with Client(reconnect_timeout_s=60.0) as client:
+    answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
+    print(answer.text)
+"""
+# Sooner than as shipped, so that a test need not wait for a minute.
+IMPATIENT = "[Service]\nWatchdogSec=4\n"
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+    with ExitStack() as stack:
+        try:
+            system = stack.enter_context(booted(tmp_path_factory.mktemp("booted")))
+        except NoSystem as error:
+            pytest.skip(f"no system can be booted here: {error}")
+        done = system.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
+        assert done.returncode == 0, done.stderr
+        for unit in ("swarm-broker.service", "swarm-worker@.service"):
+            path = f"/etc/systemd/system/{unit}.d/90-impatient.conf"
+            system.run("sh", "-c", f"mkdir -p {path.rpartition('/')[0]}; printf '{IMPATIENT}' > {path}")
+        system.systemctl("daemon-reload")
+        system.systemctl("enable", "--now", "swarm.target", *UNITS)
+        yield system
+
+
+@pytest.fixture
+def serving(system: Booted) -> Booted:
+    """Both workers have their parts."""
+    system.until(lambda: _stages(system) == 2, "both workers serve")
+    return system
+
+
+def _stages(system: Booted) -> int:
+    said = system.swarmctl("status", "--json")
+    status = json.loads(said) if said else {"state": "gone"}
+    return int(status["num_stages"]) if status["state"] == "serving" else 0
+
+
+def _generate(system: Booted) -> subprocess.Popen[str]:
+    return system.start(str(PROGRAMS / "python"), "-c", ASKS)
+
+
+def _pid(system: Booted, unit: str) -> int:
+    return int(system.shown(unit, "MainPID"))
+
+
+@contextmanager
+def under_way(system: Booted, expected: str) -> Iterator[None]:
+    """A request is under way while something is done, and ends as if nothing had been."""
+    before = json.loads(system.swarmctl("status", "--json"))["tokens_total"]
+    asks = _generate(system)
+    try:
+        system.until(
+            lambda: json.loads(system.swarmctl("status", "--json"))["tokens_total"] > before + 10, "tokens come"
+        )
+        yield
+        said, complaint = asks.communicate(timeout=SOON_S)
+    finally:
+        asks.kill()
+        asks.wait()
+    assert asks.returncode == 0, complaint
+    assert said == expected
+
+
+@pytest.fixture(scope="module")
+def expected(system: Booted) -> str:
+    system.until(lambda: _stages(system) == 2, "both workers serve")
+    said, complaint = _generate(system).communicate(timeout=SOON_S)
+    assert said, complaint
+    return said
+
+
+def test_all_of_it_serves_and_says_so(serving: Booted) -> None:
+    for unit in UNITS:
+        assert serving.shown(unit, "ActiveState") == "active"
+    serving.until(lambda: "serving village on 2 stages" in serving.shown("swarm-broker", "StatusText"), "it says so")
+    serving.until(lambda: serving.shown("swarm-worker@w0", "StatusText").startswith("layers "), "which layers")
+    assert serving.shown("swarm-gateway", "StatusText") == "serving http://127.0.0.1:8000"
+    shown = serving.run(str(PROGRAMS / "swarm"), "systemd", "status").stdout
+    assert "serving village on 2 stages" in shown
+    assert serving.run("curl", "-sf", "http://127.0.0.1:8000/v1/models").returncode == 0
+    for unit in UNITS:
+        assert serving.shown(unit, "StartLimitIntervalUSec") == "0"  # however often it dies, it is started again
+        assert serving.shown(unit, "User") == "swarm"
+    assert int(serving.shown("swarm-worker@w0", "MemoryMax")) == (1 << 30) + (512 << 20)
+
+
+def test_events_are_in_the_journal_by_their_fields(serving: Booted) -> None:
+    line = serving.journal("-u", "swarm-broker", "SWARM_EVENT=plan_serving", "-o", "json", "-n", "1")
+    event = json.loads(line)
+    assert event["PRIORITY"] == "6"
+    assert int(event["SWARM_EPOCH"]) >= 1
+    assert event["SWARM_CAUSE"]
+    assert event["MESSAGE"].startswith("plan_serving ")
+
+
+@pytest.mark.parametrize("unit", ["swarm-worker@w1", "swarm-broker"])
+def test_who_is_killed_is_started_again_and_answers_go_on(serving: Booted, expected: str, unit: str) -> None:
+    before = _pid(serving, unit)
+    with under_way(serving, expected):
+        serving.systemctl("kill", "--kill-who=main", "--signal=KILL", unit)
+        serving.until(lambda: _pid(serving, unit) not in (0, before), "another process is there")
+    serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
+
+
+def test_a_gateway_that_is_killed_serves_again(serving: Booted) -> None:
+    before = _pid(serving, "swarm-gateway")
+    serving.systemctl("kill", "--kill-who=main", "--signal=KILL", "swarm-gateway")
+    serving.until(lambda: _pid(serving, "swarm-gateway") not in (0, before), "another process is there")
+    serving.until(lambda: serving.run("curl", "-sf", "http://127.0.0.1:8000/v1/models").returncode == 0, "it serves")
+
+
+@pytest.mark.parametrize("unit", ["swarm-worker@w0", "swarm-broker"])
+def test_who_is_frozen_gives_no_sign_and_is_started_again(serving: Booted, expected: str, unit: str) -> None:
+    before = _pid(serving, unit)
+    with under_way(serving, expected):
+        serving.systemctl("kill", "--kill-who=main", "--signal=STOP", unit)
+        serving.until(lambda: _pid(serving, unit) not in (0, before), "the watchdog has ended it")
+    serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
+
+
+def test_stopping_a_worker_drains_it(serving: Booted, expected: str) -> None:
+    with under_way(serving, expected):
+        serving.systemctl("stop", "swarm-worker@w1")
+    assert serving.shown("swarm-worker@w1", "Result") == "success"
+    assert serving.shown("swarm-worker@w1", "ActiveState") == "inactive"
+    assert "worker_asked_to_end" in serving.journal("-u", "swarm-worker@w1", "-n", "20")
+    serving.systemctl("start", "swarm-worker@w1")
+
+
+def test_a_restart_refuses_nobody(serving: Booted) -> None:
+    """The door is systemd's: who knocks meanwhile waits."""
+    refused: list[str] = []
+    over = threading.Event()
+
+    def knock() -> None:
+        while not over.is_set():
+            said = serving.run("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/5700").stderr
+            refused.extend([said] if said else [])
+
+    knocker = threading.Thread(target=knock)
+    knocker.start()
+    try:
+        serving.systemctl("restart", "swarm-broker")
+    finally:
+        over.set()
+        knocker.join()
+    assert not refused
+    serving.until(lambda: _stages(serving) == 2, "both workers serve again")
+
+
+def test_settings_are_read_again(serving: Booted) -> None:
+    settings = "/etc/swarm/swarm.toml"
+    serving.run("sh", "-c", f"printf '[log]\\nlevel = \"warning\"\\n[broker]\\nmax_queue = 7\\n' > {settings}")
+    before = _pid(serving, "swarm-broker")
+    serving.systemctl("reload", "swarm-broker")
+    serving.run("sh", "-c", f"printf 'nonsense = 1\\n' > {settings}")
+    serving.systemctl("reload", "swarm-broker")
+    said = serving.until(
+        lambda: serving.journal("-u", "swarm-broker", "SWARM_EVENT=settings_refused"), "what is wrong is told"
+    )
+    assert "nonsense" in said
+    serving.run("sh", "-c", f": > {settings}")
+    serving.systemctl("reload", "swarm-broker")
+    told = serving.until(
+        lambda: serving.journal("-u", "swarm-broker", "SWARM_EVENT=settings_reloaded"), "and what changed"
+    )
+    assert "log.level" in told
+    assert _pid(serving, "swarm-broker") == before
+    assert serving.shown("swarm-broker", "ActiveState") == "active"
+
+
+def test_what_is_accepted_outlives_a_stop_of_all(serving: Booted) -> None:
+    words = ("generate", "--detach", "Once upon a time", "--max-tokens", "60")
+    request = serving.run(str(PROGRAMS / "swarm"), *words).stdout.split()[0]
+    serving.systemctl("stop", "swarm.target")
+    serving.until(lambda: serving.shown("swarm-broker", "ActiveState") == "inactive", "all have stopped")
+    serving.systemctl("start", "swarm.target", *UNITS)
+    done = serving.run(str(PROGRAMS / "swarm"), "attach", request)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_uninstalling_leaves_nothing(system: Booted) -> None:
+    """The last one."""
+    done = system.run(str(PROGRAMS / "swarm"), "systemd", "uninstall", "--purge")
+    assert done.returncode == 0, done.stderr
+    assert "swarm" not in system.run("systemctl", "list-units", "--all", "--plain", "--no-legend", "swarm*").stdout
+    left = system.run("find", "/etc", "/var/lib", "/var/cache", "/run/swarm", "-name", "*swarm*").stdout.split()
+    assert [path for path in left if "90-impatient" not in path and not path.endswith(".d")] == []
+    assert system.run("id", "swarm").returncode != 0
