@@ -14,6 +14,7 @@ from swarm.broker.state.queue import Queue
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
+from swarm.broker.state.steering import Steering
 from swarm.broker.state.timers import Timers
 from swarm.broker.state.workers import Ways, Worker
 from swarm.wire.messages import NOBODYS, Json, Lineage, Manifest, SequencePosition
@@ -92,6 +93,7 @@ class State:
     replaced: dict[str, str] = field(default_factory=dict)  # incarnation -> why it was told to end
     leases_renewed_at: float = 0.0
     ways: Ways = field(default_factory=Ways)
+    steering: Steering = field(default_factory=Steering)
     book: PlanBook = field(default_factory=PlanBook)
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
     flights: dict[int, Flight] = field(default_factory=dict)
@@ -164,6 +166,10 @@ class State:
     def learn(self, manifest: Manifest | None) -> None:
         """This is the model; None: another one than it was."""
         self.manifest = manifest
+
+    def steer(self, steering: Steering) -> None:
+        """Plans are made by this from now on."""
+        self.steering = steering
 
     def give_up(self, sequence: Sequence) -> None:
         """Its deadline can't be kept any more: the core ends it."""
