@@ -1,4 +1,4 @@
-"""Asking before something is ended: on a terminal, unless ``--yes`` was said. A script is not asked: it can't answer."""
+"""Asking before something is ended: on a terminal, unless ``--yes`` was said. A script can't answer."""
 
 from __future__ import annotations
 

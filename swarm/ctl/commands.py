@@ -275,7 +275,7 @@ def join(
 
 
 @app.command(epilog="Example: swarmctl stop w1")
-def stop(
+def stop(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     worker: Annotated[str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Even if the swarm can't serve without it.")] = False,

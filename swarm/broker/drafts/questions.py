@@ -10,7 +10,7 @@ from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, State, Worker
-from swarm.broker.state.steering import Steering
+from swarm.broker.state.plans import Steering
 from swarm.broker.state.workers import Ways
 from swarm.wire.messages import Manifest, Suppose
 

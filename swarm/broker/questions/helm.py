@@ -16,7 +16,7 @@ from swarm.broker.questions import plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import State, Worker
-from swarm.broker.state.steering import Steering
+from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, Report, Steer
 
 LASTS = "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps in its settings"

@@ -24,7 +24,7 @@ from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import plan_report
 from swarm.broker.state import State, Worker, WorkerState
-from swarm.broker.state.steering import Steering
+from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, Query, Report, Suppose
 
 MAX_OPEN = 8  # questions that wait or are being solved

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from swarm.broker.state.archive import Archive, Shelf
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.pace import Pace
-from swarm.broker.state.plans import PlanBook, Rebuilding
+from swarm.broker.state.plans import PlanBook, Rebuilding, Steering
 from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.state.queue import Queue
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
-from swarm.broker.state.steering import Steering
 from swarm.broker.state.timers import Timers
 from swarm.broker.state.workers import Ways, Worker
 from swarm.wire.messages import NOBODYS, Json, Lineage, Manifest, SequencePosition

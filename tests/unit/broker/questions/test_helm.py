@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.state import WorkerState
-from swarm.broker.state.steering import Steering
+from swarm.broker.state.plans import Steering
 from swarm.lock.rights import refusal
 from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer
 from tests.unit.broker.bench import Bench, submit
