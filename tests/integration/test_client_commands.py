@@ -17,7 +17,9 @@ import typer
 from swarm import Client
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
+from swarm.ctl.render import rows_of
 from swarm.ctl.render_stats import rates
+from swarm.ctl.steering import kept
 from swarm.ctl.watch import watch_stats
 from swarm.params import Grammar
 from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, Revoke, Steer, StopWorker, Submit
@@ -584,6 +586,16 @@ def test_what_ends_something_asks_on_a_terminal(
     assert swarmctl([*arguments, *(["--machine"] if arguments[0] == "keys" else [])]) == 0
     assert len(asked) == 1
     assert sum(len(broker.heard_of(kind)) for kind in ends) == 2
+
+
+def test_standby_names_what_nobody_keeps() -> None:
+    """Of those that are here, the layers that no other has warm."""
+    w0 = {"name": "w0", "state": "member", "layers": [0, 3], "standby": [[3, 5]]}
+    w1 = {"name": "w1", "state": "member", "layers": [3, 6], "standby": []}
+    gone = {"name": "w2", "state": "out", "layers": None, "standby": [[0, 6]]}
+    found = kept({"workers": [w0, w1, gone]})
+    assert [row["name"] for row in rows_of(found["workers"])] == ["w0", "w1"]
+    assert found["not_kept"] == [0, 1, 2, 5]
 
 
 class Terminal(io.StringIO):
