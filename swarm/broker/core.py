@@ -81,6 +81,7 @@ from swarm.wire.messages import (
     Query,
     Recall,
     RequestMessage,
+    Steer,
     StepDone,
     Stop,
     StopWorker,
@@ -375,6 +376,8 @@ class BrokerCore:
                 self._hosts.done(message)
             case StopWorker():
                 self._inquiries.stop_worker(client, message)
+            case Steer():
+                self._inquiries.steer(client, message)
 
     def _worker_missed(self, event: WorkerDisconnected | KeyRevoked, now: float) -> None:
         if isinstance(event, KeyRevoked):

@@ -41,6 +41,7 @@ from swarm.wire.messages import (
     RotateMember,
     RotateYours,
     ServerMessage,
+    Steer,
     StopWorker,
     Submit,
 )
@@ -356,8 +357,9 @@ def _refused(message: ClientMessage, reason: str) -> ServerMessage:
             return Report(what=about, ok=False, body={"error": reason})
         case Invite() | Revoke() | Rotate() | Join():
             return Report(what=type(message).__name__.lower(), ok=False, body={"error": reason})
-        case StopWorker():
-            return Report(what="stop", ok=False, body={"error": reason})
+        case StopWorker() | Steer():
+            about = "stop" if isinstance(message, StopWorker) else "steer"
+            return Report(what=about, ok=False, body={"error": reason})
     return Malformed(reason=reason)
 
 

@@ -17,7 +17,7 @@ from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
 from swarm.lock.access import Access
 from swarm.params import SamplingParams
-from swarm.wire.messages import Description, Invite, Json, Submit, Suppose
+from swarm.wire.messages import Description, Invite, Json, Steer, Submit, Suppose
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item", Piece, BatchPiece)
@@ -181,6 +181,10 @@ class Client:
     def stop_worker(self, worker: str, *, force: bool = False) -> Json:
         """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
         return self._run(self._client.stop_worker(worker, force=force))
+
+    def steer(self, steer: Steer) -> Json:
+        """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
+        return self._run(self._client.steer(steer))
 
     def invite(self, invite: Invite) -> Json:
         """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""

@@ -45,6 +45,7 @@ from swarm.wire.messages import (
     Rotate,
     RotateBroker,
     RotateMember,
+    Steer,
     StopWorker,
     Submit,
     Suppose,
@@ -284,6 +285,10 @@ class AsyncClient:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
         return await self._govern(StopWorker(worker=worker, force=force), _GOVERN_TIMEOUT_S)
 
+    async def steer(self, steer: Steer) -> Json:
+        """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
+        return await self._govern(steer, _GOVERN_TIMEOUT_S)
+
     async def invite(self, invite: Invite) -> Json:
         """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
         return await self._govern(invite, ASK_TIMEOUT_S)
@@ -324,7 +329,7 @@ class AsyncClient:
         """The model's tokenizer and chat template; None if it has none."""
         return (await self._model.get()).text
 
-    async def _govern(self, question: Query | Join | StopWorker | LockMessage, timeout_s: float) -> Json:
+    async def _govern(self, question: Query | Join | StopWorker | Steer | LockMessage, timeout_s: float) -> Json:
         report = await self._ask(question, timeout_s)
         assert isinstance(report, Report)
         if not report.ok:
@@ -333,7 +338,7 @@ class AsyncClient:
 
     async def _ask(
         self,
-        question: Describe | Query | Recall | Join | StopWorker | LockMessage,
+        question: Describe | Query | Recall | Join | StopWorker | Steer | LockMessage,
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> Reply:
         link = self._connect()

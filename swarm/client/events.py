@@ -20,12 +20,13 @@ from swarm.wire.messages import (
     Recalled,
     Report,
     ServerMessage,
+    Steer,
     StopWorker,
     Submit,
     TokenLogprob,
 )
 
-Question = Describe | GetAsset | Query | Recall | Join | StopWorker | LockMessage
+Question = Describe | GetAsset | Query | Recall | Join | StopWorker | Steer | LockMessage
 Reply = Description | AssetPart | Recalled | Report
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from swarm.wire.messages import (
     Rotate,
     RotateBroker,
     RotateMember,
+    Steer,
     StopWorker,
 )
 
@@ -32,6 +33,7 @@ _REPORTED: Final = {
     "asset": GetAsset,
     "join": Join,
     "stop": StopWorker,
+    "steer": Steer,
     "invite": Invite,
     "revoke": Revoke,
     "rotate": Rotate,
@@ -113,7 +115,15 @@ def _answers(message: Reply, question: object) -> bool:
             return of == question.request_id
         case (
             Report(what=what),
-            GetAsset() | Join() | StopWorker() | Invite() | Revoke() | Rotate() | RotateBroker() | RotateMember(),
+            GetAsset()
+            | Join()
+            | StopWorker()
+            | Steer()
+            | Invite()
+            | Revoke()
+            | Rotate()
+            | RotateBroker()
+            | RotateMember(),
         ):
             return isinstance(question, _REPORTED.get(what, ()))
     return False

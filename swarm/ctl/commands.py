@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client
 from swarm.cli.output import EXIT_CODES
+from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
 
@@ -75,7 +76,7 @@ def plan(  # noqa: PLR0917 (options are parameters)
         typer.Option("--without", help="Suppose that this worker were gone (may be repeated).", show_default=False),
     ] = None,
     objective: Annotated[
-        str, typer.Option("--objective", help="Suppose this objective: throughput or latency.", show_default=False)
+        str, typer.Option("--objective", help="By this objective: throughput or latency.", show_default=False)
     ] = "",
     more: Annotated[
         int, typer.Option("--with", min=0, max=64, help="Suppose so many more workers, on machines of their own.")
@@ -83,19 +84,49 @@ def plan(  # noqa: PLR0917 (options are parameters)
     like: Annotated[
         str, typer.Option("--like", help="What those are like: a worker's name (default: the first of the plan).")
     ] = "",
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="WORKER=FIRST-LAST", help="Give a worker just these layers (may be repeated)."),
+    ] = None,
+    cap: Annotated[
+        list[str] | None,
+        typer.Option("--cap", metavar="WORKER=N", help="Give a worker at most so many layers (may be repeated)."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="WORKER", help="Give it none (may be repeated).")
+    ] = None,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply",
+            help="Let --pin, --cap, --exclude and --objective count from now on, in the place of what was applied "
+            "before (none of them: the settings alone), until the broker is started again.",
+        ),
+    ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who holds which layers, and why; predicted beside measured. With --dry-run, what the plan would be."""
+    """Who holds which layers, and why; predicted beside measured. With --dry-run, --pin, --cap, --exclude or
+    --objective, what the plan would be; with --apply, it is made so."""
     from swarm.ctl import render
+    from swarm.ctl.steering import by_hand
 
     own = Common(url, as_json)
+    supposes = bool(without or more or like)
+    if apply or pin or cap or exclude or (objective and not dry_run and not supposes):
+        if supposes or (apply and dry_run):
+            raise typer.BadParameter(
+                "--without, --with and --like only suppose, and --dry-run changes nothing: not with --pin … --apply"
+            )
+        steer = by_hand(pin or [], cap or [], exclude or [], objective, dry_run=not apply)
+        _answer(context, own, lambda client: client.steer(steer), render.plan)
+        return
     if dry_run:
         suppose = _supposition(without or [], objective, more, like)
         _answer(context, own, lambda client: client.suppose_plan(suppose), render.plan)
         return
-    if without or objective or more or like:
-        raise typer.BadParameter("--without, --objective, --with and --like only suppose: add --dry-run")
+    if supposes:
+        raise typer.BadParameter("--without, --with and --like only suppose: add --dry-run")
     _answer(context, own, lambda client: client.query("plan"), render.plan)
 
 
@@ -204,11 +235,14 @@ def cancel(
             metavar="REQUEST", help="The request's id, as `swarmctl requests` shows it.", show_default=False
         ),
     ],
+    yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """End a request, whoever made it. One that has ended stays as it is."""
     from swarm.ctl import render
+
+    ask_first(f"End the request {request}?", yes=yes)
 
     def end(client: Client) -> Json:
         client.cancel(request)
@@ -241,17 +275,84 @@ def join(
 
 
 @app.command(epilog="Example: swarmctl stop w1")
-def stop(
+def stop(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     worker: Annotated[str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Even if the swarm can't serve without it.")] = False,
+    yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Have a worker hand over and leave."""
     from swarm.ctl import render
 
+    ask_first(f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes)
     _answer(context, Common(url, as_json), lambda client: client.stop_worker(worker, force=force), render.fields)
+
+
+WorkerArgument = Annotated[
+    str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)
+]
+
+
+def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
+    """Make a command that says of one worker whether it gets layers."""
+
+    def command(
+        context: typer.Context, worker: WorkerArgument, url: UrlOption = None, as_json: JsonOption = False
+    ) -> None:
+        from swarm.ctl import render
+        from swarm.ctl.steering import of_worker
+
+        steer = of_worker(verb, worker)
+        _answer(context, Common(url, as_json), lambda client: client.steer(steer), render.fields)
+
+    app.command(verb, help=help, epilog=f"Example: swarmctl {verb} w1")(command)
+
+
+_steering("cordon", "Give a worker no new layers; what it has it serves on. Holds for its name, until the broker ends.")
+_steering("uncordon", "Let a worker have layers again.")
+
+
+@app.command(epilog="Example: swarmctl drain w1")
+def drain(
+    context: typer.Context,
+    worker: WorkerArgument,
+    yes: YesOption = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a worker hand over its layers and get no new ones until uncordon; its process stays (stop ends it, too)."""
+    from swarm.ctl import render
+    from swarm.ctl.steering import of_worker
+
+    steer = of_worker("drain", worker)
+    ask_first(f"Drain worker {worker}?", yes=yes)
+    _answer(context, Common(url, as_json), lambda client: client.steer(steer), render.fields)
+
+
+@app.command(epilog="Example: swarmctl rebalance")
+def rebalance(
+    context: typer.Context,
+    force: Annotated[bool, typer.Option("--force", help="Even if the best plan is no quicker than this one.")] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the best plan now if it is quicker at all, without waiting until it is by more than plan.margin."""
+    from swarm.ctl import render
+    from swarm.wire.messages import Steer
+
+    steer = Steer(verb="rebalance", force=force)
+    _answer(context, Common(url, as_json), lambda client: client.steer(steer), render.plan)
+
+
+@app.command(epilog="Example: swarmctl standby --json")
+def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Who keeps which layers warm for others, and which layers nobody does."""
+    from swarm.ctl import render
+    from swarm.ctl.steering import kept
+
+    _answer(context, Common(url, as_json), lambda client: kept(client.query("nodes")), render.standby)
 
 
 def _answer(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.cli.options import ConfigOption, JsonOption, UrlOption, load_settings, open_client
+from swarm.ctl.asking import YesOption, ask_first
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
@@ -119,6 +120,7 @@ def revoke(  # noqa: PLR0917 (options are parameters)
     api: ApiOption = False,
     machine: MachineOption = False,
     keys_file: FileOption = None,
+    yes: YesOption = False,
     url: UrlOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -126,6 +128,7 @@ def revoke(  # noqa: PLR0917 (options are parameters)
     """Take a key back. An API key: gateways refuse it within a second, what it has under way is finished. A machine's,
     by its name or how it begins: its connections end at once. An invitation: nobody joins by it any more."""
     kinds = _kinds(api, machine, keys_file)
+    ask_first(f"Take the key {name} away for good?", yes=yes)
     problem = ""
     with open_client(context, url or _outer_url(context)) as client:
         if len(kinds) > 1:

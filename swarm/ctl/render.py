@@ -17,6 +17,7 @@ Column = tuple[str, str]  # key, heading
 _NODE_COLUMNS: tuple[Column, ...] = (
     ("name", "worker"),
     ("state", "state"),
+    ("steered", "by hand"),
     ("layers", "layers"),
     ("device", "device"),
     ("dtype", "dtype"),
@@ -84,6 +85,15 @@ def nodes(body: Body) -> RenderableType:
     table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN) if workers else Text("no workers")
     parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers))
     return Group(_with_rest(table, body, {"workers"}), *parts)
+
+
+def standby(body: Body) -> RenderableType:
+    """Draw who keeps what, then what nobody keeps."""
+    rows = rows_of(body.get("workers"))
+    table = _table(rows, _NODE_COLUMNS, set()) if rows else Text("no workers")
+    bare = ", ".join(str(layer) for layer in _list(body.get("not_kept")))
+    told = f"layers {bare} are kept by nobody: they would be loaded if their holder died" if bare else ""
+    return Group(table, Text(f"· {told}" if told else "· every layer is kept by somebody else, too"))
 
 
 def plan(body: Body) -> RenderableType:

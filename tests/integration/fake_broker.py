@@ -54,6 +54,7 @@ from swarm.wire.messages import (
     RotateBroker,
     RotateMember,
     ServerMessage,
+    Steer,
     Stop,
     StopWorker,
     Submit,
@@ -265,7 +266,7 @@ class FakeBroker:
                 self._say(
                     peer, AssetPart(name=name, offset=offset, total=total, payload=PayloadSpec(len(part), 0)), part
                 )
-            case Query() | Join() | StopWorker() | Invite() | Revoke() | RotateBroker() | RotateMember():
+            case Query() | Join() | StopWorker() | Steer() | Invite() | Revoke() | RotateBroker() | RotateMember():
                 self._report(peer, message)
             case _:
                 self._about_known(peer, message)
@@ -297,7 +298,7 @@ class FakeBroker:
                 self._pump(self.known[request_id], ignore_limit=True)
 
     def _report(
-        self, peer: bytes, message: Query | Join | StopWorker | Invite | Revoke | RotateBroker | RotateMember
+        self, peer: bytes, message: Query | Join | StopWorker | Steer | Invite | Revoke | RotateBroker | RotateMember
     ) -> None:
         what, body = "stop", {}
         match message:
@@ -307,6 +308,8 @@ class FakeBroker:
                 what, body = "join", {"started": [f"w{i}" for i in range(count)]}
             case StopWorker(worker=worker):
                 body = {"worker": worker}
+            case Steer(worker=worker):
+                what, body = "steer", {"worker": worker}
             case Invite():
                 what, body = "invite", {"addresses": ["tcp://192.0.2.1:5700"], "key": "ab" * 32, "expires_at": 1e9}
             case Revoke(name=name):

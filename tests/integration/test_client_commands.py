@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from swarm import Client
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
+from swarm.ctl.render import rows_of
 from swarm.ctl.render_stats import rates
+from swarm.ctl.steering import kept
 from swarm.ctl.watch import watch_stats
 from swarm.params import Grammar
-from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, StopWorker, Submit
+from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, Revoke, Steer, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
 SWARM = [sys.executable, "-m", "swarm"]
@@ -556,9 +559,58 @@ def test_join_and_stop(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "swarmctl: no worker 'w9': the workers are w0, w1\n"
 
 
+@pytest.mark.parametrize("arguments", [["stop", "w1"], ["drain", "w1"], ["cancel", "r1"], ["keys", "revoke", "anna"]])
+def test_what_ends_something_asks_on_a_terminal(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """Whoever says no has done nothing; --yes is not asked, nor is a script."""
+    ends = (StopWorker, Steer, Cancel, Revoke)
+    asked: list[str] = []
+
+    def confirm(question: str, *, err: bool) -> bool:
+        asked.append(question)
+        assert err  # stdout may be read by a program
+        return False
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert swarmctl(arguments) == 1
+    assert len(asked) == 1
+    assert arguments[-1] in asked[0]
+    assert not any(broker.heard_of(kind) for kind in ends)
+    if arguments[0] == "cancel":
+        return  # this broker has no such request
+    assert swarmctl([*arguments, *(["--machine"] if arguments[0] == "keys" else []), "--yes"]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert swarmctl([*arguments, *(["--machine"] if arguments[0] == "keys" else [])]) == 0
+    assert len(asked) == 1
+    assert sum(len(broker.heard_of(kind)) for kind in ends) == 2
+
+
+def test_standby_names_what_nobody_keeps() -> None:
+    """Of those that are here, the layers that no other has warm."""
+    w0 = {"name": "w0", "state": "member", "layers": [0, 3], "standby": [[3, 5]]}
+    w1 = {"name": "w1", "state": "member", "layers": [3, 6], "standby": []}
+    gone = {"name": "w2", "state": "out", "layers": None, "standby": [[0, 6]]}
+    found = kept({"workers": [w0, w1, gone]})
+    assert [row["name"] for row in rows_of(found["workers"])] == ["w0", "w1"]
+    assert found["not_kept"] == [0, 1, 2, 5]
+
+
+class Terminal(io.StringIO):
+    """Somebody sits at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
+        (["plan", "--cap", "w1=0"], 2, "--cap takes WORKER=N, at least 1"),
+        (["plan", "--pin", "w1=5-2"], 2, "--pin takes WORKER=FIRST-LAST"),
+        (["plan", "--apply", "--without", "w1"], 2, "only suppose"),
         (["--url", "tcp://127.0.0.1:20001", "status"], 1, "no broker answers at tcp://127.0.0.1:20001"),
         (["join", "--count", "0"], 2, "--count"),
         (["join", "--memory-limit", "lots"], 2, "--memory-limit takes a size"),

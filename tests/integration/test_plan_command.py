@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +67,48 @@ async def test_a_worker_that_has_too_little_is_told_why(zygote: Zygote, tmp_path
         swarm.start_worker("w0")
         assert swarm.workers["w0"].wait(60) != 0
         assert "this swarm takes workers from 65536 MiB on" in swarm.log("w0")
+
+
+async def test_an_operator_steers_while_it_serves(
+    zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan by hand is made, a worker drained and freed again, while a request runs: it ends with all its tokens."""
+
+    def said(*words: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run(["--url", swarm.url, "--json", *words]) == 0
+        body = json.loads(capsys.readouterr().out)
+        assert isinstance(body, dict)
+        return body
+
+    def layers() -> dict[str, list[int]]:
+        return {stage["worker"]: stage["layers"] for stage in said("plan")["stages"]}
+
+    async def until(wanted: dict[str, list[int]]) -> None:
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(layers) != wanted:  # noqa: ASYNC110 (the plan is another process's)
+                await asyncio.sleep(0.05)
+
+    with Processes(Path(model_path()), tmp_path, launch=zygote) as swarm:
+        swarm.start(2)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 2)
+            undisturbed = await client.generate([5, 6, 7], max_tokens=600, ignore_eos=True)
+            running = asyncio.create_task(client.generate([5, 6, 7], max_tokens=600, ignore_eos=True))
+            pin = ["plan", "--pin", "w0=0-2", "--objective", "throughput"]
+            assert (await asyncio.to_thread(said, *pin))["stages"][0]["layers"] == [0, 3]
+            assert (await asyncio.to_thread(said, *pin, "--apply"))["state"] in {"is made now", "stays as it is"}
+            await until({"w0": [0, 3], "w1": [3, 8]})
+            await asyncio.to_thread(said, "plan", "--apply")
+            assert (await asyncio.to_thread(said, "drain", "w1", "--yes"))["state"] == "drained"
+            await until({"w0": [0, 8]})
+            kept = await asyncio.to_thread(said, "standby")
+            assert [row["name"] for row in kept["workers"]] == ["w0", "w1"]
+            assert (await asyncio.to_thread(said, "uncordon", "w1"))["state"] == "free"
+            assert (await asyncio.to_thread(said, "cordon", "w0"))["state"] == "cordoned"
+            assert (await asyncio.to_thread(said, "rebalance"))["stages"]
+            assert (await running).tokens == undisturbed.tokens
+        assert run(["--url", swarm.url, "drain", "w7"]) == 1
+        assert "no worker 'w7': the workers are w0, w1" in capsys.readouterr().err
+        assert run(["--url", swarm.url, "plan", "--pin", "w0"]) == 2
+        assert "--pin takes WORKER=FIRST-LAST, like w1=0-10, not 'w0'" in capsys.readouterr().err

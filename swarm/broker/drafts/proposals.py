@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from swarm.broker.drafts.candidates import Proposal, Table, alone_s
 from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.drafts.steered import steered, without_the_cordoned
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import NOBODY, Shortage
 from swarm.broker.planner.solve import EXACT
@@ -37,8 +38,26 @@ def propose(
     thorough: bool = False,
 ) -> Proposal | Shortage:
     """Propose a plan as of now. Nobody gets what it has refused; with fewer workers the others' ranges change, so they
-    are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks."""
-    suppose = suppose or Suppose()
+    are looked at again. ``thorough``: with reasons that take longer to find than the plan, for who asks. Who is
+    cordoned keeps what it has; if there is no such plan, one is made without it."""
+    rules = steered(state, rules, state.book.current)
+    found = _proposed(state, rules, without, suppose or Suppose(), thorough=thorough)
+    cordoned = sorted(w.name for w in _candidates(state) if w.name in state.steering.cordoned)
+    if isinstance(found, Shortage) and cordoned:
+        found = _proposed(state, without_the_cordoned(state, rules), without, suppose or Suppose(), thorough=thorough)
+    if isinstance(found, Shortage):
+        if not cordoned:
+            return found
+        return replace(found, text=f"{found.text} ({', '.join(cordoned)} cordoned: swarmctl uncordon)")
+    names = {w.incarnation: w.name for w in state.workers.values()}
+    kept = tuple(each for each in found.standby if names.get(each[0]) not in state.steering.cordoned)
+    return replace(found, standby=kept)
+
+
+def _proposed(
+    state: State, rules: PlanRules, without: Worker | None, suppose: Suppose, *, thorough: bool
+) -> Proposal | Shortage:
+    """Propose by these rules."""
     if suppose.objective:
         rules = replace(rules, objective=suppose.objective)
     gone = {*suppose.without, *rules.exclude}
@@ -68,6 +87,7 @@ def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> P
     """Propose, after the death of some of a plan's stages, the same plan, its lost layers with whoever lets sequences
     run again soonest. ``positions``: of all sequences that run. None if that can't be done, and a plan must be made
     from scratch."""
+    rules = steered(state, rules, fallen)
     leaving = [w for w in state.workers.values() if w.state is WorkerState.LEAVING and w.incarnation in fallen.members]
     workers = [*_usable(state, rules), *leaving]
     if state.manifest is None or not any(w.incarnation in fallen.members for w in workers):
@@ -92,8 +112,9 @@ def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, st
     """Find the reasons as if the plan were made now. It may be another one than would be made, as after a death."""
     found: Proposal | Shortage | None = propose(state, rules, thorough=True)
     if not isinstance(found, Proposal) or not found.is_like(plan):
-        workers = _usable(state, rules)
-        found = Table(state, rules, workers, Suppose(), thorough=True).in_force() if workers else None
+        now = steered(state, rules, plan)
+        workers = _usable(state, now)
+        found = Table(state, now, workers, Suppose(), thorough=True).in_force() if workers else None
     if found is None:
         return () if plan.forecast is None else plan.forecast.left_out
     return found.forecast.left_out
@@ -102,6 +123,7 @@ def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, st
 def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
     """Add what another worker like the plan's quickest would change, on a machine of its own. Among many workers only
     one order is looked at, of those of the plan and the quickest others: it may be better still."""
+    rules = steered(state, rules, plan)
     workers = _usable(state, rules)
     used = [worker for worker in workers if worker.incarnation in plan.members]
     if not used:
@@ -127,7 +149,8 @@ def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
         (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned) for w in state.workers.values() if not w.is_gone
     )
     ways = state.ways.at(state.now)
-    return (workers, ways, state.book.current and state.book.current.epoch, state.manifest is None)
+    epoch = state.book.current and state.book.current.epoch
+    return (workers, ways, epoch, state.manifest is None, state.steering.key)
 
 
 @dataclass(slots=True)
@@ -153,7 +176,8 @@ class Wanted:
         if current is None:
             return False
         found = self.now()
-        return isinstance(found, Proposal) and found.is_worth_it(current, self.rules.margin)
+        margin = steered(self.state, self.rules, current).margin
+        return isinstance(found, Proposal) and found.is_worth_it(current, margin)
 
     def shortage_without(self, worker: Worker) -> str | None:
         """Say what the swarm would wait for without this worker; None if it could do without."""

@@ -10,6 +10,7 @@ from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, State, Worker
+from swarm.broker.state.plans import Steering
 from swarm.broker.state.workers import Ways
 from swarm.wire.messages import Manifest, Suppose
 
@@ -28,6 +29,8 @@ class Question:
     suppose: Suppose | None
     without: str = ""
     ways: Ways = field(default_factory=Ways)
+    steering: Steering = field(default_factory=Steering)
+    is_order: bool = False  # the plan that would be made, as it would be made
     now: float = 0.0
 
 
@@ -35,7 +38,16 @@ def answered(question: Question) -> Found:
     """Find the answer. Takes its time, changes nothing."""
     workers = {worker.incarnation: worker for worker in question.workers}
     book = PlanBook(current=question.current)
-    state = State(manifest=question.manifest, workers=workers, book=book, ways=question.ways, now=question.now)
+    state = State(
+        manifest=question.manifest,
+        workers=workers,
+        book=book,
+        ways=question.ways,
+        steering=question.steering,
+        now=question.now,
+    )
+    if question.is_order:
+        return propose(state, question.rules)
     if question.without:
         return propose(state, question.rules, without=workers[question.without])
     if question.suppose is not None:

@@ -12,6 +12,7 @@ from swarm.broker.actions import Outbox, ReadList, SayClient
 from swarm.broker.events import ListRead, Solved
 from swarm.broker.members.roster import Members
 from swarm.broker.questions import status
+from swarm.broker.questions.helm import Helm
 from swarm.broker.questions.what_if import Departure, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.reports import ended
@@ -22,7 +23,17 @@ from swarm.broker.requests.endings import RequestSettings
 from swarm.broker.state import State, Worker
 from swarm.broker.state.archive import Account
 from swarm.broker.state.workers import Judgement
-from swarm.wire.messages import ASSET_PART_BYTES, AssetPart, Description, GetAsset, Json, Query, Report, StopWorker
+from swarm.wire.messages import (
+    ASSET_PART_BYTES,
+    AssetPart,
+    Description,
+    GetAsset,
+    Json,
+    Query,
+    Report,
+    Steer,
+    StopWorker,
+)
 from swarm.wire.tensors import pack_bytes
 
 
@@ -54,6 +65,7 @@ class Inquiries:
         self._latencies = latencies
         self._judgements = judgements
         self._suppositions = Suppositions(state, procedure.wanted.rules, out)
+        self._helm = Helm(state, out, self._suppositions, procedure)
 
     def query(self, client: bytes, query: Query, account: Account | None, now: float) -> None:
         """Answer, or ask the journal first: requests that have ended may be known to it alone. Who speaks on an account
@@ -127,6 +139,9 @@ class Inquiries:
         part = data[message.offset : message.offset + ASSET_PART_BYTES]
         answer = AssetPart(name=message.name, offset=message.offset, total=len(data), payload=pack_bytes(part))
         self._out.append(SayClient(client, answer, part))
+
+    def steer(self, client: bytes, message: Steer) -> None:
+        self._helm.steer(client, message)
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
         """Find out whether a worker can be spared, then stop it; by force, stop it without asking."""

@@ -49,6 +49,11 @@ def status(state: State, now: float) -> Json:
     }
 
 
+def _steered(state: State, name: str) -> str:
+    known = state.steering
+    return "drained" if name in known.drained else "cordoned" if name in known.cordoned else ""
+
+
 def _loading(state: State) -> list[Json]:
     """Report how far the workers of the plan under way have come."""
     coming = state.book.coming
@@ -86,6 +91,7 @@ def nodes(
                 "cores": hello.cores,
                 "state": worker.state.value,
                 "reason": worker.reason,
+                "steered": _steered(state, worker.name),
                 "unreachable": "" if worker.is_gone else _unreachable(state, incarnation, now),
                 "layers": [stage.layers.first, stage.layers.stop] if stage else None,
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],

@@ -24,6 +24,7 @@ from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import plan_report
 from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, Query, Report, Suppose
 
 MAX_OPEN = 8  # questions that wait or are being solved
@@ -44,11 +45,19 @@ class Departure:
     times_asked: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A question what plan would be made if an operator's word counted. ``told`` gets it, or why it is not known."""
+
+    steering: Steering
+    told: Callable[[Found, str], None]
+
+
 @dataclass(slots=True)
 class _Open:
     key: object
     epoch: int | None  # of the plan in force
-    askers: list[tuple[bytes, Query] | Departure]
+    askers: list[tuple[bytes, Query] | Departure | Order]
 
 
 @dataclass(slots=True)
@@ -79,13 +88,16 @@ class Suppositions:
         question = self._open.pop(solved.number, None)
         if question is None:
             return
-        if not solved.problem and not isinstance(question.askers[0], Departure):
+        if not solved.problem and not isinstance(question.askers[0], Departure | Order):
             self._known[question.key] = solved.found
             while len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
         for asker in question.askers:
             if isinstance(asker, Departure):
                 self._departure(asker, question.key, solved)
+                continue
+            if isinstance(asker, Order):
+                asker.told(solved.found, solved.problem)
                 continue
             client, query = asker
             if query.suppose is None:
@@ -103,6 +115,13 @@ class Suppositions:
         elif not self._join((*self._members(), asker.worker.incarnation), asker, question):
             asker.told("", TOO_MANY)
 
+    def order(self, asker: Order) -> None:
+        """Ask what plan would be made if this counted."""
+        question = replace(self._question(None), steering=asker.steering, is_order=True)
+        key = ("order", *what_a_plan_rests_on(self.state), asker.steering.key)
+        if len(question.workers) > MAX_WHOLE or not self._join(key, asker, question):
+            asker.told(None, TOO_MANY)
+
     def _departure(self, asker: Departure, key: object, solved: Solved) -> None:
         goes_already = asker.worker.is_gone or asker.worker.state is WorkerState.LEAVING
         if solved.problem:
@@ -119,7 +138,7 @@ class Suppositions:
         if too_large or not self._join(key, (client, query), self._question(query.suppose)):
             self._turn_away(client, query)
 
-    def _join(self, key: object, asker: tuple[bytes, Query] | Departure, question: Question) -> bool:
+    def _join(self, key: object, asker: tuple[bytes, Query] | Departure | Order, question: Question) -> bool:
         """Join those who wait for this answer, perhaps as the first. False: there are too many."""
         same = next((each for each in self._open.values() if each.key == key), None)
         if same is not None:
@@ -150,7 +169,14 @@ class Suppositions:
         workers = tuple(worker for worker in self.state.workers.values() if not worker.is_gone)
         state = self.state
         return Question(
-            state.manifest, workers, state.book.current, self.rules, suppose, ways=state.ways, now=state.now
+            state.manifest,
+            workers,
+            state.book.current,
+            self.rules,
+            suppose,
+            ways=state.ways,
+            steering=state.steering,
+            now=state.now,
         )
 
     def _members(self) -> tuple[object, ...]:
@@ -158,7 +184,7 @@ class Suppositions:
         workers = tuple(
             (w.incarnation, w.state, tuple(w.refusals)) for w in self.state.workers.values() if not w.is_gone
         )
-        return ("without", workers, self.state.ways.at(self.state.now), self._epoch)
+        return ("without", workers, self.state.ways.at(self.state.now), self._epoch, self.state.steering.key)
 
     @property
     def _epoch(self) -> int | None:

@@ -109,6 +109,7 @@ class Procedure:
         for worker in self._paces.take(now):
             self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
+            self._state.steer(self._state.steering.calm())
             if self._state.rebuilding.is_idle:
                 found = self.wanted.now()
                 self.standby.ask(None if isinstance(found, Shortage) else found)

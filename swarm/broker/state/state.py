@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from swarm.broker.state.archive import Archive, Shelf
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.pace import Pace
-from swarm.broker.state.plans import PlanBook, Rebuilding
+from swarm.broker.state.plans import PlanBook, Rebuilding, Steering
 from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.state.queue import Queue
 from swarm.broker.state.recoveries import Recoveries
@@ -92,6 +92,7 @@ class State:
     replaced: dict[str, str] = field(default_factory=dict)  # incarnation -> why it was told to end
     leases_renewed_at: float = 0.0
     ways: Ways = field(default_factory=Ways)
+    steering: Steering = field(default_factory=Steering)
     book: PlanBook = field(default_factory=PlanBook)
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
     flights: dict[int, Flight] = field(default_factory=dict)
@@ -164,6 +165,10 @@ class State:
     def learn(self, manifest: Manifest | None) -> None:
         """This is the model; None: another one than it was."""
         self.manifest = manifest
+
+    def steer(self, steering: Steering) -> None:
+        """Plans are made by this from now on."""
+        self.steering = steering
 
     def give_up(self, sequence: Sequence) -> None:
         """Its deadline can't be kept any more: the core ends it."""

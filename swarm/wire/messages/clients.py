@@ -23,7 +23,7 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.locks import BrokerKey, BrokerKeyKept, RotateYours
 from swarm.wire.messages.manifest import AssetPart, Manifest
-from swarm.wire.messages.records import Hop, TokenLogprob
+from swarm.wire.messages.records import Hop, LayerRange, TokenLogprob
 
 MAX_MEMO = 64 << 10  # characters
 
@@ -134,6 +134,40 @@ class StopWorker(Message, frozen=True):
     force: bool = False
 
 
+class Pin(Record, frozen=True):
+    """A worker gets exactly these layers."""
+
+    worker: Name
+    layers: LayerRange
+
+
+class Cap(Record, frozen=True):
+    """A worker gets at most so many layers."""
+
+    worker: Name
+    most: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+
+
+class ByHand(Record, frozen=True):
+    """What an operator wants of plans, before the settings."""
+
+    pins: Annotated[tuple[Pin, ...], msgspec.Meta(max_length=1024)] = ()
+    caps: Annotated[tuple[Cap, ...], msgspec.Meta(max_length=1024)] = ()
+    exclude: Names = ()
+    objective: Literal["", "auto", "throughput", "latency"] = ""
+
+
+class Steer(Message, frozen=True):
+    """``swarmctl`` says who gets layers: ``worker`` is cordoned, drained or free again; plans go by ``by_hand``; or the
+    plan is made anew. ``force``: also if that makes nothing quicker. ``dry_run``: only tell what plan would be made."""
+
+    verb: Literal["cordon", "uncordon", "drain", "rebalance", "plan"]
+    worker: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    by_hand: ByHand = ByHand()
+    force: bool = False
+    dry_run: bool = False
+
+
 class HostHello(Message, frozen=True):
     """A running ``swarm up`` says that it can start workers."""
 
@@ -198,7 +232,9 @@ class RotateMember(Message, frozen=True):
 
 RequestMessage = Submit | Recall | Attach | Ack | Stop | Cancel | Detach
 LockMessage = Enrol | Invite | Revoke | Rotate | RotateBroker | RotateMember | BrokerKeyKept
-ClientMessage = RequestMessage | Describe | GetAsset | Query | Join | StopWorker | HostHello | HostDone | LockMessage
+ClientMessage = (
+    RequestMessage | Describe | GetAsset | Query | Join | StopWorker | Steer | HostHello | HostDone | LockMessage
+)
 
 
 class Accepted(Message, frozen=True):
@@ -280,7 +316,7 @@ class Description(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The answer to ``Query``, ``Join`` and ``StopWorker``. ``body`` is what ``--json`` prints."""
+    """The answer to ``Query``, ``Join``, ``StopWorker`` and ``Steer``. ``body`` is what ``--json`` prints."""
 
     what: Name
     ok: bool

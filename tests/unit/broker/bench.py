@@ -85,6 +85,7 @@ from swarm.wire.messages import (
     Sampled,
     SequencePosition,
     ServerMessage,
+    Steer,
     Step,
     StepDone,
     StopWorker,
@@ -314,7 +315,7 @@ class Bench:
             case _:
                 pass
 
-    def ask(self, query: Query | StopWorker) -> Report:
+    def ask(self, query: Query | StopWorker | Steer) -> Report:
         """The answer, once what it takes has been found."""
         before = len(self.log)
         self.say(query)

@@ -1,0 +1,129 @@
+"""The operator at the helm: cordon, drain, plan by hand, and plan anew.
+
+Nothing that would leave the swarm without a plan is done: what the plan would be is asked first, beside the loop
+(``what_if``), and then said to count. The plan itself is made by the one procedure that makes all plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swarm.broker.actions import Outbox, SayClient
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.drafts.questions import Found
+from swarm.broker.planner.problem import Shortage
+from swarm.broker.questions import plan_report
+from swarm.broker.questions.what_if import Order, Suppositions
+from swarm.broker.recovery.procedure import Procedure
+from swarm.broker.state import State, Worker
+from swarm.broker.state.plans import Steering
+from swarm.wire.messages import Json, Report, Steer
+
+LASTS = "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps in its settings"
+ANYWAY = -1.0  # a margin by which any other plan is worth it
+
+
+@dataclass(slots=True)
+class Helm:
+    """Carries out ``Steer``: appends what is to be said to ``out``."""
+
+    state: State
+    out: Outbox
+    suppositions: Suppositions
+    procedure: Procedure
+
+    def steer(self, client: bytes, message: Steer) -> None:
+        """Do it, or find out first whether it can be done; the client is told either way."""
+        if message.verb in ("rebalance", "plan"):
+            self._plan_anew(client, message)
+            return
+        worker = next((w for w in self.state.workers.values() if w.name == message.worker and not w.is_gone), None)
+        if worker is None and not (message.verb == "uncordon" and message.worker in self.state.steering.cordoned):
+            self._say(client, {"error": self._nobody(message.worker)})
+            return
+        if worker is not None and message.verb == "drain":
+            self._drain(client, worker)
+            return
+        if worker is not None and message.verb == "cordon":
+            self._cordon(worker)
+        else:
+            self._count(self.state.steering.uncordon(message.worker))
+        self._say(client, self._stands(message.worker))
+
+    def _cordon(self, worker: Worker) -> None:
+        current, known = self.state.book.current, self.state.steering
+        stage = None if current is None else current.stage_of(worker.incarnation)
+        if worker.name not in known.drained:
+            self._count(known.cordon(worker.name, None if stage is None else stage.layers))
+
+    def _drain(self, client: bytes, worker: Worker) -> None:
+        def told(found: Found, problem: str) -> None:
+            if isinstance(found, Proposal):
+                self._count(self.state.steering.drain(worker.name))
+                self._say(client, self._stands(worker.name))
+                return
+            why = problem or "there is no model yet"
+            reason = f"whether the swarm can do without {worker.name} is not known: {why}"
+            if isinstance(found, Shortage):
+                reason = f"the swarm can't do without {worker.name}, it would wait for {found.text}"
+            self._say(client, {"error": reason})
+
+        self.suppositions.order(Order(self.state.steering.drain(worker.name), told))
+
+    def _plan_anew(self, client: bytes, message: Steer) -> None:
+        wrong = self._unknown(message)
+        if wrong:
+            self._say(client, {"error": wrong})
+            return
+
+        def told(found: Found, problem: str) -> None:
+            if not isinstance(found, Proposal):
+                text = found.text if isinstance(found, Shortage) else problem
+                self._say(client, {"error": f"nothing was changed: the swarm would wait for {text}"})
+                return
+            body = plan_report.supposed(self.state, found)
+            if message.dry_run:
+                self._say(client, body)
+                return
+            stays = body["state"] == "would stay as it is"
+            self._count(self._as_said(message))
+            self._say(client, {**body, "state": "stays as it is" if stays else "is made now", "lasts": LASTS})
+
+        self.suppositions.order(Order(self._as_said(message), told))
+
+    def _as_said(self, message: Steer) -> Steering:
+        known, hand = self.state.steering, message.by_hand
+        if message.verb == "rebalance":
+            return replace(known, margin=ANYWAY if message.force else 0.0)
+        return replace(
+            known,
+            pins={pin.worker: pin.layers for pin in hand.pins},
+            caps={cap.worker: cap.most for cap in hand.caps},
+            exclude=frozenset(hand.exclude),
+            objective=hand.objective,
+            margin=ANYWAY,
+        )
+
+    def _count(self, steering: Steering) -> None:
+        """From now on this counts, and the plan may have to change."""
+        self.state.steer(steering)
+        self.procedure.changed(self.state.now)
+
+    def _unknown(self, message: Steer) -> str:
+        hand = message.by_hand
+        known = {worker.name for worker in self.state.workers.values() if not worker.is_gone}
+        named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps), *hand.exclude]
+        return next((self._nobody(name) for name in named if name not in known), "")
+
+    def _nobody(self, name: str) -> str:
+        known = ", ".join(sorted(w.name for w in self.state.workers.values() if not w.is_gone))
+        return f"no worker {name!r}: the workers are {known or 'none'}"
+
+    def _stands(self, name: str) -> Json:
+        known = self.state.steering
+        state = "drained" if name in known.drained else "cordoned" if name in known.cordoned else "free"
+        body: Json = {"worker": name, "state": state}
+        return body if state == "free" else {**body, "lasts": LASTS}
+
+    def _say(self, client: bytes, body: Json) -> None:
+        self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

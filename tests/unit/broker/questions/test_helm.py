@@ -1,0 +1,162 @@
+"""The operator at the helm: cordons, drains, plans by hand and anew; never so that no plan is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.broker.state import WorkerState
+from swarm.broker.state.plans import Steering
+from swarm.lock.rights import refusal
+from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer
+from tests.unit.broker.bench import Bench, submit
+from tests.unit.broker.drafts.test_plan_wanted import ruled
+
+
+def layers(bench: Bench) -> dict[str, LayerRange]:
+    current = bench.state.book.current
+    assert current is not None
+    return {stage.name: stage.layers for stage in current.stages}
+
+
+def steer(bench: Bench, verb: str, worker: str = "", **fields: object) -> dict[str, object]:
+    report = bench.ask(Steer(verb=verb, worker=worker, **fields))  # type: ignore[arg-type]
+    assert report.ok, report.body
+    return report.body
+
+
+def test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new(serving: Bench) -> None:
+    """Not when another one dies, either; until it is uncordoned."""
+    before = layers(serving)
+    body = steer(serving, "cordon", "w0")
+    assert (body["worker"], body["state"]) == ("w0", "cordoned")
+    assert "until this broker is started again" in str(body["lasts"])
+    serving.tick(1.0)
+    assert layers(serving) == before
+    serving.join("w2")
+    serving.tick(1.0)
+    assert layers(serving)["w0"] == before["w0"]
+    serving.lose("w1")
+    serving.tick(1.0)
+    assert layers(serving) == {"w0": before["w0"], "w2": before["w1"]}
+    steer(serving, "uncordon", "w0")
+    serving.lose("w2")
+    serving.tick(1.0)
+    assert layers(serving) == {"w0": LayerRange(0, 6)}
+
+
+def test_a_cordon_holds_for_the_name(serving: Bench) -> None:
+    """A worker that comes again under it gets nothing; nor does a newcomer that was cordoned before its first part."""
+    steer(serving, "cordon", "w1")
+    serving.lose("w1")
+    serving.tick(1.0)
+    serving.join("w1")
+    serving.tick(1.0)
+    assert layers(serving) == {"w0": LayerRange(0, 6)}
+    steer(serving, "uncordon", "w1")
+    serving.tick(1.0)
+    assert set(layers(serving)) == {"w0", "w1"}
+
+
+def test_where_only_the_cordoned_are_left_it_is_said_what_to_do(serving: Bench) -> None:
+    """The order stands, and who looks is told whose."""
+    steer(serving, "cordon", "w0")
+    serving.lose("w1")
+    serving.tick(1.0)
+    assert serving.state.book.current is None
+    assert "w0 cordoned: swarmctl uncordon" in serving.state.book.waits_for
+
+
+def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
+    """Requests go on with the others; its process is not sent away, and may have layers again."""
+    serving.say(submit())
+    steer(serving, "drain", "w1")
+    serving.tick(1.0)
+    assert layers(serving) == {"w0": LayerRange(0, 6)}
+    serving.run_dry()
+    assert serving.sequence().reason == "length"
+    assert serving.state.workers["w1.1"].state is WorkerState.MEMBER
+    nodes = serving.ask(Query(what="nodes")).body["workers"]
+    assert [(row["name"], row["steered"]) for row in nodes] == [("w0", ""), ("w1", "drained")]  # type: ignore[attr-defined]
+    steer(serving, "uncordon", "w1")
+    serving.tick(1.0)
+    assert set(layers(serving)) == {"w0", "w1"}
+
+
+def test_who_is_needed_is_not_drained(make_bench) -> None:
+    """The answer says what the swarm would wait for; nothing has changed."""
+    bench = make_bench().serve(1)
+    report = bench.ask(Steer(verb="drain", worker="w0"))
+    assert not report.ok
+    assert "the swarm can't do without w0, it would wait for" in str(report.body["error"])
+    assert not bench.state.steering.drained
+    assert bench.state.book.serving
+
+
+def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
+    """Supposed, it changes nothing; applied, it takes the place of what was applied before."""
+    hand = ByHand(pins=(Pin("w0", LayerRange(0, 1)),))
+    body = steer(serving, "plan", by_hand=hand, dry_run=True)
+    assert body["state"] == "would be made"
+    serving.tick(1.0)
+    before = layers(serving)
+    assert before["w0"] != LayerRange(0, 1)
+    assert steer(serving, "plan", by_hand=hand)["state"] == "is made now"
+    serving.tick(1.0)
+    assert layers(serving) == {"w0": LayerRange(0, 1), "w1": LayerRange(1, 6)}
+    steer(serving, "plan", by_hand=ByHand(caps=(Cap("w1", 2),)))
+    serving.tick(1.0)
+    assert len(layers(serving)["w1"]) == 2
+    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    serving.tick(1.0)
+    assert layers(serving) == {"w0": LayerRange(0, 6)}
+    steer(serving, "plan")
+    serving.tick(1.0)
+    assert set(layers(serving)) == {"w0", "w1"}
+
+
+@pytest.mark.parametrize(
+    ("hand", "words"),
+    [
+        (ByHand(exclude=("w0", "w1")), "nothing was changed: the swarm would wait for a worker besides w0, w1"),
+        (ByHand(exclude=("w9",)), "no worker 'w9': the workers are w0, w1"),
+        (ByHand(pins=(Pin("w0", LayerRange(0, 3)), Pin("w1", LayerRange(2, 6)))), "which overlap"),
+    ],
+)
+def test_what_leaves_no_plan_is_not_applied(serving: Bench, hand: ByHand, words: str) -> None:
+    before = serving.state.steering
+    report = serving.ask(Steer(verb="plan", by_hand=hand))
+    assert not report.ok
+    assert words in str(report.body["error"])
+    assert serving.state.steering == before
+
+
+def test_planning_anew_ends_with_the_plan(serving: Bench) -> None:
+    """The best plan stays as it is, and later changes are worth it by the settings again."""
+    epoch = serving.epoch
+    assert steer(serving, "rebalance")["state"] == "stays as it is"
+    assert serving.state.steering.margin == 0.0
+    serving.tick(1.0)
+    assert serving.state.steering.margin is None
+    assert serving.epoch == epoch
+
+
+def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
+    """Which the margin of the settings would not allow by itself."""
+    serving = make_bench(ruled(margin=5.0)).serve(2)
+    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
+    serving.tick(1.0)
+    assert layers(serving)["w0"] == LayerRange(0, 2)
+    serving.state.steer(Steering())  # no pin any more, and nobody asks for a change
+    serving.tick(1.0)
+    kept = layers(serving)
+    steer(serving, "rebalance")
+    serving.tick(1.0)
+    assert kept["w0"] == LayerRange(0, 2)
+    assert layers(serving)["w0"] == LayerRange(0, 3)
+
+
+def test_only_an_admin_is_at_the_helm() -> None:
+    """Where keys are in force."""
+    for role in ("client", "gateway", "worker"):
+        assert "may not say which worker gets what" in refusal(role, Steer(verb="cordon", worker="w0"))
+    assert refusal("admin", Steer(verb="cordon", worker="w0")) == ""
