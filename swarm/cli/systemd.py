@@ -42,6 +42,7 @@ def install(
     user: UserOption = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="Workers see this machine's GPUs.")] = False,
     memory_limit: MemoryOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Put units, the user swarm and commented settings in place; what was installed before is replaced, settings that
     are there stay. Nothing is started or enabled: the last lines say how.
@@ -69,11 +70,14 @@ def install(
             _settle(user)
     except _Failed as error:
         raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
+    if as_json:
+        print_json({"files": [str(path) for path in files], "settings": str(settings)})
+        return
     print(f"installed in {target.units}; settings: {settings}")
     own = " --user" if user else ""
     print(
-        f"start a broker, a worker and a gateway here, now and at every boot:\n  systemctl{own} enable --now "
-        "swarm.target swarm-broker swarm-worker@w0 swarm-gateway"
+        "start a broker, a worker and a gateway here, now and at every boot:\n"
+        f"  systemctl{own} enable --now swarm.target swarm-broker swarm-worker@w0 swarm-gateway"
     )
 
 
@@ -86,6 +90,7 @@ def uninstall(
         bool,
         typer.Option("--purge", help="Settings, state, caches and the user swarm, too: keys are gone."),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Stop and disable what runs, and take away all that install has put there. Settings and state stay, unless
     --purge."""
@@ -95,7 +100,8 @@ def uninstall(
         target = _target(root, user)
         if root is None:
             _stop(user)
-        for path in plan.may_be_there(target):
+        there = [path for path in plan.may_be_there(target) if path.exists()]
+        for path in there:
             _remove(path)
         if root is None:
             _run(_systemctl(user), "daemon-reload")
@@ -103,6 +109,9 @@ def uninstall(
             _purge(target, is_live=root is None)
     except _Failed as error:
         raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
+    if as_json:
+        print_json({"removed": [str(path) for path in there], "purged": purge})
+        return
     print(f"nothing of Swarm is left in {target.units}" + ("" if purge else f"; {target.settings} and the state stay"))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Don't ask. (On a terminal it asks first; in a script it never does.)")
+    bool, typer.Option("--yes", "-y", help="Don't ask. On a terminal it asks first, in a script it never does.")
 ]
 
 

@@ -43,6 +43,11 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
     ("swarmctl", "invite"): ("--role", "worker"),
+    ("swarmctl", "cordon"): ("w0",),
+    ("swarmctl", "uncordon"): ("w0",),
+    ("swarmctl", "drain"): ("w0",),
+    ("swarmctl", "rebalance"): (),
+    ("swarmctl", "standby"): (),
 }
 
 KEYS = {("swarmctl", "keys", name) for name in ("add", "list", "revoke", "rotate", "show")}  # on a file, too
@@ -94,6 +99,7 @@ def test_these_are_the_commands() -> None:
         ("swarm", "bench"),
         ("swarm", "discover"),
         ("swarm", "config", "check"),
+        *(("swarm", "systemd", name) for name in ("install", "uninstall", "status")),
     }
     assert set(ASKING) | SERVICES | KEYS | others == set(COMMANDS)
 
