@@ -19,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
 PROGRAMS = Path("/opt/swarm/bin")
+# Where they are in there: units see neither homes nor another's /tmp, where the checkout may lie.
+PLACES = {ROOT: "/opt/checkout", Path(sysconfig.get_path("purelib")): "/opt/packages"}
 SOON_S = 90.0
 _HALT = signal.SIGRTMIN + 4
 
@@ -36,9 +38,8 @@ def why_not() -> str | None:
         return f"not installed: {', '.join(missing)} (Debian: systemd-container, util-linux, systemd)"
     if not PYTHON.exists():
         return f"no {PYTHON}: units run as a user that sees no Python in somebody's home"
-    for place in (ROOT, Path(sysconfig.get_path("purelib"))):
-        shut = [each for each in (place, *place.parents) if not each.stat().st_mode & stat.S_IXOTH]
-        if shut or place.is_relative_to("/root"):
+    for place in PLACES:
+        if not place.stat().st_mode & stat.S_IXOTH:
             return f"{place} is not for every user, and units run as one of their own"
     return None
 
@@ -117,7 +118,7 @@ def _install(root: Path) -> None:
     home = root / PROGRAMS.parent.relative_to("/")
     subprocess.run([str(PYTHON), "-m", "venv", "--without-pip", str(home)], check=True)
     packages = next((home / "lib").glob("python*/site-packages"))
-    (packages / "checkout.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    (packages / "checkout.pth").write_text("\n".join(PLACES.values()))
     for name, room in (("swarm", "cli"), ("swarmctl", "ctl")):
         script = home / "bin" / name
         script.write_text(f"#!{PROGRAMS}/python\nfrom swarm.{room}.main import main\nmain()\n")
@@ -127,6 +128,7 @@ def _install(root: Path) -> None:
 @contextmanager
 def _nspawn(root: Path, console: Path) -> Iterator[int]:
     how = ["-q", "-D", str(root), "-M", f"swarm-{os.getpid()}", "--register=no", "--keep-unit", "--link-journal=no"]
+    how += [f"--bind-ro={_escaped(place)}:{inside}" for place, inside in PLACES.items()]
     with console.open("w") as log:
         nspawn = subprocess.Popen(
             ["systemd-nspawn", *how, "--private-network", "-b"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -144,6 +146,10 @@ def _nspawn(root: Path, console: Path) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             nspawn.kill()
             nspawn.wait()
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _children(pid: int) -> list[int]:
