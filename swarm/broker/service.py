@@ -132,7 +132,7 @@ class BrokerService:
         self, settings: Settings, context: zmq.Context[zmq.Socket[bytes]], clock: Clock, unit: Unit | None = None
     ) -> None:
         self._context = context
-        self._unit = unit or Unit(settings, lambda: settings)
+        self._unit = unit or Unit.nobodys(settings)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         past = self._open_journal(settings)

@@ -225,7 +225,7 @@ def _purge(target: Target, *, is_live: bool) -> None:
     base = target.home / ".local" if target.is_user else target.root
     places = [target.settings]
     if target.is_user:
-        places += [base / "state/swarm", target.home / ".cache/swarm", target.home / ".config/swarm"]
+        places += [base / "state/swarm", target.home / ".cache/swarm"]
     else:
         places += [base / "var/lib/swarm", base / "var/cache/swarm", base / "run/swarm"]
     for place in places:

@@ -35,11 +35,10 @@ log = get_logger(__name__)
 
 def run(settings: Settings, broker: Access | str | None = None, unit: Unit | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. ``unit``: as
-    systemd sees it. Raises ConfigError if
-    it can't serve there."""
+    systemd sees it. Raises ConfigError if it can't serve there."""
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
-        return uvloop.run(_main(settings, listener, broker, unit or Unit(settings, lambda: settings)))
+        return uvloop.run(_main(settings, listener, broker, unit or Unit.nobodys(settings)))
 
 
 def _allow_descriptors(count: int) -> None:

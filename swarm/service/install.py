@@ -54,7 +54,7 @@ class Wanted:
 
 
 def planned(target: Target, wanted: Wanted) -> dict[Path, str]:
-    """Every file and what is in it. The settings are among them; who writes leaves those that are there."""
+    """Every file but the settings, and what is in it."""
     found = {target.units / name: _fitted(_shipped(name), target, wanted) for name in (*UNITS, TARGET)}
     for name, text in _drop_ins(wanted).items():
         found[target.units / name] = text
@@ -70,12 +70,8 @@ def settings_file(target: Target) -> tuple[Path, str]:
 
 
 def may_be_there(target: Target) -> list[Path]:
-    """All that an installation with any options may have put there; the drop-ins' directories after their files."""
-    names = [*UNITS, TARGET, *_all_drop_ins()]
-    found = [target.units / name for name in names]
-    if not target.is_user:
-        found += [target.root / "etc/sysusers.d/swarm.conf", target.root / "etc/tmpfiles.d/swarm.conf"]
-    return found
+    """All that an installation with any options may have put there, but the settings."""
+    return list(planned(target, Wanted(Path(_PROGRAM), _NOTIFY_RELOAD, memory_bytes=1, gpu=True)))
 
 
 def _drop_ins(wanted: Wanted) -> dict[str, str]:
@@ -88,10 +84,6 @@ def _drop_ins(wanted: Wanted) -> dict[str, str]:
     if wanted.memory_bytes is not None:
         found["swarm-worker@.service.d/10-memory.conf"] = _memory(wanted.memory_bytes)
     return found
-
-
-def _all_drop_ins() -> list[str]:
-    return list(_drop_ins(Wanted(Path(_PROGRAM), _NOTIFY_RELOAD, 1, gpu=True)))
 
 
 def _memory(limit: int) -> str:

@@ -38,6 +38,11 @@ class Unit:
         handed.take_all(os.environ)
         return cls(settings, load, Manager.of(os.environ))
 
+    @classmethod
+    def nobodys(cls, settings: Settings) -> Unit:
+        """A process that no manager looks after."""
+        return cls(settings, lambda: settings)
+
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Obey SIGHUP, if there is a manager; elsewhere it says that a terminal is gone, and ends the process."""
         if self.manager.is_there:

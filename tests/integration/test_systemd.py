@@ -115,10 +115,14 @@ def test_events_are_in_the_journal_by_their_fields(serving: Booted) -> None:
 
 
 @pytest.mark.parametrize("unit", ["swarm-worker@w1", "swarm-broker"])
-def test_who_is_killed_is_started_again_and_answers_go_on(serving: Booted, expected: str, unit: str) -> None:
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_who_dies_or_gives_no_sign_is_started_again_and_answers_go_on(
+    serving: Booted, expected: str, unit: str, signal: str
+) -> None:
+    """Who is stopped gives no sign, and the watchdog ends it."""
     before = _pid(serving, unit)
     with under_way(serving, expected):
-        serving.systemctl("kill", "--kill-who=main", "--signal=KILL", unit)
+        serving.systemctl("kill", "--kill-who=main", f"--signal={signal}", unit)
         serving.until(lambda: _pid(serving, unit) not in (0, before), "another process is there")
     serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
 
@@ -128,15 +132,6 @@ def test_a_gateway_that_is_killed_serves_again(serving: Booted) -> None:
     serving.systemctl("kill", "--kill-who=main", "--signal=KILL", "swarm-gateway")
     serving.until(lambda: _pid(serving, "swarm-gateway") not in (0, before), "another process is there")
     serving.until(lambda: serving.run("curl", "-sf", "http://127.0.0.1:8000/v1/models").returncode == 0, "it serves")
-
-
-@pytest.mark.parametrize("unit", ["swarm-worker@w0", "swarm-broker"])
-def test_who_is_frozen_gives_no_sign_and_is_started_again(serving: Booted, expected: str, unit: str) -> None:
-    before = _pid(serving, unit)
-    with under_way(serving, expected):
-        serving.systemctl("kill", "--kill-who=main", "--signal=STOP", unit)
-        serving.until(lambda: _pid(serving, unit) not in (0, before), "the watchdog has ended it")
-    serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
 
 
 def test_stopping_a_worker_drains_it(serving: Booted, expected: str) -> None:

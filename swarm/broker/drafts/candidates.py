@@ -84,6 +84,7 @@ class Table:
         self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
         self._shut = _ways(state, workers, Way.SHUT)
         self._relayed = _ways(state, workers, Way.RELAYED)
+        self._far = _far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
         self._is_latency = rules.objective == "latency"
         self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
@@ -235,15 +236,8 @@ class Table:
             is_shut=name in self._shut[BROKER],
             is_relayed=name in self._relayed[BROKER],
             is_mute=self._is_mute(own),
-            broker_s=self._far_s(self._host(index)) if alone else 0.0,
+            broker_s=self._far.get(self._host(index), 0.0) if alone else 0.0,
         )
-
-    def _far_s(self, host: str) -> float:
-        """What a step that takes turns waits for the way between the broker and a machine that is not next to it: the
-        least that was measured there, since whatever else goes on makes a message slower."""
-        measured = [w.hello.link for i, w in enumerate(self._workers) if w.hello.link and self._host(i) == host]
-        way = min((_link(link).latency_s for link in measured), default=0.0)
-        return way if way > NEAR_S else 0.0
 
     def _is_mute(self, own: str) -> bool:
         return bool(own) and self._state.ways.to(own, BROKER, self._state.now) is Way.SHUT
@@ -375,6 +369,16 @@ def _link(measured: LinkCost | None) -> Link:
     if measured is None:
         return Link()
     return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
+
+
+def _far(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
+    """What a step that takes turns waits for the way between the broker and each machine that is not next to it: the
+    least that was measured there, since whatever else goes on makes a message slower."""
+    ways: dict[str, float] = {}
+    for host, measured in links:
+        if measured is not None:
+            ways[host] = min(_link(measured).latency_s, ways.get(host, MOST_S))
+    return {host: way for host, way in ways.items() if way > NEAR_S}
 
 
 def alone_s(worker: Worker, load: Load) -> float:

@@ -139,7 +139,7 @@ class WorkerService:
         unit: Unit | None = None,
     ) -> None:
         executor = equipment.executor
-        self._unit = unit or Unit(settings, lambda: settings)
+        self._unit = unit or Unit.nobodys(settings)
         self._progress = Progress()
         self._equipment = equipment
         self._settings = settings
