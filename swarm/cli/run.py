@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -143,7 +142,9 @@ def worker(
     with _hopeless_is_78():
         load = partial(load_settings, context, config, overrides)
         settings = load()
-        _prepare_openmp(settings.worker.threads)
+        from swarm.stage.shell.waiting import prepare_openmp
+
+        prepare_openmp(settings.worker.threads)
         from swarm import log
         from swarm.cli.joining import of_worker
         from swarm.service.unit import Unit
@@ -275,16 +276,3 @@ def _can_pass(error: Exception) -> bool:
     from swarm.cli.up.statedir import NoRoom
 
     return isinstance(error, FullDisk | NoRoom)
-
-
-def _prepare_openmp(threads: int) -> None:
-    """Set how OpenMP's threads wait, before torch is loaded: it reads this once."""
-    from swarm.stage.shell.waiting import wait_passively
-
-    wait_passively()
-    # oneDNN keeps the kernels that it compiles, one for each size that came, a quarter of a MiB or more each. Its own
-    # bound of 1,024 is far beyond what a worker says that it takes; sizes here are few, since
-    # its kernels are called in tiles.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-    if threads:
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))

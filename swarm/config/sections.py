@@ -204,7 +204,8 @@ class BrokerSettings(Section):
     settle_s: Seconds = Field(
         default=0.5,
         description="Seconds to wait for further workers after one has joined, before a plan is made: "
-        "workers started together should share the first plan.",
+        "workers started together should share the first plan, which is made at once when min_workers, if these are "
+        "several, are there.",
     )
     min_workers: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1,

@@ -1,6 +1,8 @@
-"""A supervisor with scripted children, as a program: ``supervised.py SOCKET LOGS NUM_WORKERS [BEHAVIOUR]``.
+"""A supervisor with scripted children, as a program: ``supervised.py SOCKET LOGS NUM_WORKERS BEHAVIOUR NURSERY``.
 
 Each child connects to SOCKET, says who it is, and does what it is told there. The connection ends with the child.
+NURSERY: "none", "nursery", which forks workers, one that is "threaded", so it can't, one that is "deaf" to orders, or
+one that is "late", which is not waited for any longer than a moment.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.cli.output import Progress, complain
+from swarm.cli.up.nursery import ours, process
 from swarm.cli.up.processes import die_with_parent
 from swarm.cli.up.runner import Feed, Runner
 from swarm.cli.up.supervisor import Answer
@@ -26,11 +31,14 @@ class NoHost:
         raise AssertionError("nobody asked")
 
 
-async def supervise(address: str, logs: Path, num_workers: int, behaviour: str) -> int:
+async def supervise(address: str, logs: Path, num_workers: int, behaviour: str, nursery: str) -> int:
     def command_of(name: str, memory_limit: int | None) -> list[str]:
-        return [sys.executable, __file__, "--child", name, address, behaviour]
+        return [sys.executable, "-m", "supervised", "--child", name, address, behaviour]
 
-    runner = Runner(command_of, logs, Progress(sys.stdout), NoHost())
+    if nursery == "late":
+        ours.BIRTH_S = 0.3
+    command = None if nursery == "none" else [sys.executable, "-m", "supervised", "--nursery", nursery, address]
+    runner = Runner(command_of, logs, Progress(sys.stdout), NoHost(), nursery=command)
     error = await runner.run(num_workers)
     if error is not None:
         return complain("swarm", error)
@@ -54,9 +62,26 @@ def child(name: str, address: str, behaviour: str) -> None:
             sys.exit(int(rest))
 
 
+def run_nursery(kind: str) -> None:
+    """One as the product's, whose children are ours."""
+    control = process.control()
+    if kind == "threaded":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    if kind in ("deaf", "late"):
+        threading.Event().wait()
+    sys.exit(process.serve(control, forked))
+
+
+def forked(arguments: Sequence[str]) -> int:
+    child(*arguments[1:])
+    return 0
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--child":
         child(*sys.argv[2:])
+    elif sys.argv[1] == "--nursery":
+        run_nursery(sys.argv[2])
     else:
-        address, logs, num_workers, *rest = sys.argv[1:]
-        sys.exit(asyncio.run(supervise(address, Path(logs), int(num_workers), *(rest or ["obedient"]))))
+        address, logs, num_workers, behaviour, nursery = sys.argv[1:]
+        sys.exit(asyncio.run(supervise(address, Path(logs), int(num_workers), behaviour, nursery)))

@@ -16,6 +16,8 @@ from queue import Queue
 import psutil
 import pytest
 
+from swarm.cli.up.nursery.ours import Forked
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0  # far above anything that should happen; a loaded machine is slow
 
@@ -51,10 +53,16 @@ class Child:
         self._link.close()
 
 
+def _command(process: psutil.Process) -> list[str]:
+    """A title that is shorter than the command line it replaces has empty words behind it."""
+    return " ".join(process.cmdline()).split()
+
+
 class Supervised:
     """A supervisor process and its children."""
 
-    def __init__(self, directory: Path, num_workers: int, behaviour: str = "obedient") -> None:
+    def __init__(self, directory: Path, num_workers: int, behaviour: str, nursery: str) -> None:
+        self.directory = directory
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / "s"))
         self._listener.listen(64)
@@ -62,11 +70,11 @@ class Supervised:
         self._children: list[Child] = []
         command = [sys.executable, str(Path(__file__).parent / "supervised.py")]
         self.process = subprocess.Popen(
-            [*command, str(directory / "s"), str(directory), str(num_workers), behaviour],
+            [*command, str(directory / "s"), str(directory), str(num_workers), behaviour, nursery],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"},
         )
         self._lines: Queue[str] = Queue()
         self._reader = threading.Thread(target=self._read)
@@ -99,13 +107,12 @@ class Supervised:
         return code, self.process.stderr.read()
 
     def left(self) -> list[psutil.Process]:
-        """Children of this supervisor that live, found without their help."""
+        """Children of this supervisor that live, found without their help: the nursery, too."""
         address = str(self._listener.getsockname())
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                command = process.cmdline()
-                if address in command and "--child" in command:
+                if address in _command(process) and process.pid != self.process.pid:
                     found.append(process)
         return found
 
@@ -126,12 +133,13 @@ class Supervised:
 Supervise = Callable[..., Supervised]
 
 
-@pytest.fixture
-def supervise(tmp_path: Path) -> Iterator[Supervise]:
+@pytest.fixture(params=["none", "nursery"])
+def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Supervise]:
+    """Starts one. Each test with children that start by themselves, and with workers that a nursery forks."""
     started: list[Supervised] = []
 
-    def start(num_workers: int, behaviour: str = "obedient") -> Supervised:
-        started.append(Supervised(tmp_path, num_workers, behaviour))
+    def start(num_workers: int, behaviour: str = "obedient", nursery: str = request.param) -> Supervised:
+        started.append(Supervised(tmp_path, num_workers, behaviour, nursery))
         return started[-1]
 
     yield start
@@ -147,12 +155,12 @@ def test_what_dies_is_started_again(supervise: Supervise) -> None:
     first["w0"].exits(3)
     second = swarm.next_child()
     assert (second.name, second.pid != first["w0"].pid) == ("w0", True)
-    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.25 s"
+    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.05 s"
     assert swarm.next_line() == "  w0 | Traceback: something broke"
     os.kill(first["broker"].pid, signal.SIGKILL)
     assert swarm.next_child().name == "broker"
     assert "its log" in swarm.next_line()
-    assert swarm.next_line() == "broker was ended by SIGKILL; starting it again in 0.25 s"
+    assert swarm.next_line() == "broker was ended by SIGKILL; starting it again in 0.05 s"
 
 
 def test_a_worker_that_cannot_work_is_not_started_again(supervise: Supervise) -> None:
@@ -234,7 +242,7 @@ def test_interrupt_during_backoff(supervise: Supervise) -> None:
     swarm = supervise(1)
     children = swarm.next_children(2)
     children["w0"].exits(3)
-    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.25 s"
+    assert swarm.next_line() == "w0 ended with code 3; starting it again in 0.05 s"
     swarm.send(signal.SIGINT)
     assert swarm.end() == (0, "")
     assert swarm.left() == []
@@ -269,6 +277,76 @@ def test_the_tests_see_who_stays_behind(supervise: Supervise) -> None:
     swarm.end()
     assert sorted(process.pid for process in swarm.left()) == sorted(child.pid for child in children.values())
     assert not children["w0"].is_gone(wait_s=0.3)
+
+
+# --- the nursery -----------------------------------------------------------------------------------------------------
+
+nurseries = pytest.mark.parametrize("supervise", ["nursery"], indirect=True)
+
+
+@nurseries
+def test_who_is_forked_is_as_one_that_started_by_itself(supervise: Supervise) -> None:
+    """A child of the supervisor, in a session of its own, that holds no more open than another."""
+    swarm = supervise(1)
+    children = swarm.next_children(2)
+    forked, plain = (psutil.Process(children[name].pid) for name in ("w0", "broker"))
+    assert (forked.ppid(), os.getsid(forked.pid)) == (swarm.process.pid, forked.pid)
+    assert forked.num_fds() == plain.num_fds()
+    assert Path(f"/proc/{forked.pid}/fd/0").readlink() == Path(os.devnull)
+    assert _command(forked)[:3] == ["swarm", "--child", "w0"]
+
+
+def _is_forked(child: Child) -> bool:
+    return "-m" not in _command(psutil.Process(child.pid))
+
+
+@nurseries
+def test_workers_outlive_their_nursery(supervise: Supervise) -> None:
+    """It is killed: nobody else is touched, and who dies afterwards is started as a process of its own."""
+    swarm = supervise(2)
+    children = swarm.next_children(3)
+    assert _is_forked(children["w0"])
+    (nursery,) = (each for each in swarm.left() if _command(each)[:2] == ["swarm", "nursery"])
+    nursery.kill()
+    children["w0"].exits(3)
+    again = swarm.next_child()
+    assert (again.name, _is_forked(again)) == ("w0", False)
+    children["w1"].says("still here")
+    swarm.send(signal.SIGTERM)
+    assert swarm.end() == (0, "")
+    assert swarm.left() == []
+
+
+@nurseries
+@pytest.mark.parametrize("kind", ["threaded", "late"])
+def test_without_a_nursery_workers_start_by_themselves(supervise: Supervise, kind: str) -> None:
+    """One that must not fork, and one that doesn't answer in time."""
+    swarm = supervise(1, "obedient", kind)
+    worker = swarm.next_children(2)["w0"]
+    assert not _is_forked(worker)
+    if kind == "threaded":
+        assert "the nursery has threads" in (swarm.directory / "nursery.log").read_text()
+
+
+@nurseries
+def test_interrupt_before_workers_are_born(supervise: Supervise) -> None:
+    """Nobody waits for them, and nobody is left."""
+    swarm = supervise(2, "obedient", "deaf")
+    broker = swarm.next_child()
+    swarm.send(signal.SIGINT)
+    assert swarm.end() == (0, "")
+    assert broker.is_gone()
+    assert swarm.left() == []
+
+
+@pytest.mark.parametrize("end", [Forked.terminate, Forked.kill])
+def test_who_was_ended_before_it_is_born_does_not_live(end: Callable[[Forked], None]) -> None:
+    life = Forked(lambda: pytest.fail("it is not started"))
+    end(life)
+    assert life.poll() in (-signal.SIGTERM, -signal.SIGKILL)
+    child = subprocess.Popen(["sleep", "60"])
+    life.born(child.pid)
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_pipe_alone_ends_children(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
+from swarm.stage.engine import measure
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
 from swarm.wire.messages import LayerRange, Row
@@ -282,6 +283,17 @@ def test_measured_costs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert executor.stats()["loaded_bytes"] == 0
     executor = TorchExecutor(str(llama), memory_limit=MANY, threads=2, threads_alone=2)
     assert not any(cost.alone for cost in executor.measure())
+
+
+def test_what_a_sibling_has_measured(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are forked from one measure once for the same model, device and threads, and again for others."""
+    monkeypatch.setattr(measure, "_shared", None)
+    measure.share_with_children()
+    executor = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=1)
+    executor.measure()
+    monkeypatch.setattr(measure, "_measured", lambda *_: ())
+    assert {cost.kind for cost in executor.measure()} == set(KINDS_OF_COST)
+    assert TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=2).measure() == ()
 
 
 def test_manifest(llama: Path) -> None:

@@ -118,10 +118,10 @@ class Procedure:
             self._start(now)
 
     def changed(self, now: float) -> None:
-        """The set of workers changed; plan once it has been quiet for a moment. After a restart, at once when all are
-        back."""
+        """The set of workers changed; plan once it has been quiet for a moment. At once when all are there who were
+        waited for, at the first start and after another one."""
         self._state.book.changed_at = now
-        if self.restart.is_complete:
+        if self.restart.is_complete or self._is_gathered():
             self._start(now)
 
     def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
@@ -356,12 +356,18 @@ class Procedure:
         if awaited is not None:
             self._state.book.waits_for = awaited
             return True
-        joined = [w.joined_at for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
-        wanted = self._settings.min_workers
+        joined, wanted = self._joined(), self._settings.min_workers
         if self._state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self._settings.gather_s):
             return False
         self._state.book.waits_for = f"{wanted - len(joined)} more of {wanted} workers"
         return True
+
+    def _is_gathered(self) -> bool:
+        """Several were asked for, and the last of them has come."""
+        return not self._state.book.epoch and 1 < self._settings.min_workers <= len(self._joined())
+
+    def _joined(self) -> list[float]:
+        return [w.joined_at for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
 
     def _wait_for(self, shortage: Shortage) -> None:
         book = self._state.book

@@ -164,7 +164,8 @@ async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, 
         )
     link = BrokerLink(commands.url, progress)
     door = GatewayDoor(commands.settings.gateway, directory, progress) if plan.http else None
-    runner = Runner(commands, directory / "logs", progress, link, door=door, verbose=verbose)
+    nursery = commands.of_nursery()
+    runner = Runner(commands, directory / "logs", progress, link, door=door, nursery=nursery, verbose=verbose)
     error = await runner.run(plan.num_workers)
     progress.done()
     if error is not None:
@@ -221,6 +222,12 @@ class Commands:
         if self.config is not None:
             flags += ["--config", str(self.config.expanduser().absolute())]
         return [sys.executable, "-P", "-m", "swarm", *self._log_flags(), *flags]
+
+    def of_nursery(self) -> list[str] | None:
+        """Return the command of the process that workers are forked from; None where each is better off by itself."""
+        if sys.platform != "linux" or self.settings.worker.device != "cpu":
+            return None  # a GPU's driver can't be shared by a fork
+        return [sys.executable, "-P", "-m", "swarm.cli.up.nursery.process", self.model]
 
     def _log_flags(self) -> list[str]:
         log = self.settings.log

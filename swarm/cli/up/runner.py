@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm.cli.output import Progress
+from swarm.cli.up.nursery.ours import Forked, Nursery
 from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
 from swarm.cli.up.supervisor import (
     GATEWAY,
     GRACE_S,
+    OURS,
     Action,
     Answer,
     Begun,
@@ -73,8 +75,10 @@ class Runner:
         host: Host,
         *,
         door: Door | None = None,
+        nursery: Sequence[str] | None = None,
         verbose: bool = False,
     ) -> None:
+        """``nursery``: the command that runs one; without it, workers start by themselves."""
         self._command_of = command_of
         self._logs_dir = logs
         self._progress = progress
@@ -83,7 +87,9 @@ class Runner:
         self._verbose = verbose
         self._policy = Supervisor()
         self._lifeline = Lifeline()
-        self._processes: dict[str, Process] = {}
+        self._nursery_command = nursery
+        self._nursery: Nursery | None = None
+        self._processes: dict[str, Process | Forked] = {}
         self._logs: dict[str, LogFile] = {}
         self._changed = asyncio.Event()
         self._ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -98,6 +104,8 @@ class Runner:
         """Run until the end; return why it came, None if somebody asked for it. No child is left, whatever happens."""
         try:
             self._listen()
+            if num_workers:
+                self._open_nursery()  # first of all: it takes the longest
             self.feed(Begun(num_workers, gateway=self._door is not None))
             async with asyncio.TaskGroup() as group:
                 loops = [
@@ -111,6 +119,8 @@ class Runner:
                 for task in loops:
                     task.cancel()
         finally:
+            if self._nursery is not None:
+                self._nursery.close()
             self._kill_rest()
             self._lifeline.close()
         return error
@@ -128,9 +138,9 @@ class Runner:
             case Start(name, memory_limit):
                 self._start(name, memory_limit)
             case Terminate(name):
-                self._signal(name, Process.terminate)
+                self._end(name, at_once=False)
             case Kill(name):
-                self._signal(name, Process.kill)
+                self._end(name, at_once=True)
             case Answer():
                 self._host.answer(action)
             case SayRestart(name, reason, delay_s):
@@ -146,17 +156,36 @@ class Runner:
         log = self._logs.setdefault(name, LogFile(self._logs_dir / f"{name}.log"))
         command = self._command_of(name, memory_limit)
         try:
-            self._processes[name] = Process(command, log, self._lifeline)
+            self._processes[name] = self._begun(name, command, log)
             if name == GATEWAY and self._door is not None:
                 self._door.started()
         except OSError as error:
             # Not at once: the policy is still in the middle of its answer.
             asyncio.get_running_loop().call_soon(self.feed, NotStarted(name, str(error)))
 
-    def _signal(self, name: str, act: Callable[[Process], None]) -> None:
+    def _open_nursery(self) -> None:
+        if self._nursery_command is None:
+            return
+        log = LogFile(self._logs_dir / "nursery.log")
+        try:
+            self._nursery = Nursery(self._nursery_command, self._lifeline, log, self._reap)
+        except OSError as error:
+            self._nursery_command = None
+            self._progress.say(f"workers start by themselves, a few seconds later: no nursery ({error})")
+
+    def _begun(self, name: str, command: Sequence[str], log: LogFile) -> Process | Forked:
+        if name not in OURS:
+            if self._nursery is None:
+                self._open_nursery()
+            if self._nursery is not None and self._nursery.is_there:
+                return self._nursery.begin(command, log)
+        return Process(command, log, self._lifeline)
+
+    def _end(self, name: str, *, at_once: bool) -> None:
         process = self._processes.get(name)  # None: it could not be started, which the policy will hear in a moment
         if process is not None:
-            act(process)
+            process.kill() if at_once else process.terminate()
+            asyncio.get_running_loop().call_soon(self._reap)  # nobody tells the end of one that isn't born yet
 
     def _say_crash(self, name: str, reason: str, delay_s: float) -> None:
         self._progress.say(f"{name} {reason}; starting it again in {delay_s:g} s")
@@ -196,8 +225,12 @@ class Runner:
             if code is not None:
                 del self._processes[name]
                 self.feed(Exited(name, code, self._logs[name].last_error()))
-        if os.getpid() == 1:  # in a container: whoever loses its parent becomes our child
-            reap_orphans({process.pid for process in self._processes.values()})
+        own = {process.pid for process in self._processes.values() if process.pid is not None}
+        if self._nursery is not None:
+            self._nursery.look()
+            own.add(self._nursery.pid)
+        if self._nursery is not None or os.getpid() == 1:  # 1: in a container
+            reap_orphans(own)
 
     async def _keep_time(self) -> None:
         while True:

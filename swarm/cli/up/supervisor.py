@@ -26,7 +26,7 @@ from enum import Enum
 
 from swarm.cli.up.joins import Joins, Outcome
 
-FIRST_DELAY_S = 0.25
+FIRST_DELAY_S = 0.05
 MAX_DELAY_S = 10.0
 HEALTHY_S = 30.0
 GRACE_S = 5.0
@@ -39,7 +39,7 @@ MAX_WORKERS = 64  # on one machine; far above sense, far below what makes a mach
 
 BROKER = "broker"
 GATEWAY = "gateway"
-_OURS = (BROKER, GATEWAY)  # no workers: nobody but we may let them go
+OURS = (BROKER, GATEWAY)  # no workers: nobody but we may let them go
 
 
 # --- events: what can happen -----------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Supervisor:
 
     def workers(self) -> tuple[str, ...]:
         """List the workers that live or will live again."""
-        return tuple(c.name for c in self._children.values() if c.name not in _OURS and c.phase is not _Phase.AWAY)
+        return tuple(c.name for c in self._children.values() if c.name not in OURS and c.phase is not _Phase.AWAY)
 
     def wake_at(self) -> float | None:
         """Say when the next ``Tick`` is due; None if only an event can change anything."""
@@ -290,7 +290,7 @@ class Supervisor:
             yield from self._end_if_empty()
         elif code == EX_CONFIG:
             yield from self._give_up(child, last_line or "it gave no reason", now)
-        elif code == 0 and child.name not in _OURS:
+        elif code == 0 and child.name not in OURS:
             child.phase = _Phase.AWAY
             yield SayLeft(child.name)
             yield from self._answers(self._joins.gone(child.name, "left"))

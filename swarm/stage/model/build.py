@@ -12,11 +12,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from swarm.errors import ModelError
 from swarm.stage import native
@@ -104,15 +106,18 @@ class Skeleton:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
-        try:
-            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{checkpoint.folder}: transformers doesn't know this model ({_short(error)})") from None
-        return cls(config, device, dtype)
+        return cls(_config(checkpoint.folder), device, dtype)
 
     def source(self, checkpoint: Checkpoint) -> ConvertedSource:
         """The model's tensors, read from the folder."""
         return ConvertedSource(self.model, checkpoint.tensors, FolderSource(checkpoint))
+
+
+def _config(folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder}: transformers doesn't know this model ({_short(error)})") from None
 
 
 def _short(error: BaseException) -> str:
@@ -151,6 +156,14 @@ def _build(config: Any) -> Any:
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
     return model.eval().requires_grad_(False)
+
+
+def import_family(folder: Path) -> None:
+    """Import what this kind of model is made of, which is otherwise done when the first one is built. Raises ModelError
+    if there is none."""
+    attention.register()
+    experts.register()
+    get_model_conversion_mapping(_build(_config(folder)))
 
 
 def find_parts(model: Any) -> Parts:

@@ -13,3 +13,14 @@ def wait_passively() -> None:
     """Make OpenMP's threads sleep while they wait, unless the environment says otherwise."""
     for name, value in PASSIVE_WAITING.items():
         os.environ.setdefault(name, value)
+
+
+def prepare_openmp(threads: int = 0) -> None:
+    """Say what OpenMP and oneDNN read once, when torch is loaded. ``threads``: 0 leaves that to be said later."""
+    wait_passively()
+    # oneDNN keeps the kernels that it compiles, one for each size that came, a quarter of a MiB or more each. Its own
+    # bound of 1,024 is far beyond what a worker says that it takes; sizes here are few, since its kernels are called in
+    # tiles.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))

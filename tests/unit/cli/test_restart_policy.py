@@ -59,7 +59,7 @@ def test_no_workers_is_a_broker_alone() -> None:
 def test_delay_doubles_up_to_a_limit() -> None:
     """Each death in a row doubles the wait, from the first delay to the longest."""
     supervisor, now, delays = begun(1), 0.0, []
-    for _ in range(8):
+    for _ in range(10):
         (say,) = supervisor.handle(Exited("w0", -9), now)
         assert isinstance(say, SayRestart)
         delays.append(say.delay_s)
@@ -67,7 +67,7 @@ def test_delay_doubles_up_to_a_limit() -> None:
         now = supervisor.wake_at() or 0.0
         assert supervisor.handle(Tick(), now - 0.001) == []
         assert supervisor.handle(Tick(), now) == [Start("w0")]
-    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     assert (delays[0], delays[-1]) == (FIRST_DELAY_S, MAX_DELAY_S)
 
 
@@ -75,29 +75,29 @@ def test_a_healthy_life_forgives() -> None:
     """After a life of HEALTHY_S the next delay is the first one again; a little less is not enough."""
     supervisor = begun(1)
     supervisor.handle(Exited("w0", 1), 0.0)
-    supervisor.handle(Tick(), 0.25)
-    assert supervisor.handle(Exited("w0", 1), 0.25 + HEALTHY_S - 0.01) == [SayRestart("w0", "ended with code 1", 0.5)]
+    supervisor.handle(Tick(), 0.05)
+    assert supervisor.handle(Exited("w0", 1), 0.05 + HEALTHY_S - 0.01) == [SayRestart("w0", "ended with code 1", 0.1)]
     now = supervisor.wake_at() or 0.0
     supervisor.handle(Tick(), now)
-    assert supervisor.handle(Exited("w0", 1), now + HEALTHY_S + 0.01) == [SayRestart("w0", "ended with code 1", 0.25)]
+    assert supervisor.handle(Exited("w0", 1), now + HEALTHY_S + 0.01) == [SayRestart("w0", "ended with code 1", 0.05)]
 
 
 def test_each_child_has_a_count_of_its_own() -> None:
     """One worker's failures don't delay another's restart, and ticks start only what is due."""
     supervisor = begun(2)
     supervisor.handle(Exited("w0", 1), 0.0)
-    supervisor.handle(Tick(), 0.25)
-    supervisor.handle(Exited("w0", 1), 0.3)  # due at 0.8
-    assert supervisor.handle(Exited("w1", 1), 0.4) == [SayRestart("w1", "ended with code 1", 0.25)]
-    assert supervisor.handle(Tick(), 0.65) == [Start("w1")]
-    assert supervisor.handle(Tick(), 0.8) == [Start("w0")]
+    supervisor.handle(Tick(), 0.05)
+    supervisor.handle(Exited("w0", 1), 0.3)  # due at 0.4
+    assert supervisor.handle(Exited("w1", 1), 0.37) == [SayRestart("w1", "ended with code 1", 0.05)]
+    assert supervisor.handle(Tick(), 0.4) == [Start("w0")]
+    assert supervisor.handle(Tick(), 0.43) == [Start("w1")]
 
 
 def test_a_worker_may_leave_and_the_broker_may_not() -> None:
     """Exit code 0: a worker stays away, also later; the broker comes back."""
     supervisor = begun(2)
     assert supervisor.handle(Exited("w1", 0), 1.0) == [SayLeft("w1")]
-    assert supervisor.handle(Exited("broker", 0), 1.0) == [SayRestart("broker", "ended with code 0", 0.25)]
+    assert supervisor.handle(Exited("broker", 0), 1.0) == [SayRestart("broker", "ended with code 0", 0.05)]
     assert supervisor.handle(Tick(), 100.0) == [Start("broker")]
     assert supervisor.workers() == ("w0",)
 
@@ -106,7 +106,7 @@ def test_a_worker_may_leave_and_the_broker_may_not() -> None:
 def test_a_worker_that_a_signal_ended_comes_back(code: int, words: str) -> None:
     """Somebody ended it by hand, however orderly it went: nobody told the swarm to do without it. Unless all stops."""
     supervisor = begun(1)
-    assert supervisor.handle(Exited("w0", code), 1.0) == [SayRestart("w0", words, 0.25)]
+    assert supervisor.handle(Exited("w0", code), 1.0) == [SayRestart("w0", words, 0.05)]
     assert supervisor.handle(Tick(), 1.25) == [Start("w0")]
     supervisor.handle(StopAsked(), 2.0)
     assert supervisor.handle(Exited("w0", code), 2.1) == []
@@ -154,9 +154,9 @@ def test_what_the_machine_cannot_start_is_tried_again() -> None:
     """No process to be had (out of memory, too many processes) is a failure like others."""
     supervisor = begun(1)
     assert supervisor.handle(NotStarted("w0", "no memory"), 0.0) == [
-        SayRestart("w0", "could not start: no memory", 0.25)
+        SayRestart("w0", "could not start: no memory", 0.05)
     ]
-    assert supervisor.handle(Tick(), 0.25) == [Start("w0")]
+    assert supervisor.handle(Tick(), 0.05) == [Start("w0")]
 
 
 def test_stop_asks_all_and_ends_with_the_last() -> None:

@@ -172,8 +172,8 @@ def test_gathering(make_bench) -> None:
 
 
 def test_what_is_waited_for_is_told_as_of_now(make_bench) -> None:
-    """Each worker that joins is counted in the very next answer, before any tick; when all are there, what remains to
-    be waited for is the moment of quiet."""
+    """Each worker that joins is counted in the very next answer, before any tick; when all are there, the first plan is
+    made at once."""
     bench = make_bench(planning(min_workers=3, settle_s=1.0))
 
     def waits_for() -> str:
@@ -182,14 +182,14 @@ def test_what_is_waited_for_is_told_as_of_now(make_bench) -> None:
         return answer.waits_for
 
     assert waits_for() == "3 more of 3 workers"
-    for number, rest in enumerate(("2 more of 3 workers", "1 more of 3 workers", "a moment of quiet")):
+    for number, rest in enumerate(("2 more of 3 workers", "1 more of 3 workers", "")):
         bench.join(f"w{number}")
-        assert waits_for().startswith(rest)
-    bench.tick(1.1)
-    assert waits_for() == ""
+        assert waits_for() == rest
     for number in range(3):
         bench.lose(f"w{number}")
     assert waits_for() == "a worker: none is here"
+    bench.join("w3")
+    assert waits_for() == "a moment of quiet: workers have just come or gone"
 
 
 def test_settling(make_bench) -> None:
