@@ -65,7 +65,7 @@ from swarm.wire.door.keys import address_and_key, is_address, reached
 from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.door.relay import Relay
 from swarm.wire.door.trying import why_unreachable
-from swarm.wire.greeting import greeting, read_greeting, why_strangers
+from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import (
     NOBODYS,
     AssetPart,
@@ -329,7 +329,9 @@ class BrokerService:
         if theirs is None:
             return False
         left_out = None
-        if why_strangers(theirs, own) is not None:
+        if why_strangers(theirs, own) is None:
+            door.speaks(event.peer, spoken_with(theirs))
+        else:
             left_out = self._dampers[f"strangers, {name}"].asks(self._clock.now())
         if left_out is not None:
             is_of = str(theirs)[:500]
@@ -451,10 +453,11 @@ class BrokerService:
         try:
             match action:
                 case act.SayClient(client, message, payload):
-                    if not self._front.send(client, SERVER.encode(message, payload)):
+                    frames = SERVER.encode(message, payload, version=self._front.version_of(client))
+                    if not self._front.send(client, frames):
                         return ClientStuck(client) if self._front.has(client) else ClientUnreachable(client)
                 case act.OrderWorker(peer, order):
-                    if not self._control.send(peer, ORDER.encode(order)):
+                    if not self._control.send(peer, ORDER.encode(order, version=self._control.version_of(peer))):
                         log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(order).__name__)
                 case act.Dispatch(step):
                     self._unsent.append(DATA.encode(step))

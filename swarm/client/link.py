@@ -41,8 +41,8 @@ from swarm.lock.rotation import Home
 from swarm.wire import channel as wire
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.door.keys import KeyPair, public_of
-from swarm.wire.greeting import greeting, read_greeting, why_strangers
-from swarm.wire.messages import BrokerKey, BrokerKeyKept, ClientMessage, Report, Rotate, RotateYours
+from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
+from swarm.wire.messages import PROTOCOL_VERSION, BrokerKey, BrokerKeyKept, ClientMessage, Report, Rotate, RotateYours
 from swarm.wire.schema import client_schema
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
@@ -115,6 +115,7 @@ class Link:
         self._outbox: deque[list[Bytes]] = deque(maxlen=_MAX_OUTBOX)
         self._busy = asyncio.Event()
         self._encoded: tuple[ClientMessage, list[Bytes]] | None = None  # what is just begun, by its frames
+        self._spoken = PROTOCOL_VERSION  # with this broker
         self._refusal = ""  # why nothing can be asked of it any more
         self._runner = self._loop.create_task(self._run(), name="swarm client")
         self._runner.add_done_callback(self._stopped)
@@ -159,7 +160,7 @@ class Link:
         What can is sent as it was encoded here."""
         self._refuse_if_over()
         try:
-            self._encoded = message, CLIENT.encode(message)
+            self._encoded = message, CLIENT.encode(message, version=self._spoken)
         except WireError as error:
             raise InvalidRequest(f"this can't be sent: {error}", code="invalid") from None
         try:
@@ -283,6 +284,7 @@ class Link:
         theirs = read_greeting(frames)
         if theirs is not None:
             reason = why_strangers(theirs, client_schema())
+            self._spoken = spoken_with(theirs)
             self.do(Connected() if reason is None else Estranged(reason))
             return
         try:
@@ -328,8 +330,7 @@ class Link:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Send(message):
-                self._outbox.append(self._frames(message))
-                self._flush()
+                self._say(message)
             case Deliver(request_id=request_id) | Ended(request_id=request_id) | Taken(request_id=request_id):
                 if request_id in self._mailboxes:
                     self._mailboxes[request_id].put(action)
@@ -345,7 +346,16 @@ class Link:
     def _frames(self, message: ClientMessage) -> list[Bytes]:
         if self._encoded is not None and self._encoded[0] is message:
             return self._encoded[1]
-        return CLIENT.encode(message)
+        return CLIENT.encode(message, version=self._spoken)
+
+    def _say(self, message: ClientMessage) -> None:
+        try:
+            frames = self._frames(message)
+        except WireError as error:  # what this broker, an older one, doesn't know
+            self.do(NotUnderstood(str(error), getattr(message, "request_id", "")))
+            return
+        self._outbox.append(frames)
+        self._flush()
 
     def _settle(self, key: int, outcome: Answer | ClientError) -> None:
         future = self._answers.get(key)

@@ -418,7 +418,7 @@ class Session:
         asked something."""
         self.num_ignored += 1
         error = Unavailable(
-            f"the broker at {self.url} says what this client does not understand ({event.reason}): "
+            f"the broker at {self.url} and this client don't understand each other ({event.reason}): "
             "install the same version on both"
         )
         if event.request_id:

@@ -56,6 +56,7 @@ from swarm.wire.door.nearby import BackDoor
 from swarm.wire.door.nearby import listen as listen_nearby
 from swarm.wire.door.relay.outreach import Outreach
 from swarm.wire.door.watch import Poll
+from swarm.wire.messages import PROTOCOL_VERSION
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import (
     DATA_PORTS,
@@ -227,6 +228,7 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         bound = _bound(places, port)
         super().__init__(list(zip(places, bound, strict=True)), ROUTER, limit_bytes, _CONTROL_QUEUE)
         self.endpoint = endpoint_of(bound[0])
+        self._older: dict[bytes, int] = {}  # peers that speak an older version of the protocol, until they are lost
 
     def send(self, peer: bytes, frames: Sequence[Bytes]) -> bool:
         """False: the peer is not connected, or it does not read and its queue is full."""
@@ -240,6 +242,15 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         """Who is connected and has shown a key, with it."""
         return self._listener.known()
 
+    def speaks(self, peer: bytes, version: int) -> None:
+        """A peer has said what it understands."""
+        if version < PROTOCOL_VERSION and self.has(peer):
+            self._older[peer] = version
+
+    def version_of(self, peer: bytes) -> int:
+        """In which version a peer is to be spoken to."""
+        return self._older.get(peer, PROTOCOL_VERSION)
+
     def hang_up(self, peer: bytes) -> None:
         """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
         self._listener.hang_up(peer)
@@ -248,6 +259,8 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         event = self._listener.take()
         if event is not None:
             self._arrived.append(event)
+        if isinstance(event, PeerLost):
+            self._older.pop(event.peer, None)
         return event is not None
 
 

@@ -42,6 +42,7 @@ from swarm.wire.messages import (
     WorkerMessage,
 )
 from swarm.wire.tensors import Bytes
+from swarm.wire.versions import VERSIONS, as_of
 
 M = TypeVar("M", bound=Message)
 SEAL_BYTES: Final = 8
@@ -96,9 +97,9 @@ class Door(Generic[M]):
             cast("type[M]", union), ext_hook=_refuse_extension
         )
 
-    def encode(self, message: M, payload: Bytes | None = None) -> list[Bytes]:
+    def encode(self, message: M, payload: Bytes | None = None, *, version: int = PROTOCOL_VERSION) -> list[Bytes]:
         """The frames of a message. ``payload`` is what its ``tensor`` or ``payload`` field describes; it is not copied
-        and its checksum is not computed again."""
+        and its checksum is not computed again. ``version``: the newest that the peer understands."""
         try:
             header = _ENCODER.encode(message)
         except _UNWRITABLE as error:
@@ -106,6 +107,8 @@ class Door(Generic[M]):
         if self._strict:
             self._decode_header(header)
             _check_payload(message, payload)
+        if message.v > version:
+            header = as_of(version, header)
         frame = self.seal(header)
         self._check_length(frame)
         return [frame] if payload is None else [frame, payload]
@@ -143,8 +146,8 @@ class Door(Generic[M]):
     def _decode_header(self, header: Bytes) -> M:
         try:
             version = _ENVELOPE.decode(header).v
-            if version != PROTOCOL_VERSION:
-                raise ForeignMessage(f"protocol version {version} is not spoken here, only {PROTOCOL_VERSION}")
+            if version not in VERSIONS:
+                raise ForeignMessage(f"protocol version {version} is not spoken here, only {_spoken()}")
             return self._decoder.decode(header)
         except _UNREADABLE as error:
             raise ForeignMessage(self._explain(error, _peek_kind(header))) from None
@@ -172,6 +175,10 @@ BEAT: Final[Door[Beat]] = Door("beat", Beat, 4096, sealed=True)  # one small str
 DATA: Final[Door[DataMessage]] = Door(
     "data", DataMessage, MAX_HEADER_BYTES, MAX_TENSOR_BYTES, strict=False, sealed=True
 )
+
+
+def _spoken() -> str:
+    return " and ".join(map(str, VERSIONS))
 
 
 def _check_payload(message: Message, payload: Bytes | None) -> TensorSpec | PayloadSpec | None:

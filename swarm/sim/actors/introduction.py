@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from swarm.sim.roles import Worker
 from swarm.sim.schedules.schedule import Machines
-from swarm.wire.messages import PROTOCOL_VERSION, Hello, LayerCost, Manifest
+from swarm.wire.messages import Hello, LayerCost, Manifest
 from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
 
 
 def slowness_of(name: str, machines: Machines) -> float:
@@ -23,7 +24,7 @@ def introduction(worker: Worker, manifest: Manifest, machines: Machines) -> Hell
         incarnation=incarnation,
         pid=1,
         host="machine" if machines.together else name,
-        wire_versions=(PROTOCOL_VERSION,),
+        wire_versions=VERSIONS,
         schema=schema(),
         device="cpu",
         dtype="float32",

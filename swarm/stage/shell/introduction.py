@@ -8,8 +8,9 @@ import socket
 from swarm.stage.core import EX_CONFIG, StageCore
 from swarm.stage.shell.equipment import Equipment
 from swarm.stage.shell.way import StepDoor
-from swarm.wire.messages import PROTOCOL_VERSION, Hello, LinkCost
+from swarm.wire.messages import Hello, LinkCost
 from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
 
 
 def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str, link: LinkCost | None) -> Hello:
@@ -22,7 +23,7 @@ def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str
         incarnation=own.incarnation,
         pid=os.getpid(),
         host=socket.gethostname(),
-        wire_versions=(PROTOCOL_VERSION,),
+        wire_versions=VERSIONS,
         schema=schema(),
         device=executor.device,
         dtype=executor.dtype,

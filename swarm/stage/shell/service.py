@@ -48,10 +48,11 @@ from swarm.stage.shell.way import StepDoor, Way, broker_host
 from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import ORDER, WORKER
 from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
-from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
+from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     NOBODYS,
+    PROTOCOL_VERSION,
     Activate,
     AssetPart,
     BrokerKey,
@@ -183,6 +184,7 @@ class WorkerService:
         )
         self._beats: BeatThread | None = None
         self._connected = self._closed = False
+        self._spoken = PROTOCOL_VERSION  # with this broker
         self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
         self._damper = Damper()  # for orders that can't be understood
         self._renewed_at: float | None = None
@@ -328,6 +330,7 @@ class WorkerService:
             )
             self._perform(act.Exit(EX_CONFIG, reason), None)
             return
+        self._spoken = spoken_with(theirs)
         self._connected = True
         self._up.set()
         if self._link_is_known:
@@ -478,7 +481,7 @@ class WorkerService:
         kind = type(message).__name__
         if failpoints.armed:
             failpoints.reached(f"tell.{kind.lower()}")
-        frames = WORKER.encode(message, payload)
+        frames = WORKER.encode(message, payload, version=self._spoken)
         if self._closed or not self._control.send(frames):
             log.warning("control_not_sent", kind=kind)
         if failpoints.armed:

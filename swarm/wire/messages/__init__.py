@@ -1,8 +1,8 @@
 """What machines say to each other: one frozen struct per message.
 
-A message travels as a multipart ZeroMQ message. Frame 0 is a msgpack map: ``v`` (protocol version), ``kind`` (the
-struct's name in snake case), ``epoch``, and the struct's own fields. A message with a ``tensor`` (or ``payload``) field
-that is not None has exactly one more frame, the raw bytes that the field describes.
+A message travels as a multipart ZeroMQ message. Frame 0 is a msgpack map: ``v`` (the version of the protocol that the
+kind is of), ``kind`` (the struct's name in snake case), ``epoch``, and the struct's own fields. A message with a
+``tensor`` (or ``payload``) field that is not None has exactly one more frame, the raw bytes that the field describes.
 
 Doors:
 
@@ -75,6 +75,7 @@ from swarm.wire.messages.common import (
     MAX_TENSOR_BYTES,
     MAX_TOKENS,
     NOBODYS,
+    OLDEST_VERSION,
     PROTOCOL_VERSION,
     Digest,
     Endpoint,
@@ -96,6 +97,7 @@ from swarm.wire.messages.common import (
     Text,
     TokenId,
     TokenIds,
+    Version,
     Whole,
 )
 from swarm.wire.messages.data import (
@@ -185,6 +187,7 @@ __all__ = [
     "MAX_TENSOR_BYTES",
     "MAX_TOKENS",
     "NOBODYS",
+    "OLDEST_VERSION",
     "PROTOCOL_VERSION",
     "REPLAY_STEP",
     "TOO_LATE",
@@ -313,6 +316,7 @@ __all__ = [
     "Tokens",
     "Trial",
     "Trouble",
+    "Version",
     "WeightPart",
     "Welcome",
     "Whole",

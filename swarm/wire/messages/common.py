@@ -6,11 +6,12 @@ records that repeat (rows, hops, positions) are arrays on the wire, everything e
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 
 PROTOCOL_VERSION: Final = 1
+OLDEST_VERSION: Final = 1  # that is spoken with, too; what each added is in ``wire.versions``
 
 # Bounds. They are generous for any real use; what matters is that there are some, checked before anything is allocated.
 MAX_HEADER_BYTES = 8 << 20  # a prompt of a million token ids is about 5 MB
@@ -26,6 +27,7 @@ MAX_ASSET_BYTES = 64 << 20  # of a tokenizer's file; brokers keep them in memory
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Epoch = Whole
+Version = Annotated[int, msgspec.Meta(ge=OLDEST_VERSION, le=PROTOCOL_VERSION)]
 StepNumber = Whole
 SequenceId = Whole
 Position = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
@@ -72,9 +74,10 @@ class Message(
     """The root of all messages. ``epoch`` is 0 where none applies (everything on the client door). ``cause``: the id of
     the event at the broker that this message follows from, so that log lines of several machines can be told together;
     empty where nobody would look for it. ``lineage``: of the broker's life that the epoch is of, between processes of
-    the swarm; a worker's Hello tells of which life it was told last."""
+    the swarm; a worker's Hello tells of which life it was told last. ``v``: the version of the protocol that gave this
+    kind the fields that it has."""
 
-    v: Literal[1] = 1
+    v: Version = 1
     epoch: Epoch = 0
     lineage: Lineage = NOBODYS
     cause: Annotated[str, msgspec.Meta(max_length=32)] = ""

@@ -125,7 +125,7 @@ async def test_a_submission_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> 
     link.do(Connected())
     encoded: list[ClientMessage] = []
     encode = CLIENT.encode
-    monkeypatch.setattr(CLIENT, "encode", lambda message: encoded.append(message) or encode(message))
+    monkeypatch.setattr(CLIENT, "encode", lambda message, **_: encoded.append(message) or encode(message))
     link.start(Start(submit("a")), Mailbox())
     asking = asyncio.create_task(link.ask(Ask(1, Query(what="status"), 60.0)))
     await asyncio.sleep(0)

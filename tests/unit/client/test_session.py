@@ -619,7 +619,7 @@ def test_what_cannot_be_understood_fails_whom_it_is_about(driver: Driver) -> Non
     failed, cancel = driver.do(NotUnderstood("finished.cost: unknown field", "r"))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Unavailable)
-    assert "does not understand (finished.cost: unknown field): install the same version on both" in str(failed.error)
+    assert "understand each other (finished.cost: unknown field): install the same version on both" in str(failed.error)
     assert cancel == Send(Cancel(request_id="r"))
     assert driver.do(NotUnderstood("?", "somebody else's")) == []
     assert driver.do(NotUnderstood("?")) == []

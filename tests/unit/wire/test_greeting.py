@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from swarm import __version__
 from swarm.wire.codec import CLIENT
-from swarm.wire.greeting import Greeting, greeting, read_greeting, why_strangers
-from swarm.wire.messages import Ack
+from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
+from swarm.wire.messages import PROTOCOL_VERSION, Ack
 from swarm.wire.schema import client_schema, schema
+from swarm.wire.versions import VERSIONS
 
 
 def test_two_of_one_build_understand_each_other() -> None:
@@ -23,21 +24,33 @@ def test_two_of_one_build_understand_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "later",
+    ("later", "remedy"),
     [
-        {"v": 7, "versions": [6, 7], "schema": "ef", "build": "9.9"},
-        {"v": 1, "versions": [1], "schema": "ef", "build": "9.9", "keys": {"any": [1, 2]}},
+        ({"v": 70, "versions": [60, 70]}, "upgrade the older one, by single releases"),
+        ({"versions": VERSIONS, "keys": {"any": [1, 2]}}, "install the same version on both"),
     ],
 )
-def test_a_later_build_is_read_and_named(later: dict[str, object]) -> None:
-    """Whatever its version and whatever fields it has beside ours."""
+def test_a_later_build_is_read_and_named(later: dict[str, object], remedy: str) -> None:
+    """Whatever its versions and whatever fields it has beside ours."""
+    later |= {"schema": "ef", "build": "9.9"}
     theirs = read_greeting([msgspec.msgpack.encode({"kind": "greet"} | later)])
     assert theirs is not None
     reason = why_strangers(theirs, "abcd")
     assert reason is not None
     versions = ", ".join(map(str, theirs.versions))
     assert reason.startswith(f"it is swarm 9.9 (protocol {versions}, messages ef), and here is swarm {__version__}")
-    assert reason.endswith("install the same version on both")
+    assert reason.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("versions", "spoken"),
+    [(VERSIONS, PROTOCOL_VERSION), ((*VERSIONS, PROTOCOL_VERSION + 1), PROTOCOL_VERSION), (VERSIONS[:1], VERSIONS[0])],
+)
+def test_the_newest_version_that_both_speak(versions: tuple[int, ...], spoken: int) -> None:
+    """A newer build is no stranger, nor an older one, whatever their messages are called."""
+    schema = "abcd" if versions == VERSIONS else "ef"
+    theirs = Greeting(versions=versions, schema=schema, build="9.9")
+    assert (why_strangers(theirs, "abcd"), spoken_with(theirs)) == (None, spoken)
 
 
 def test_other_messages_are_no_greetings() -> None:

@@ -1005,8 +1005,8 @@ def _beat(incarnation: str) -> Beat:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"wire_versions": (2, 3)}, "speaks protocol 1, the worker (2, 3)"),
-        ({"schema": "0123456789abcdef"}, "those of another build"),
+        ({"wire_versions": (70, 71)}, "upgrade the older one"),
+        ({"schema": "0123456789abcdef"}, "install the same version on both"),
         ({"manifest": fake_manifest(num_layers=7)}, "another model"),
         ({"device": "abacus"}, "device 'abacus' is none of cpu, cuda, mps"),
     ],

@@ -1,0 +1,46 @@
+"""Versions of the protocol: what each added, and how this build says something to one that knows less.
+
+Builds of one version say exactly the same; a test holds every version to a name of its messages (``schema``). A version
+only adds: kinds of messages, and fields with a default to kinds that there are. So whoever is newer understands what an
+older one says, and leaves out what that one does not know. What an older one would misunderstand without it is not said
+to it at all, but refused in words. Nothing is added to small records (arrays): a new one takes their place.
+Steps between stages are said as of the version that made them; the day they change, ``Prepare`` must say how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from swarm.errors import WireError
+from swarm.wire.messages import OLDEST_VERSION, PROTOCOL_VERSION
+
+VERSIONS: Final = tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1))
+
+# By version: the kinds and fields (``kind.field``) that it added, and whether an older peer may do without.
+ADDED: Final[Mapping[int, Mapping[str, bool]]] = {}
+
+
+def common(theirs: Iterable[int]) -> int | None:
+    """The newest version that both speak."""
+    return max(set(theirs) & set(VERSIONS), default=None)
+
+
+def as_of(version: int, header: bytes) -> bytes:
+    """A message's header as an older version has it. Raises WireError if it can't be said so."""
+    fields: dict[str, Any] = msgspec.msgpack.decode(header)
+    kind = fields["kind"]
+    for newer in range(PROTOCOL_VERSION, version, -1):
+        for name, dispensable in ADDED.get(newer, {}).items():
+            if name == kind:
+                raise WireError(f"{kind} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
+            if name.partition(".")[0] == kind:
+                value = fields.pop(name.partition(".")[2])
+                if value and not dispensable:
+                    raise WireError(
+                        f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it"
+                    )
+    fields["v"] = version
+    return msgspec.msgpack.encode(fields)
