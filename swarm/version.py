@@ -1,3 +1,3 @@
 """Names this version of Swarm."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -178,9 +178,10 @@ class Client:
         """Have a running ``swarm up`` start workers."""
         return self._run(self._client.join(count, memory_limit))
 
-    def stop_worker(self, worker: str, *, force: bool = False) -> Json:
-        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
-        return self._run(self._client.stop_worker(worker, force=force))
+    def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
+        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it. ``again``:
+        and end so that ``swarm up`` or systemd starts it anew."""
+        return self._run(self._client.stop_worker(worker, force=force, again=again))
 
     def steer(self, steer: Steer) -> Json:
         """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""

@@ -279,11 +279,12 @@ class AsyncClient:
             raise InvalidRequest(f"count must be between 1 and 64, not {count}", code="count")
         return await self._govern(Join(count=count, memory_limit=memory_limit), _GOVERN_TIMEOUT_S)
 
-    async def stop_worker(self, worker: str, *, force: bool = False) -> Json:
-        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it."""
+    async def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
+        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it. ``again``:
+        and end so that ``swarm up`` or systemd starts it anew."""
         if not 1 <= len(worker) <= 128:
             raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
-        return await self._govern(StopWorker(worker=worker, force=force), _GOVERN_TIMEOUT_S)
+        return await self._govern(StopWorker(worker=worker, force=force, again=again), _GOVERN_TIMEOUT_S)
 
     async def steer(self, steer: Steer) -> Json:
         """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""

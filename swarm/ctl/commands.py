@@ -14,6 +14,7 @@ from swarm.cli.output import EXIT_CODES
 from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
+from swarm.ctl.upgrade import upgrade
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -383,5 +384,6 @@ def _in_bytes(text: str) -> int:
     return size
 
 
+app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")

@@ -96,6 +96,7 @@ from swarm.wire.messages import (
     Welcome,
 )
 
+EX_TEMPFAIL = 75  # the exit code that means: start again
 EX_CONFIG = 78  # the exit code that means: starting again will not help
 DEFAULT_LEASE_S = 10.0
 HELLO_AGAIN_S = 2.0  # a broker answers at once, and waits for longer when it was started again; twice is to join anew
@@ -241,8 +242,8 @@ class StageCore:
             case Rejoin(reason=reason):
                 self._note("rejoining", "warning", reason=reason)
                 self._introduce(self.heard_at)
-            case Release(reason=reason):
-                self._out.append(Exit(0, reason))
+            case Release(reason=reason, again=again):
+                self._out.append(Exit(EX_TEMPFAIL if again else 0, reason))
             case Alive():
                 pass  # hearing it is all it is for
             case _:

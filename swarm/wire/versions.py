@@ -20,7 +20,9 @@ from swarm.wire.messages import OLDEST_VERSION, PROTOCOL_VERSION
 VERSIONS: Final = tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1))
 
 # By version: the kinds and fields (``kind.field``) that it added, and whether an older peer may do without.
-ADDED: Final[Mapping[int, Mapping[str, bool]]] = {}
+ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
+    2: {"hello.build": True, "release.again": False, "stop_worker.again": False},
+}
 
 
 def common(theirs: Iterable[int]) -> int | None:

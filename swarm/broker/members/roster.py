@@ -212,7 +212,7 @@ class Members:
             return
         known = self._state.workers.get(hello.incarnation)
         if known is not None and known.state is WorkerState.LEFT:
-            self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason=known.reason)))
+            self._out.append(OrderWorker(peer, known.told_to_go(self._state.book.written)))
             return
         if known is not None and not known.is_gone:
             self._lose(known, "it said Hello again: what was under way with it is void", now)
@@ -373,7 +373,7 @@ class Members:
         heard of it, and is told again."""
         epoch, reason = self._state.book.written, worker.reason
         if worker.state is WorkerState.LEFT:
-            self._out.append(OrderWorker(worker.peer, Release(epoch=epoch, reason=reason)))
+            self._out.append(OrderWorker(worker.peer, worker.told_to_go(epoch)))
             return
         self._out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
         self._out.append(OrderWorker(worker.peer, Rejoin(epoch=epoch, reason=reason)))

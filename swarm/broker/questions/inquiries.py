@@ -36,6 +36,8 @@ from swarm.wire.messages import (
 )
 from swarm.wire.tensors import pack_bytes
 
+_TELLS_AGAIN = 2  # the version of the protocol since which a worker can be told to come again
+
 
 class Inquiries:
     """Answers questions: methods append what is to be said to ``out``. ``version``: the broker's own."""
@@ -151,6 +153,14 @@ class Inquiries:
             self._stopped(client, {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"})
             return
         worker = found[0]
+        if message.again:
+            if max(worker.hello.wire_versions) < _TELLS_AGAIN:
+                error = (
+                    f"{worker.name} is of an older build, which can't be told to come again: restart it where it runs"
+                )
+                self._stopped(client, {"error": error})
+                return
+            worker.come_again()
 
         def told(shortage: str, problem: str) -> None:
             self._stop(client, worker, shortage, problem)

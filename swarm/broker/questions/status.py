@@ -86,6 +86,7 @@ def nodes(
                 "incarnation": incarnation,
                 "host": hello.host,
                 "pid": hello.pid,
+                "build": hello.build or "0.1.0",  # of before it was said
                 "device": hello.device,
                 "dtype": hello.dtype,
                 "cores": hello.cores,

@@ -55,7 +55,6 @@ from swarm.wire.messages import (
     Prepare,
     Prepared,
     Refused,
-    Release,
 )
 
 
@@ -447,8 +446,8 @@ class Procedure:
 
     def release(self, worker: Worker, reason: str, now: float) -> None:
         """Let a worker go in good order."""
-        self._orders.tell(worker.incarnation, Release(epoch=self._state.book.written, reason=reason))
         worker.leave(reason)
+        self._orders.tell(worker.incarnation, worker.told_to_go(self._state.book.written))
         worker.be_called(now)
         self._out.note("worker_released", worker=worker.name, reason=reason)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from swarm.wire.door.keys import by_relay
-from swarm.wire.messages import Beat, Hello, LayerRange
+from swarm.wire.messages import Beat, Hello, LayerRange, Release
 
 # When a worker that refused layers is asked for them again: a full disk or memory may be free by then, and if the cause
 # lasts, asking costs the others a plan that comes to nothing.
@@ -127,6 +127,7 @@ class Worker:
     refusals: list[LayerRange] = field(default_factory=list)  # what it is not asked to load until ``retry_at``
     retry_at: float = 0.0
     num_retries: int = 0
+    comes_again: bool = False  # when it is let go, it shall end so that it is started anew
     wants_to_leave: bool = False  # it said so: when its connection closes, that is no loss
     called_at: float | None = None  # when it was last told to say Hello again, or to go
     num_lies: int = 0  # how often what this process sent was proven wrong; nothing that it holds is used again
@@ -185,6 +186,14 @@ class Worker:
     def leave(self, reason: str) -> None:
         """It is gone in good order."""
         self.state, self.reason = WorkerState.LEFT, reason
+
+    def come_again(self) -> None:
+        """It is wanted back, as a new process."""
+        self.comes_again = True
+
+    def told_to_go(self, epoch: int) -> Release:
+        """What is said to one that has left."""
+        return Release(epoch=epoch, reason=self.reason, again=self.comes_again)
 
     def fall_out(self, reason: str) -> None:
         """It is gone, and nobody asked it to."""

@@ -175,6 +175,9 @@ class Runner:
 
     def _begun(self, name: str, command: Sequence[str], log: LogFile) -> Process | Forked:
         if name not in OURS:
+            if self._nursery is not None and self._nursery.is_outdated:
+                self._nursery.end()
+                self._nursery = None
             if self._nursery is None:
                 self._open_nursery()
             if self._nursery is not None and self._nursery.is_there:

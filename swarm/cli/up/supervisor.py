@@ -7,6 +7,7 @@ Rules:
 * A worker that ends with 0 was let go by the broker, because somebody asked the broker for that (``swarmctl stop``): it
   stays away. One that a signal ended is started again, however orderly it went. The broker has no such right to stay
   away, the swarm can't be without it.
+* One that the broker wants back as a new process (``EX_TEMPFAIL``) is started again like one that died.
 * A child that ends with ``EX_CONFIG`` can't ever work (a wrong setting, a model that is refused). A worker is given up;
   a broker ends the whole. So does the last worker of a swarm that never served: nobody is left to wait for.
 * The gateway, if there is one, is started when the swarm first serves, or after ``GATEWAY_AFTER_S`` if it doesn't:
@@ -34,6 +35,7 @@ REAP_S = 2.0
 GATEWAY_AFTER_S = 10.0  # then somebody may want to hear why nothing serves
 
 EX_CONFIG = 78  # sysexits.h: "something was found in an unconfigured or misconfigured state"
+EX_TEMPFAIL = 75  # "try again later": a worker that the broker wants back as a new process
 SIGNAL_BASE = 128  # as shells count: a process that ended in order because of signal n ends with 128 + n
 MAX_WORKERS = 64  # on one machine; far above sense, far below what makes a machine unusable
 
@@ -368,6 +370,8 @@ class Supervisor:
 
 def describe_exit(code: int) -> str:
     """Put an exit code into words."""
+    if code == EX_TEMPFAIL:
+        return "was told to start anew"
     if code > SIGNAL_BASE:
         return f"ended after {_signal_name(code - SIGNAL_BASE)}"
     return f"ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"

@@ -8,6 +8,7 @@ import socket
 from swarm.stage.core import EX_CONFIG, StageCore
 from swarm.stage.shell.equipment import Equipment
 from swarm.stage.shell.way import StepDoor
+from swarm.version import __version__
 from swarm.wire.messages import Hello, LinkCost
 from swarm.wire.schema import schema
 from swarm.wire.versions import VERSIONS
@@ -30,6 +31,7 @@ def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str
         cores=os.cpu_count() or 1,
         endpoint=door.endpoint,
         ticket=door.ticket,
+        build=__version__,
         key=key,
         memory_bytes=executor.memory_bytes,
         costs=equipment.costs,

@@ -19,6 +19,7 @@ from swarm.wire.messages.common import (
     Seconds,
     Text,
     TokenIds,
+    Version,
     Whole,
 )
 from swarm.wire.messages.locks import BrokerKey, BrokerKeyKept, RotateYours
@@ -127,11 +128,14 @@ class Join(Message, frozen=True):
     memory_limit: Whole | None = None
 
 
-class StopWorker(Message, frozen=True):
-    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if nobody else can take them."""
+class StopWorker(Message, frozen=True, kw_only=True):
+    """``swarmctl`` asks a worker to hand over its layers and leave; ``force``: even if nobody else can take them;
+    ``again``: to be started anew by whoever started it."""
 
     worker: Name
     force: bool = False
+    v: Version = 2
+    again: bool = False
 
 
 class Pin(Record, frozen=True):

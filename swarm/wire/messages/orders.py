@@ -18,6 +18,7 @@ from swarm.wire.messages.common import (
     SequenceId,
     StepNumber,
     Text,
+    Version,
     Whole,
 )
 from swarm.wire.messages.data import Open, Trial
@@ -122,10 +123,12 @@ class Copy(Message, frozen=True):
     to: Edge
 
 
-class Release(Message, frozen=True):
-    """Leave: drop everything and end."""
+class Release(Message, frozen=True, kw_only=True):
+    """Leave: drop everything and end. ``again``: so that whoever started it starts it anew."""
 
     reason: Text
+    v: Version = 2
+    again: bool = False
 
 
 class Alive(Message, frozen=True):

@@ -24,6 +24,7 @@ from swarm.wire.messages.common import (
     Text,
     Ticket,
     TokenId,
+    Version,
     Whole,
 )
 from swarm.wire.messages.locks import BrokerKeyKept
@@ -87,9 +88,10 @@ class LinkCost(Record, frozen=True):
     bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Hello(Message, frozen=True):
+class Hello(Message, frozen=True, kw_only=True):
     """A worker introduces itself, at its first contact and after every reconnection, with all it holds. ``key``: by
     which others know it when it knocks at their doors. ``ticket``: by which a relay knows its own door, if need be.
+    ``build``: of which version of Swarm it is.
 
     ``epoch`` is the last one it heard of, in the life that ``lineage`` names. The broker takes no number from a worker:
     whoever is welcomed by another life begins anew with that one's.
@@ -115,6 +117,8 @@ class Hello(Message, frozen=True):
     link: LinkCost | None = None
     key: PublicKey | None = None
     ticket: Ticket = ""
+    v: Version = 2
+    build: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Probe(Message, frozen=True):

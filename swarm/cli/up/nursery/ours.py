@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from swarm import version
 from swarm.cli.up.processes import PARENT_FD_VARIABLE, Lifeline, LogFile, Process
 
 CONTROL_VARIABLE = "SWARM_NURSERY_FD"
@@ -99,6 +100,7 @@ class Nursery:
         self._unborn: deque[Forked] = deque()  # in the order in which they were asked for
         self._loop = asyncio.get_running_loop()
         self._patience: asyncio.TimerHandle | None = None
+        self._made_of = _installed()
         take_orphans_in()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
@@ -138,6 +140,11 @@ class Nursery:
     def is_there(self) -> bool:
         """False: it has ended, and begins no lives any more."""
         return self._process.poll() is None and self._control.fileno() >= 0
+
+    @property
+    def is_outdated(self) -> bool:
+        """Another version has been installed since it was started: what it has imported is the former one."""
+        return self._made_of != _installed()
 
     def look(self) -> None:
         """Something has ended, perhaps this."""
@@ -188,6 +195,7 @@ class Nursery:
         if self._patience is not None:
             self._patience.cancel()
         self._process.kill()
+        self._process.wait()
         while self._unborn:
             self._unborn.popleft().start_plainly()
 
@@ -196,7 +204,15 @@ class Nursery:
         for life in self._unborn:
             life.kill()
         self.end()
-        self._process.wait()
+
+
+def _installed() -> tuple[int, int] | None:
+    """What tells two installations apart; None while there is none."""
+    try:
+        found = os.stat(version.__file__)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def take_orphans_in() -> None:

@@ -1,0 +1,170 @@
+"""``swarmctl upgrade``: which version runs where, and starting workers anew, one after the other, under load.
+
+A worker hands its layers over, ends, is started again by whoever keeps it (``swarm up``, systemd) as what is installed
+there by then, and has to be back with layers before the next one goes. So at most one is away, and answers go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.ctl.asking import YesOption, ask_first
+from swarm.errors import SwarmError, Unavailable
+
+if TYPE_CHECKING:
+    from swarm.client.blocking import Client
+    from swarm.wire.messages import Json
+
+BACK_S: Final = 120.0  # for a worker to be back: it loads its model's files first
+LAYERS_S: Final = 15.0  # then, for a plan that gives it layers; there may be none
+_LOOK_AGAIN_S: Final = 0.2
+_LIVES: Final = ("member", "leaving")
+
+
+def upgrade(  # noqa: PLR0917 (options are parameters)
+    context: typer.Context,
+    workers: Annotated[
+        list[str] | None, typer.Argument(help="Workers' names; none means all.", show_default=False)
+    ] = None,
+    rolling: Annotated[
+        bool, typer.Option("--rolling", help="Start them anew, one after the other. Without it, only show versions.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even one that the swarm can't do without: answers wait until it is back.")
+    ] = False,
+    yes: YesOption = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start workers anew as what is installed where they run, one after the other, while the swarm serves.
+
+    Install the new version first. Each hands its layers over, ends and is started again by swarm up or systemd, and is
+    waited for; at the first that doesn't come back it ends, with exit code 1. Broker and gateways are restarted where
+    they run; nothing is lost.
+    """
+    outer = context.obj
+    with open_client(context, url or outer.url) as client:
+        roll = Rolling(client, force=force)
+        if rolling:
+            ask_first(f"Start {', '.join(workers) if workers else 'all workers'} anew, one after the other?", yes=yes)
+            for done in roll.run(workers or ()):
+                _print(done, told(done), as_json=as_json or outer.as_json)
+        for each in roll.versions():
+            _print(each, f"{each['process']}: swarm {each['build']}", as_json=as_json or outer.as_json)
+
+
+def _print(body: Json, line: str, *, as_json: bool) -> None:
+    import json
+
+    print(json.dumps(body, ensure_ascii=False) if as_json else line, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A worker's process, as the broker tells of it."""
+
+    name: str
+    incarnation: str
+    build: str
+    is_member: bool
+    has_layers: bool
+
+
+class Rolling:
+    """``clock`` and ``pause`` are for tests."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        force: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._force = client, force
+        self._clock, self._pause = clock, pause
+
+    def workers(self) -> list[Known]:
+        from swarm.ctl.render import rows_of
+
+        rows = [row for row in rows_of(self._client.query("nodes").get("workers")) if row["state"] in _LIVES]
+        return [
+            Known(
+                str(row["name"]),
+                str(row["incarnation"]),
+                str(row["build"]),
+                is_member=row["state"] == "member",
+                has_layers=row["layers"] is not None,
+            )
+            for row in rows
+        ]
+
+    def versions(self) -> list[Json]:
+        """The version of each process that the broker knows, and its own."""
+        found = {"broker": self._client.describe().swarm_version}
+        found |= {worker.name: worker.build for worker in sorted(self.workers(), key=lambda worker: worker.name)}
+        return [{"process": name, "build": build} for name, build in found.items()]
+
+    def run(self, names: Sequence[str]) -> Iterator[Json]:
+        """Start these workers anew, one after the other; none means all. Yields what became of each. Raises SwarmError
+        at the first that can't go or doesn't come back: the others are left as they are."""
+        there = {worker.name: worker for worker in self.workers()}
+        if unknown := [name for name in names if name not in there]:
+            raise Unavailable(f"no worker {', '.join(unknown)}: the workers are {', '.join(sorted(there)) or 'none'}")
+        for name in names or sorted(there):
+            yield self._renew(there[name])
+
+    def _renew(self, before: Known) -> Json:
+        began = self._clock()
+        self._client.stop_worker(before.name, force=self._force, again=True)
+        after = self._until_back(before)
+        back_s = round(self._clock() - began, 2)
+        is_used = not before.has_layers or self._until_used(after)
+        return {
+            "worker": before.name,
+            "was": before.build,
+            "is": after.build,
+            "back_s": back_s,
+            "has_layers": is_used and before.has_layers,
+        }
+
+    def _until_back(self, before: Known) -> Known:
+        until = self._clock() + BACK_S
+        while True:
+            for worker in self._looked():
+                if worker.name == before.name and worker.incarnation != before.incarnation and worker.is_member:
+                    return worker
+            if self._clock() >= until:
+                raise Unavailable(
+                    f"{before.name} went and did not come back within {BACK_S:g} s: nobody starts it again, or it "
+                    "can't work (its log says why); the others were left as they are"
+                )
+            self._pause(_LOOK_AGAIN_S)
+
+    def _until_used(self, worker: Known) -> bool:
+        until = self._clock() + LAYERS_S
+        while self._clock() < until:
+            if any(each.incarnation == worker.incarnation and each.has_layers for each in self._looked()):
+                return True
+            self._pause(_LOOK_AGAIN_S)
+        return False
+
+    def _looked(self) -> list[Known]:
+        """Nobody, while the broker is away."""
+        try:
+            return self.workers()
+        except SwarmError:
+            return []
+
+
+def told(done: Json) -> str:
+    """One line about a worker that is back."""
+    builds = f"swarm {done['is']}" if done["is"] == done["was"] else f"swarm {done['is']}, was {done['was']}"
+    layers = "" if done["has_layers"] else "; it has no layers"
+    return f"{done['worker']} is back after {done['back_s']} s ({builds}){layers}"
