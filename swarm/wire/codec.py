@@ -107,8 +107,8 @@ class Door(Generic[M]):
         if self._strict:
             self._decode_header(header)
             _check_payload(message, payload)
-        if message.v > version:
-            header = as_of(version, header)
+        if version < PROTOCOL_VERSION:
+            header = as_of(version, _kind(message), header)
         frame = self.seal(header)
         self._check_length(frame)
         return [frame] if payload is None else [frame, payload]
@@ -213,8 +213,8 @@ def _check_step(step: Step) -> None:
         raise WireError(f"step.tensor.shape: {list(shape)} is not [{num_tokens}, hidden size]")
 
 
-def _kind(message: Message) -> object:
-    return message.__struct_config__.tag
+def _kind(message: Message) -> str:
+    return str(message.__struct_config__.tag)
 
 
 # Which field of a message describes its second frame.

@@ -30,19 +30,19 @@ def common(theirs: Iterable[int]) -> int | None:
     return max(set(theirs) & set(VERSIONS), default=None)
 
 
-def as_of(version: int, header: bytes) -> bytes:
+def as_of(version: int, kind: str, header: bytes) -> bytes:
     """A message's header as an older version has it. Raises WireError if it can't be said so."""
+    added = [(newer, name) for newer in VERSIONS if newer > version for name in ADDED[newer] if _is_of(name, kind)]
+    if not added:
+        return header
     fields: dict[str, Any] = msgspec.msgpack.decode(header)
-    kind = fields["kind"]
-    for newer in range(PROTOCOL_VERSION, version, -1):
-        for name, dispensable in ADDED.get(newer, {}).items():
-            if name == kind:
-                raise WireError(f"{kind} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
-            if name.partition(".")[0] == kind:
-                value = fields.pop(name.partition(".")[2])
-                if value and not dispensable:
-                    raise WireError(
-                        f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it"
-                    )
+    for newer, name in added:
+        value = fields.pop(name.partition(".")[2], True)
+        if value and not ADDED[newer][name]:
+            raise WireError(f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
     fields["v"] = version
     return msgspec.msgpack.encode(fields)
+
+
+def _is_of(name: str, kind: str) -> bool:
+    return name.partition(".")[0] == kind

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from swarm.cli.output import Progress, complain
 from swarm.cli.up.nursery import ours, process
@@ -35,6 +36,7 @@ async def supervise(address: str, logs: Path, num_workers: int, behaviour: str, 
     def command_of(name: str, memory_limit: int | None) -> list[str]:
         return [sys.executable, "-m", "supervised", "--child", name, address, behaviour]
 
+    ours.version = SimpleNamespace(__file__=logs / "version.py")  # type: ignore[assignment]
     if nursery == "late":
         ours.BIRTH_S = 0.3
     command = None if nursery == "none" else [sys.executable, "-m", "supervised", "--nursery", nursery, address]

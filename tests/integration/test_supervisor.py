@@ -306,7 +306,7 @@ def test_workers_outlive_their_nursery(supervise: Supervise) -> None:
     swarm = supervise(2)
     children = swarm.next_children(3)
     assert _is_forked(children["w0"])
-    (nursery,) = (each for each in swarm.left() if _command(each)[:2] == ["swarm", "nursery"])
+    (nursery,) = _nurseries(swarm)
     nursery.kill()
     children["w0"].exits(3)
     again = swarm.next_child()
@@ -315,6 +315,24 @@ def test_workers_outlive_their_nursery(supervise: Supervise) -> None:
     swarm.send(signal.SIGTERM)
     assert swarm.end() == (0, "")
     assert swarm.left() == []
+
+
+@nurseries
+def test_a_nursery_of_a_former_installation_is_replaced(supervise: Supervise) -> None:
+    """What it has imported is no longer what is installed: who is started again is of the new one."""
+    swarm = supervise(1)
+    children = swarm.next_children(2)
+    (former,) = _nurseries(swarm)
+    (swarm.directory / "version.py").touch()
+    children["w0"].exits(75)
+    assert swarm.next_line() == "w0 was told to start anew; starting it again in 0.05 s"
+    assert _is_forked(swarm.next_child())
+    (new,) = _nurseries(swarm)
+    assert new.pid != former.pid
+
+
+def _nurseries(swarm: Supervised) -> list[psutil.Process]:
+    return [each for each in swarm.left() if _command(each)[:2] == ["swarm", "nursery"]]
 
 
 @nurseries

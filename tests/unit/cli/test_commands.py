@@ -48,6 +48,7 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "drain"): ("w0",),
     ("swarmctl", "rebalance"): (),
     ("swarmctl", "standby"): (),
+    ("swarmctl", "upgrade"): (),
 }
 
 KEYS = {("swarmctl", "keys", name) for name in ("add", "list", "revoke", "rotate", "show")}  # on a file, too

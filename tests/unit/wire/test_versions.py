@@ -1,0 +1,68 @@
+"""Versions of the protocol: what this build says to an older one, and what it makes of what that one says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarm.errors import WireError
+from swarm.wire import schema
+from swarm.wire.codec import CLIENT, ORDER, Door
+from swarm.wire.messages import PROTOCOL_VERSION, Release, StopWorker
+from swarm.wire.tensors import Bytes
+from swarm.wire.versions import ADDED, VERSIONS
+from tests.unit.wire.any_message import DOORS
+
+OLD = Path(__file__).parents[2] / "old"
+
+# By version: names of all its messages, and of those at the client door.
+NAMES = {2: ("d75f3c05151ba42e", "0bf0ea2282996625")}
+
+
+def test_a_version_s_messages_don_t_change() -> None:
+    """Who changes a message makes a new version: counts up PROTOCOL_VERSION, says in ADDED what came, names it here,
+    and keeps frames and a wheel of the version before in tests/old."""
+    assert NAMES[PROTOCOL_VERSION] == (schema.schema(), schema.client_schema())
+    assert set(ADDED) == set(VERSIONS[1:])
+
+
+def kept(version: int) -> list[tuple[str, str, list[bytes]]]:
+    """Door, kind and frames of messages of every kind, as a build of that version made them."""
+    return msgspec.msgpack.decode(
+        (OLD / f"frames-{version}.msgpack").read_bytes(), type=list[tuple[str, str, list[bytes]]]
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS[:-1])
+def test_what_an_older_build_says_is_understood_and_said_the_same(version: int) -> None:
+    """Every kind of message of the version before, read by this build, and said to one of that version: just what it
+    would say itself."""
+    doors = {door.name: door for door in DOORS}
+    frames = kept(version)
+    assert len({kind for _, kind, _ in frames}) > 60
+    for name, kind, old in frames:
+        door = doors[name]
+        message, payload = door.decode(old)
+        assert said(door.encode(message, payload, version=version), door) == said(old, door), kind
+
+
+def said(frames: Sequence[Bytes], door: Door[Any] = CLIENT) -> tuple[dict[str, object], list[bytes]]:
+    """The header's fields, and the other frames."""
+    return msgspec.msgpack.decode(door.unseal(frames[0])), [bytes(frame) for frame in frames[1:]]
+
+
+def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
+    """Never said differently: without what came later it must mean the same."""
+    usual = StopWorker(worker="w0")
+    (ours, _), (theirs, _) = said(CLIENT.encode(usual)), said(CLIENT.encode(usual, version=1))
+    assert ours == theirs | {"v": 2, "again": False}
+    with pytest.raises(
+        WireError, match=r"stop_worker\.again is of version 2 of the protocol, the peer speaks 1: upgrade it"
+    ):
+        CLIENT.encode(StopWorker(worker="w0", again=True), version=1)
+    with pytest.raises(WireError, match=r"release\.again is of version 2"):
+        ORDER.encode(Release(reason="", again=True), version=1)
