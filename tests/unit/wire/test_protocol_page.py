@@ -40,6 +40,7 @@ from tests.unit.wire.protocol_tables import is_array, kinds, records, table
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "protocol.md").read_text()
+PROSE = " ".join(PAGE.split())
 DEALER = Kind(b"DEALER", (b"ROUTER",))
 
 
@@ -97,7 +98,7 @@ def test_who_may_say_what() -> None:
     answers = set(re.findall(r"`(\w+)`", " ".join(row[1] for row in told.values())))
     assert {str(struct.__struct_config__.tag) for struct in SERVER.structs} - answers == {"broker_key", "rotate_yours"}
     kept = set(get_args(get_type_hints(Query)["what"])) - _CLIENT_ASKS
-    assert re.search(rf"may not ask for {' and '.join(f'`{what}`' for what in sorted(kept, reverse=True))}", PAGE)
+    assert re.search(rf"may not ask for {' and '.join(f'`{what}`' for what in sorted(kept, reverse=True))}", PROSE)
 
 
 def test_the_greeting() -> None:
@@ -169,10 +170,10 @@ def test_numbers() -> None:
         "stops": MAX_STOPS,
         "biases": MAX_BIASES,
     }
-    assert f"sends {WINDOW} unacknowledged" in PAGE
-    assert f"for {usual.client_grace_s:g} seconds without a reader" in PAGE
-    assert f"for {usual.retain_s:g} seconds (`broker.retain_s`)" in PAGE
-    assert f"After {STRIKES} such messages" in PAGE
+    assert f"sends {WINDOW} unacknowledged" in PROSE
+    assert f"for {usual.client_grace_s:g} seconds without a reader" in PROSE
+    assert f"for {usual.retain_s:g} seconds (`broker.retain_s`)" in PROSE
+    assert f"After {STRIKES} such messages" in PROSE
 
 
 # --- the exchange -----------------------------------------------------------------------------------------------------
