@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -16,9 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm import AsyncClient
+from swarm import AsyncClient, Client
 from swarm.demo import model_path
+from swarm.wire.messages import Attach, Report, Submit
 from tests.faults.zygote import Zygote
+from tests.integration.fake_broker import FakeBroker, say, tiny_tokenizer
 from tests.integration.processes import Processes
 
 ROOT = Path(__file__).parents[2]
@@ -149,8 +152,60 @@ def test_an_interrupt_leaves_nothing(name: str, tmp_path: Path) -> None:
     assert processes_in(tmp_path) == []
 
 
+def test_plain(tmp_path: Path, url: str) -> None:
+    """Without our library, the answer that our library gets: the model, the status, the text, the end."""
+    prompt = (0, 428, 431, 265, 430)
+    with Client(url) as client:
+        done = client.generate(prompt, max_tokens=60, temperature=0.8, seed=1)
+    about, status, text = run("plain", tmp_path, *map(str, prompt), url=url).split("\n", 2)
+    assert re.fullmatch(r"model village of swarm [\d.]+: 2048 positions", about)
+    assert status == "serving: 2 stages, 0 sequences run"
+    answer, _, end = text.rstrip().rpartition("\n")
+    assert answer == done.text
+    assert re.match(rf"{done.finish_reason}: {len(done.tokens)} tokens in \d+\.\d+ s", end)
+
+
+async def test_plain_reads_on() -> None:
+    """The broker goes away in the middle and comes back, and says all twice: nothing is told twice, nothing is missing.
+    The request stays the same, and goes on behind the last token that came."""
+    told = say("once there was a long story, ") * 4
+    began = tiny_tokenizer().decode(told[:20])
+    status = Report(what="status", ok=True, body={"state": "serving", "num_stages": 1, "num_running": 0})
+    async with FakeBroker(lambda *_: told, allowed=20, repeat=True, reports={"status": status}) as broker:
+        plain = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *(str(EXAMPLES / "plain.py"), "0", "5"),
+            env={**os.environ, "SWARM_URL": broker.url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        await broker.wait_until(lambda: bool(broker.heard_of(Submit)), PATIENCE_S)
+        assert plain.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            shown = await plain.stdout.readuntil(b" run\n") + await plain.stdout.readexactly(len(began))
+            await broker.shut()
+            await broker.open()
+            broker.allow(None)
+            rest, complaints = await plain.communicate()
+        assert (plain.returncode, complaints) == (0, b"")
+        *_, text, end = (shown + rest).decode().strip().split("\n")
+        assert text == ("once there was a long story, " * 4)[: len(text)]
+        assert end.startswith("length: 60 tokens in ")
+        assert len({each.request_id for each in broker.heard if isinstance(each, Submit)}) == 1
+        assert {each.next_index for each in broker.heard if isinstance(each, Attach)} == {(20,)}
+
+
+def test_plain_needs_nothing_of_ours() -> None:
+    """Beside Python's own modules: pyzmq and msgpack."""
+    tree = ast.parse((EXAMPLES / "plain.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module).partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported - sys.stdlib_module_names == {"msgpack", "zmq"}
+
+
 def test_each_is_short() -> None:
-    """An example is read in one go: five of them, none above sixty lines."""
+    """An example is read in one go: five of them, none above sixty lines; and one that says all by itself."""
     lengths = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("[!_]*.py")}
-    assert sorted(lengths) == ["batch", "chat", "generate", "live", "stream"]
+    assert sorted(lengths) == ["batch", "chat", "generate", "live", "plain", "stream"]
+    assert lengths.pop("plain") <= 140
     assert max(lengths.values()) <= 60, lengths
