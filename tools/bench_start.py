@@ -3,7 +3,9 @@
 
 ``first token``: from the command to the first token of the demo model, asked for by a client that is there already.
 ``back``: from a worker's SIGKILL until the broker knows its replacement. ``own``: MiB that a worker has to itself.
-The other checkout (``--against DIR``) is run by the same Python.
+The other checkout (``--against DIR``) is run by the same Python. With ``--rolling``: all workers of this one are
+started anew, one after the other, while answers are streamed; told is the longest gap between two tokens, before and
+during it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -23,11 +26,14 @@ import psutil
 from bench_lib import note, tell_lines, turns
 from bench_swarm import free_port
 
-from swarm import AsyncClient
+from swarm import AsyncClient, Client
+from swarm.ctl.upgrade import Rolling
 from swarm.errors import SwarmError
 
 HERE = Path(__file__).resolve().parents[1]
 WITHIN_S = 90.0
+NUM_STREAMS = 4
+QUIET_S = 5.0
 
 
 async def one_start(checkout: Path, num_workers: int) -> dict[str, float]:
@@ -55,6 +61,56 @@ async def one_start(checkout: Path, num_workers: int) -> dict[str, float]:
             await up.wait()
 
 
+async def one_upgrade(num_workers: int) -> dict[str, float]:
+    port = free_port()
+    command = [sys.executable, "-m", "swarm", "up", "--no-http", "--port", str(port), "--workers", str(num_workers)]
+    with TemporaryDirectory() as folder:
+        up = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
+        try:
+            url = f"tcp://127.0.0.1:{port}"
+            async with asyncio.timeout(WITHIN_S), AsyncClient(url) as client:
+                await _first_token(client)
+                gaps: list[float] = []
+                streams = [asyncio.create_task(_stream(client, gaps)) for _ in range(NUM_STREAMS)]
+                await asyncio.sleep(QUIET_S)
+                usual, num_usual = max(gaps), len(gaps)
+                began = time.perf_counter()
+                done = await asyncio.to_thread(lambda: list(_rolled(url)))
+                took = time.perf_counter() - began
+                for stream in streams:
+                    stream.cancel()
+                failed = [
+                    each
+                    for each in await asyncio.gather(*streams, return_exceptions=True)
+                    if isinstance(each, SwarmError)
+                ]
+                return {
+                    "longest gap before": usual,
+                    "during": max(gaps[num_usual:]),
+                    "took": took,
+                    "workers": len(done),
+                    "failed": len(failed),
+                }
+        finally:
+            up.terminate()
+            await up.wait()
+
+
+def _rolled(url: str) -> Iterator[Any]:
+    with Client(url) as client:
+        yield from Rolling(client).run(())
+
+
+async def _stream(client: AsyncClient, gaps: list[float]) -> None:
+    """Answers, one after the other. Raises SwarmError if one fails."""
+    while True:
+        before: float | None = None
+        async for _ in client.stream("Once upon a time", max_tokens=400, ignore_eos=True):
+            now = time.perf_counter()
+            gaps += [] if before is None else [now - before]
+            before = now
+
+
 async def _first_token(client: AsyncClient) -> float:
     while True:
         with suppress(SwarmError):
@@ -71,11 +127,19 @@ async def _workers(client: AsyncClient) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout")
+    parser.add_argument("--rolling", action="store_true")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     checkouts = {"this": HERE} | ({"other": arguments.against.resolve()} if arguments.against else {})
+    if arguments.rolling:
+        upgrades: list[dict[str, object]] = [
+            {name: round(figure, 3) for name, figure in asyncio.run(one_upgrade(arguments.workers)).items()}
+            for _ in range(arguments.rounds)
+        ]
+        tell_lines("rolling upgrade", upgrades, {"streams": NUM_STREAMS}, as_json=arguments.json)
+        return
     found: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     for name, counts in turns(checkouts, arguments.rounds):
         figures = asyncio.run(one_start(checkouts[name], arguments.workers))
