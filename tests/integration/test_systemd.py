@@ -22,8 +22,10 @@ with Client(reconnect_timeout_s=60.0) as client:
     answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
     print(answer.text)
 """
-# Sooner than as shipped, so that a test need not wait for a minute.
+# Sooner than as shipped, so that a test need not wait for a minute. A worker's compute thread stands still for ever
+# once a file is there.
 IMPATIENT = "[Service]\nWatchdogSec=4\n"
+HANGS = "Environment=SWARM_FAILPOINTS=step.computes=hang SWARM_FAILPOINTS_FROM=/run/swarm/hang-%%i\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
         assert done.returncode == 0, done.stderr
         for unit in ("swarm-broker.service", "swarm-worker@.service"):
             path = f"/etc/systemd/system/{unit}.d/90-impatient.conf"
-            system.run("sh", "-c", f"mkdir -p {path.rpartition('/')[0]}; printf '{IMPATIENT}' > {path}")
+            text = IMPATIENT + (HANGS if "worker" in unit else "")
+            system.run("sh", "-c", f"mkdir -p {path.rpartition('/')[0]}; printf '{text}' > {path}")
         system.systemctl("daemon-reload")
         system.systemctl("enable", "--now", "swarm.target", *UNITS)
         yield system
@@ -125,6 +128,37 @@ def test_who_dies_or_gives_no_sign_is_started_again_and_answers_go_on(
         serving.systemctl("kill", "--kill-who=main", f"--signal={signal}", unit)
         serving.until(lambda: _pid(serving, unit) not in (0, before), "another process is there")
     serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
+
+
+def test_a_worker_that_hangs_is_ended_and_started_again(serving: Booted, expected: str) -> None:
+    """Its loop goes on, its compute thread does not: the broker goes on without it, and systemd ends it."""
+    before = _pid(serving, "swarm-worker@w1")
+    with under_way(serving, expected):
+        serving.run("touch", "/run/swarm/hang-w1")
+        serving.until(lambda: _pid(serving, "swarm-worker@w1") not in (0, before), "another process is there")
+        serving.run("rm", "/run/swarm/hang-w1")
+    assert serving.journal("-u", "swarm-worker@w1", "--grep", "Watchdog timeout")
+
+
+def test_all_workers_are_started_anew_one_after_the_other(serving: Booted, expected: str) -> None:
+    before = [_pid(serving, unit) for unit in UNITS if "worker" in unit]
+    with under_way(serving, expected):
+        done = serving.run(str(PROGRAMS / "swarmctl"), "upgrade", "--rolling", "--yes")
+        assert done.returncode == 0, done.stderr
+    after = [_pid(serving, unit) for unit in UNITS if "worker" in unit]
+    assert not set(after) & {*before, 0}
+
+
+def test_who_dies_again_and_again_is_never_parked(serving: Booted, expected: str) -> None:
+    """A crash loop: the others serve meanwhile, and it is back as soon as it lives."""
+    before = int(serving.shown("swarm-worker@w1", "NRestarts"))
+    with under_way(serving, expected):
+        for _ in range(7):  # more than systemd's own limit
+            pid = serving.until(lambda: _pid(serving, "swarm-worker@w1"), "it is started again")
+            serving.run("kill", "-KILL", str(pid))
+            serving.until(lambda pid=pid: _pid(serving, "swarm-worker@w1") != pid, "it is dead")
+    serving.until(lambda: _stages(serving) == 2, "both workers serve again")
+    assert int(serving.shown("swarm-worker@w1", "NRestarts")) >= before + 7
 
 
 def test_a_gateway_that_is_killed_serves_again(serving: Booted) -> None:

@@ -74,7 +74,8 @@ async def _in_a_process(question: bytes) -> bytes:
 
 
 def main() -> None:
-    os.nice(NICE)
+    with suppress(PermissionError):  # a unit of systemd may not say how important it is
+        os.nice(NICE)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what somebody prints is no part of it
         pickle.dump(answered(pickle.load(sys.stdin.buffer)), answer)
