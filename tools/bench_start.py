@@ -5,7 +5,7 @@
 ``back``: from a worker's SIGKILL until the broker knows its replacement. ``own``: MiB that a worker has to itself.
 The other checkout (``--against DIR``) is run by the same Python. With ``--rolling``: all workers of this one are
 started anew, one after the other, while answers are streamed; told is the longest gap between two tokens, before and
-during it.
+during it. With ``--idle``: what each process of a swarm that has nothing to do takes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parents[1]
 WITHIN_S = 90.0
 NUM_STREAMS = 4
 QUIET_S = 5.0
+IDLE_S = 30.0
 
 
 async def one_start(checkout: Path, num_workers: int) -> dict[str, float]:
@@ -96,6 +97,52 @@ async def one_upgrade(num_workers: int) -> dict[str, float]:
             await up.wait()
 
 
+async def one_idle(num_workers: int) -> list[dict[str, object]]:
+    """Percent of a core, wake-ups a second and memory of each process, over half a minute without requests."""
+    port = free_port()
+    command = [sys.executable, "-m", "swarm", "up", "--port", str(port), "--workers", str(num_workers)]
+    with TemporaryDirectory() as folder:
+        up = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
+        try:
+            async with asyncio.timeout(WITHIN_S), AsyncClient(f"tcp://127.0.0.1:{port}") as client:
+                await _first_token(client)
+            await asyncio.sleep(QUIET_S)
+            processes = {_called(each): each for each in (psutil.Process(up.pid), *psutil.Process(up.pid).children())}
+            before = {name: _taken(each) for name, each in processes.items()}
+            await asyncio.sleep(IDLE_S)
+            lines: list[dict[str, object]] = []
+            for name, each in processes.items():
+                (cpu, wakes), (cpu_0, wakes_0), memory = _taken(each), before[name], each.memory_full_info()
+                lines.append(
+                    {
+                        "process": name,
+                        "percent of a core": round(100 * (cpu - cpu_0) / IDLE_S, 2),
+                        "wake-ups a second": round((wakes - wakes_0) / IDLE_S, 1),
+                        "own MiB": memory.uss >> 20,
+                        "with its share MiB": memory.pss >> 20,
+                    }
+                )
+            return lines
+        finally:
+            up.terminate()
+            await up.wait()
+
+
+def _called(process: psutil.Process) -> str:
+    words = " ".join(process.cmdline()).split()
+    if "--name" in words:
+        return words[words.index("--name") + 1]
+    return next((name for name in ("nursery", "broker", "gateway") if name in words), "up")
+
+
+def _taken(process: psutil.Process) -> tuple[float, int]:
+    """Seconds of a core and wake-ups so far, of all its threads."""
+    times = process.cpu_times()
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/status")
+    lines = [line for task in tasks for line in task.read_text().splitlines() if line.startswith("voluntary_ctxt")]
+    return times.user + times.system, sum(int(line.split()[1]) for line in lines)
+
+
 def _rolled(url: str) -> Iterator[Any]:
     with Client(url) as client:
         yield from Rolling(client).run(())
@@ -128,11 +175,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout")
     parser.add_argument("--rolling", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     checkouts = {"this": HERE} | ({"other": arguments.against.resolve()} if arguments.against else {})
+    if arguments.idle:
+        tell_lines("idle", asyncio.run(one_idle(arguments.workers)), {"seconds": IDLE_S}, as_json=arguments.json)
+        return
     if arguments.rolling:
         upgrades: list[dict[str, object]] = [
             {name: round(figure, 3) for name, figure in asyncio.run(one_upgrade(arguments.workers)).items()}
