@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from swarm.broker.events import Account, KeyRevoked
@@ -74,8 +74,10 @@ class LockKeeper:
         front: RouterChannel,
         control: RouterChannel,
         feed: Callable[[KeyRevoked], None],
+        here: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """These are the doors. ``feed`` is given what becomes of keys."""
+        """These are the doors. ``feed`` is given what becomes of keys. ``here``: how the workers of this machine are
+        called."""
         self._doors, self._front, self._control = doors, front, control
         if self._locks is None:
             return
@@ -86,6 +88,7 @@ class LockKeeper:
             feed(KeyRevoked(key))
 
         self._locks.lost, self._locks.renewed, self._locks.ordered = lost, self._renewed, self._ordered
+        self._locks.here = here
 
     def admit(self, door: str, keys: frozenset[str]) -> None:
         """Hear these at the door from now on, and nobody else."""
@@ -98,6 +101,10 @@ class LockKeeper:
     def account(self, key: str) -> Account | None:
         """On whose account somebody speaks who knocked with this key; None: of this machine, or an admin."""
         return self._locks.account(key) if self._locks is not None and key else None
+
+    def owner(self, key: str) -> str:
+        """The member whose worker this is; empty: it is of this machine."""
+        return "" if self._locks is None else self._locks.owner(key)
 
     def takes(self, client: bytes, key: str, message: ClientMessage) -> bool:
         """Is it the lock's to answer? Then it is answered, now or when the disk has what was asked for."""

@@ -174,6 +174,9 @@ class _ListeningChannel(_AsyncChannel[Event]):
             self._loop,
             self._ready.set,
             lambda key: any(place.lock is not None and place.lock.opens(key) for place, _ in listening),
+            names=next(
+                (place.lock.names for place, _ in listening if place.lock is not None and place.lock.names), None
+            ),
         )
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 

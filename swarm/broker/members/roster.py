@@ -100,9 +100,9 @@ class Members:
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
-    def said(self, peer: bytes, message: WorkerMessage, now: float) -> None:
+    def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "") -> None:
         if isinstance(message, Hello):
-            self._hello(peer, message, now)
+            self._hello(peer, message, owner, now)
             return
         if isinstance(message, Probe):
             self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
@@ -202,10 +202,10 @@ class Members:
             self._state.learn(hello.manifest)
             self._requests.durability.model_known(now)
 
-    def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+    def _hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
         restart, rules = self._procedure.restart, self._procedure.wanted.rules
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
-        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
+        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, owner, self._state, restart, rules)
         if reason is not None:
             self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
@@ -222,7 +222,9 @@ class Members:
         self._take_model(hello, now)
         num_lies = known.num_lies if known is not None else 0
         pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
-        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
+        worker = self._state.workers[hello.incarnation] = Worker(
+            hello, peer, now, num_lies=num_lies, pace=pace, belongs_to=owner
+        )
         worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
         self.keyring.add(hello.key)
         self._welcome(worker, self._uploads.ask(worker, now))

@@ -86,7 +86,7 @@ Event = Arrived | PeerLost | Overstepped | GateClosed
 class Listener:
     """See the module's text. ``bound``: the sockets that listen, and for each what makes the mechanism by which the
     next newcomer there shows whether it may be heard. ``wake`` is called when there may be something to take.
-    ``opens``: may who has shown this key still speak here?"""
+    ``opens``: may who has shown this key still speak here? ``names``: see ``keys.Lock``."""
 
     def __init__(
         self,
@@ -95,9 +95,12 @@ class Listener:
         watch: Watch,
         wake: Callable[[], None],
         opens: Callable[[str], bool] = lambda _: True,
+        *,
+        names: Callable[[str, bytes], bool] | None = None,
     ) -> None:
         self._bound = tuple(bound)
         self._opens = opens
+        self._names = names
         self._limit_bytes = limit_bytes
         self._watch = watch
         self._wake = wake
@@ -218,13 +221,20 @@ class Listener:
             connection.inlet.identity = secrets.token_bytes(16)
         name = connection.name
         former = self._peers.get(name)
-        if former is not None and former.inlet.key != connection.inlet.key:
+        if former is not None and not self._takes_over(connection.inlet.key, former):
             self._end(connection, refused=True)  # the name is somebody else's
             return
         self._peers[name] = connection
         if former is not None:
             connection.has_spoken |= former.has_spoken
             self._end(former)
+
+    def _takes_over(self, key: str, former: Connection) -> bool:
+        """Who has this key, the place of who is called so? Whoever shows none came in where none is asked for; others
+        can't drive it out."""
+        if key == former.inlet.key:
+            return True
+        return bool(former.inlet.key) and self._names is not None and self._names(key, former.name)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
