@@ -47,6 +47,7 @@ from swarm.wire.messages import (
     Release,
     ReplayDone,
     ReplayMissing,
+    Shun,
     Stats,
     Trouble,
     Welcome,
@@ -294,8 +295,11 @@ class Members:
             worker.be_called(now)
 
     def key_revoked(self, key: str, now: float) -> None:
-        """Out at once, whatever it is doing, and not called back; its requests go on with the others."""
-        self.keyring.revoke(key)
+        """Out at once, whatever it is doing, and not called back; its requests go on with the others, who neither hear
+        it any more nor send it anything: the next plan's fence may come late, or never for want of its layers."""
+        others = [worker for worker in self._state.workers.values() if not worker.is_gone and worker.hello.key != key]
+        if self.keyring.revoke(key):
+            self._out += [OrderWorker(each.peer, Shun(epoch=self._state.book.written, key=key)) for each in others]
         for worker in [worker for worker in self._state.workers.values() if worker.hello.key == key]:
             worker.revoke()
             if not worker.is_gone:

@@ -130,6 +130,7 @@ from swarm.wire.messages.orders import (
     Rejoin,
     Release,
     Replay,
+    Shun,
     TellDigest,
     Welcome,
 )
@@ -293,6 +294,7 @@ __all__ = [
     "SequenceId",
     "SequencePosition",
     "ServerMessage",
+    "Shun",
     "StartWorkers",
     "Stats",
     "Steer",
