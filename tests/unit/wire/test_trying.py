@@ -60,9 +60,11 @@ def answering(answers: Callable[[socket.socket], object]) -> Iterator[int]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-    thread.join()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def as_a_door(pair: KeyPair) -> Callable[[socket.socket], None]:
