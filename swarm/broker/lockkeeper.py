@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from swarm.broker.events import Account, KeyRevoked
 from swarm.broker.locks import open_lock, without_keys
+from swarm.broker.requests.allowance import Allowance
 from swarm.errors import ConfigError
 from swarm.lock.discovery import announce, own_name
-from swarm.log import get_logger
+from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import ORDER, SERVER
 from swarm.wire.door.keys import KeyPair
@@ -47,6 +48,8 @@ class LockKeeper:
         self._front: RouterChannel | None = None
         self._control: RouterChannel | None = None
         self._has_other_key = asyncio.Event()
+        self._allowance = Allowance()
+        self._damper = Damper()  # for who uses it up
 
     # --- doors -------------------------------------------------------------------------------------------------------
 
@@ -105,6 +108,15 @@ class LockKeeper:
     def owner(self, key: str) -> str:
         """The member whose worker this is; empty: it is of this machine."""
         return "" if self._locks is None else self._locks.owner(key)
+
+    def took(self, client: bytes, key: str, seconds: float, now: float) -> None:
+        """What a client said has taken so long: it may have to rest."""
+        if self._locks is None or self._front is None or not self._locks.is_held_to(key):
+            return
+        if rest_s := self._allowance.spent(key, seconds, now):
+            self._front.rest(client, rest_s)
+            if (left_out := self._damper.asks(now)) is not None:
+                log.warning("client_floods", name=self._locks.owner(key), rest_s=round(rest_s, 2), left_out=left_out)
 
     def takes(self, client: bytes, key: str, message: ClientMessage) -> bool:
         """Is it the lock's to answer? Then it is answered, now or when the disk has what was asked for."""

@@ -117,6 +117,10 @@ class Locks:
         """The member whose key this is; empty: who has knocked without one, or with one that is nobody's any more."""
         return self._file.roll.name_of(key)
 
+    def is_held_to(self, key: str) -> bool:
+        """May it take no more than its allowance of the broker's time? Gateways speak for many, admins may do all."""
+        return bool(key) and self._role(key) not in ("gateway", "admin")
+
     def is_named_by(self, key: str, identity: bytes) -> bool:
         """Has this key's owner the better right to call a worker's connection so? It has the process's name in it, and
         something drawn behind that."""

@@ -277,8 +277,11 @@ class BrokerService:
 
     def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
         """What is about keys, and what who knocked with such a key may not say, is answered here."""
+        began = self._clock.now()
         if not self._keeper.takes(client, key, message):
             self._feed(ClientSaid(client, message, self._keeper.account(key)))
+        now = self._clock.now()
+        self._keeper.took(client, key, now - began, now)
 
     def _client_refused(self, client: bytes, reason: str) -> None:
         """It is told why. Who goes on like that must knock again: a loop that is wrong shall not keep us busy."""

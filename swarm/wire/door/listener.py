@@ -364,12 +364,30 @@ class Listener:
         """No more is read from it; what it was told still leaves. It is lost a moment later."""
         connection = self._peers.get(peer)
         if connection is not None and connection.leaves_at is None:
-            self._unwatch(connection)
-            connection.is_ready = True  # so that it is read no more
-            with contextlib.suppress(ValueError):
-                self._ready.remove(connection)
+            self._put_aside(connection)
             connection.leaves_at = self._clock + _LEAVE_S
             self._leaving.append(connection)
+
+    def rest(self, peer: bytes) -> Callable[[], None] | None:
+        """Read it no more, nor take what has come of it, until what is returned is called."""
+        connection = self._peers.get(peer)
+        if connection is None or connection.leaves_at is not None or connection.rests:
+            return None
+        self._put_aside(connection)
+        connection.rests = True
+        return lambda: self._go_on(connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        connection.rests = False
+        if connection in self._connections and connection.leaves_at is None:
+            connection.is_ready = False
+            self._make_ready(connection)
+
+    def _put_aside(self, connection: Connection) -> None:
+        self._unwatch(connection)
+        connection.is_ready = True  # so that it is read no more
+        with contextlib.suppress(ValueError):
+            self._ready.remove(connection)
 
     def _end(self, connection: Connection, *, refused: bool = False) -> None:
         if connection not in self._connections:

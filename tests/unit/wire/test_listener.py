@@ -149,3 +149,41 @@ def test_what_oversteps_is_heard_no_further(door: Door) -> None:
         Overstepped(b"rude", "a message has at most 2 frames, more were announced"),
     ]
     assert door.passes(3) == [PeerLost(b"rude")]
+
+
+def test_who_rests_is_neither_read_nor_taken(door: Door) -> None:
+    """Until its rest is over; then nothing of what it said is lost, and nothing was read beyond what lay there."""
+    raw = door.knock("a", b"1", b"2")
+    door.look()
+    assert door.listener.take() == Arrived(b"a", [memoryview(b"1")])
+    goes_on = door.listener.rest(b"a")
+    assert goes_on is not None
+    assert door.listener.rest(b"a") is None  # it rests already
+    raw.sendall(message(b"3"))
+    assert door.taken() == []
+    door.knock("b", b"4")
+    assert door.taken() == [Arrived(b"b", [memoryview(b"4")])]
+    goes_on()
+    came = door.taken() + door.taken()  # what lay there; what waited with itself
+    assert [bytes(event.frames[0]) for event in came] == [b"2", b"3"]
+    # One that has gone meanwhile is noticed then.
+    goes_on = door.listener.rest(b"a")
+    raw.close()
+    assert door.taken() == []
+    assert goes_on is not None
+    goes_on()
+    assert door.taken() + door.taken() == [PeerLost(b"a")]
+
+
+def test_who_is_hung_up_on_while_it_rests(door: Door) -> None:
+    """Is heard no more when its rest is over."""
+    door.knock("a", b"1", b"2")
+    door.look()
+    door.listener.take()
+    goes_on = door.listener.rest(b"a")
+    door.listener.hang_up(b"a")
+    assert goes_on is not None
+    goes_on()
+    assert door.taken() == []
+    assert door.listener.rest(b"a") is None
+    assert door.listener.rest(b"nobody") is None
