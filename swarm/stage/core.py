@@ -10,9 +10,9 @@ Rules
   is another one, too, what is held is nobody's any more.
 * *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
   ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
-* *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force or by the one
-  that is prepared, and from who was announced for a recheck; a fence takes away what was in force, and who is out for
-  good (``Shun``) is neither heard nor sent anything from that moment on.
+* *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force. Who does so by
+  the one that is prepared, or was announced for a recheck, is heard too, and sends nothing else. A fence takes away what
+  was in force, and who is out for good (``Shun``) is neither heard nor sent anything from that moment on.
 * *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
   broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
@@ -161,8 +161,8 @@ class StageCore:
         match event:
             case StepArrived():
                 self._step_arrived(event, now)
-            case StepRefused(reason):
-                self._step_refused(reason)
+            case StepRefused():
+                self._step_refused(event)
             case Computed(epoch, step, forwarded):
                 self._computed(epoch, step, forwarded, now)
             case ComputeFenced(epoch, step):
@@ -399,6 +399,9 @@ class StageCore:
         if step.epoch < self.fence or step.epoch != self.active:
             self._count("stale_steps")
             return
+        if not self.heard.sends_steps(event.sender):
+            self._count("foreign_steps")
+            return
         rows = not_finite(step, event.hidden)
         if rows:
             self._refuse_numbers(step, rows)
@@ -412,11 +415,11 @@ class StageCore:
         if dropped is not None:
             self._count(dropped)
 
-    def _step_refused(self, reason: str) -> None:
+    def _step_refused(self, event: StepRefused) -> None:
         """Report a step damaged on its way: it may have been the only one, with none behind it to show the gap."""
         self._count("refused_frames")
-        if self.active is not None:
-            self._trouble(f"a step was damaged on its way: {reason}", damaged=True)
+        if self.active is not None and self.heard.sends_steps(event.sender):
+            self._trouble(f"a step was damaged on its way: {event.reason}", damaged=True)
 
     def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
         """Drop a step with numbers that are not finite, since they spread, and name its sender."""

@@ -37,6 +37,10 @@ class Heard:
         """None is any more."""
         self.before, self.relay = None, ""
 
+    def sends_steps(self, key: str) -> bool:
+        """May who has shown this key send steps of the plan in force? Others are heard for rechecks, or too early."""
+        return not key or key == self.before
+
     def expect(self, key: str, epoch: int) -> None:
         self.expected.pop(key, None)
         self.expected[key] = epoch

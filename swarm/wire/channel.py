@@ -434,6 +434,7 @@ class PullChannel:
         self._listener = Listener(doors, limit_bytes, self._poll, _nothing, opens)
         self._message: Frames | None = None
         self._sender = b""  # of that message
+        self.sender_key = ""  # that it has shown; who needs none here has none. Of the message received last
         self._swept_at = time.monotonic()
         self.num_shut = 0  # times that there was no descriptor for who knocked
         self._watch(None, ())
@@ -505,7 +506,7 @@ class PullChannel:
                 break
             event = self._listener.take()
             if isinstance(event, Arrived):
-                self._message, self._sender = event.frames, event.peer
+                self._message, self._sender, self.sender_key = event.frames, event.peer, event.key
             elif isinstance(event, GateClosed):
                 self.num_shut += 1
             elif event is None and not self._poll.turn():

@@ -187,25 +187,25 @@ class ComputeThread:
             self._events.append(self._inbox.get_nowait())
 
     def _receive(self, frames: list[memoryview]) -> None:
-        began = self._clock.now()
+        began, sender = self._clock.now(), self._pull.sender_key
         try:
             message, data = DATA.decode(frames)
         except WireError as error:
-            self._events.append(StepRefused(str(error)))
+            self._events.append(StepRefused(str(error), sender))
             return
         if not isinstance(message, Step):
-            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage"))
+            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage", sender))
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
         size = self._executor.manifest.hidden_size
         if hidden is not None and hidden.shape[1] != size:
             reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's hidden states have {size} numbers"
-            self._events.append(StepRefused(reason))
+            self._events.append(StepRefused(reason, sender))
             return
         if failpoints.armed and not message.replay:
             failpoints.reached("step.arrived")
         self._core.statistics.received(self._clock.now() - began)
-        self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames)))
+        self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames), sender))
 
     def _work(self) -> None:
         while self._events and not self._stopping:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from swarm.stage import actions as act
 from swarm.stage import heard
-from swarm.stage.events import Loaded, LoadFailed
+from swarm.stage.events import Loaded, LoadFailed, StepArrived, StepRefused
 from swarm.stage.heard import Heard
 from swarm.wire.door.keys import keyed
-from swarm.wire.messages import Activate, Dismiss, Expect, Fence, Keep, Lineage, Order, Prepare, Shun
+from swarm.wire.messages import Activate, Dismiss, Expect, Fence, Keep, Lineage, Order, Prepare, Shun, Step, Trouble
 from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench
 
 A, B, C, D = (digit * 64 for digit in "abcd")
@@ -114,6 +114,24 @@ def test_nothing_goes_to_who_is_out_for_good(make_stage: Callable[..., StageBenc
     actions = bench.order(Shun(epoch=1, key=C))
     assert act.CutOff(C) in actions
     assert (bench.core.active, admitted(actions)) == (None, [set()])
+
+
+def test_who_is_expected_sends_no_steps_of_the_plan(stage: StageBench) -> None:
+    """Nor who is before this stage in the plan that is prepared; nor does anything damaged that they send end the plan
+    in force. Who has shown no key was asked for none."""
+    stage.order(Expect(epoch=1, key=C))
+    stage.order(prepare(stage, 2, B))
+    number = 0
+    for sender, is_taken in ((C, False), (B, False), (A, True), ("", True)):
+        step = Step(epoch=1, step=1 + number, rows=(), tokens=())
+        actions = stage.feed(StepArrived(step, None, 7, sender))
+        assert any(isinstance(action, act.SendStep | act.SendDone) for action in actions) is is_taken
+        number += is_taken
+    assert stage.core.counters["foreign_steps"] == 2
+    assert stage.feed(StepRefused("it is cut", C)) == []
+    ((told,),) = [stage.feed(StepRefused("it is cut", A))[1:]]
+    assert isinstance(told, act.Tell)
+    assert isinstance(told.message, Trouble)
 
 
 def test_a_spare_worker_hears_who_is_expected(make_stage: Callable[..., StageBench]) -> None:
