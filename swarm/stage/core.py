@@ -11,8 +11,8 @@ Rules
 * *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
   ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
 * *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force. Who does so by
-  the one that is prepared, or was announced for a recheck, is heard too, and sends nothing else. A fence takes away what
-  was in force, and who is out for good (``Shun``) is neither heard nor sent anything from that moment on.
+  the one that is prepared, or was announced for a recheck, is heard too, and sends nothing else. A fence takes away
+  what was in force, and who is out for good (``Shun``) is neither heard nor sent anything from that moment on.
 * *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
   broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
