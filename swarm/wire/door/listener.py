@@ -12,6 +12,7 @@ Bounds, at every door
 * *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
   time in which we looked counts: if this process stood still, what came meanwhile is read first.
 * *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says.
+* *Connections* of one key: ``MOST_OF_KEY``; the oldest gives way. (It may be half of one that nobody has ended.)
 * *Descriptors*: the last ``RESERVE`` are not for newcomers. A process that has none left can neither write its files
   nor open the connections that it needs itself. The door then lets nobody in until ``let_in``.
 * *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
@@ -43,6 +44,7 @@ RESERVE: Final = 16
 SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
+MOST_OF_KEY: Final = 128  # processes of one machine; a thousand descriptors are for all of them together
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
 _ACCEPT_AT_ONCE: Final = 8  # a millisecond; a crowd at every door must not hold up a step for longer
 _KNOCKS_AT_ONCE: Final = 64  # with those that are hung up on unheard
@@ -109,6 +111,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self._peers: dict[bytes, Connection] = {}
         self._shaking: Strangers[Connection] = Strangers(_MOST_SHAKING)
+        self._of_key: dict[str, dict[Connection, None]] = {}  # the oldest first
         self._unfinished: dict[Connection, None] = {}  # has part of a message; the oldest first
         self._leaving: list[Connection] = []
         self._ready: deque[Connection] = deque()
@@ -225,9 +228,17 @@ class Listener:
             self._end(connection, refused=True)  # the name is somebody else's
             return
         self._peers[name] = connection
+        if connection.inlet.key:
+            self._bound_of_key(connection)
         if former is not None:
             connection.has_spoken |= former.has_spoken
             self._end(former)
+
+    def _bound_of_key(self, connection: Connection) -> None:
+        same = self._of_key.setdefault(connection.inlet.key, {})
+        same[connection] = None
+        if len(same) > MOST_OF_KEY:
+            self._end(next(iter(same)), refused=True)
 
     def _takes_over(self, key: str, former: Connection) -> bool:
         """Who has this key, the place of who is called so? Whoever shows none came in where none is asked for; others
@@ -396,6 +407,10 @@ class Listener:
         self._connections.discard(connection)
         self._shaking.fails(connection, self._clock)
         self._unfinished.pop(connection, None)
+        same = self._of_key.get(connection.inlet.key, {})
+        same.pop(connection, None)
+        if not same:
+            self._of_key.pop(connection.inlet.key, None)
         self._count(connection)
         self._unwatch(connection)
         if connection.writes:
