@@ -243,14 +243,14 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
         """Who is connected and has shown a key, with it."""
         return self._listener.known()
 
+    def hang_up(self, peer: bytes) -> None:
+        """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
+        self._listener.hang_up(peer)
+
     def rest(self, peer: bytes, for_s: float) -> None:
         """Read a peer no more for so long: what it says waits with itself."""
         if (go_on := self._listener.rest(peer)) is not None:
             self._loop.call_later(for_s, go_on)
-
-    def hang_up(self, peer: bytes) -> None:
-        """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
-        self._listener.hang_up(peer)
 
     def _take(self) -> bool:
         event = self._listener.take()

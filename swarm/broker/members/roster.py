@@ -15,6 +15,7 @@ from swarm.broker.members.assets import Uploads
 from swarm.broker.members.entry import why_not
 from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.keyring import Keyring
+from swarm.broker.members.names import why_not_called
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
@@ -206,7 +207,8 @@ class Members:
     def _hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
         restart, rules = self._procedure.restart, self._procedure.wanted.rules
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
-        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, owner, self._state, restart, rules)
+        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
+        reason = reason or why_not_called(hello.name, owner, self._state)
         if reason is not None:
             self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
