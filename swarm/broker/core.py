@@ -59,7 +59,7 @@ from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
-from swarm.broker.state import Flight, SequenceState, State
+from swarm.broker.state import Flight, SequenceState, State, WorkerState
 from swarm.broker.state.past import Past
 from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.state.workers import Judgement
@@ -205,6 +205,11 @@ class BrokerCore:
             case _:
                 return action
 
+    def workers_here(self) -> list[str]:
+        """How the workers of the broker's own machine are called, also of those that may come back."""
+        found = self.state.workers.values()
+        return [worker.name for worker in found if not worker.belongs_to and worker.state is not WorkerState.LEFT]
+
     @property
     def cause(self) -> str:
         """The id of the event that was handled last, for ``actions.caused``."""
@@ -220,8 +225,8 @@ class BrokerCore:
                 self._members.beat(beat, now, key)
             case ClientSaid(client, message, account):
                 self._client_said(client, message, account, now)
-            case WorkerSaid(peer, message):
-                self._members.said(peer, message, now)
+            case WorkerSaid(peer, message, owner):
+                self._members.said(peer, message, now, owner)
             case WorkerDisconnected() | KeyRevoked():
                 self._worker_missed(event, now)
             case ClientUnreachable() | ClientStuck():

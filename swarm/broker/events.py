@@ -39,10 +39,12 @@ class ClientStuck:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSaid:
-    """A message came through the control door. ``peer`` is the connection's routing id."""
+    """A message came through the control door. ``peer`` is the connection's routing id. ``owner``: the member by whose
+    key it was let in; empty: it is on the broker's own machine, of which no key is asked."""
 
     peer: bytes
     message: WorkerMessage
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

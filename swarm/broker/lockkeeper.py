@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from swarm.broker.events import Account, KeyRevoked
 from swarm.broker.locks import open_lock, without_keys
+from swarm.broker.requests.allowance import Allowance
 from swarm.errors import ConfigError
 from swarm.lock.discovery import announce, own_name
-from swarm.log import get_logger
+from swarm.log import Damper, get_logger
 from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import ORDER, SERVER
 from swarm.wire.door.keys import KeyPair
@@ -47,6 +48,8 @@ class LockKeeper:
         self._front: RouterChannel | None = None
         self._control: RouterChannel | None = None
         self._has_other_key = asyncio.Event()
+        self._allowance = Allowance()
+        self._damper = Damper()  # for who uses it up
 
     # --- doors -------------------------------------------------------------------------------------------------------
 
@@ -74,8 +77,10 @@ class LockKeeper:
         front: RouterChannel,
         control: RouterChannel,
         feed: Callable[[KeyRevoked], None],
+        here: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """These are the doors. ``feed`` is given what becomes of keys."""
+        """These are the doors. ``feed`` is given what becomes of keys. ``here``: how the workers of this machine are
+        called."""
         self._doors, self._front, self._control = doors, front, control
         if self._locks is None:
             return
@@ -86,6 +91,7 @@ class LockKeeper:
             feed(KeyRevoked(key))
 
         self._locks.lost, self._locks.renewed, self._locks.ordered = lost, self._renewed, self._ordered
+        self._locks.here = here
 
     def admit(self, door: str, keys: frozenset[str]) -> None:
         """Hear these at the door from now on, and nobody else."""
@@ -98,6 +104,19 @@ class LockKeeper:
     def account(self, key: str) -> Account | None:
         """On whose account somebody speaks who knocked with this key; None: of this machine, or an admin."""
         return self._locks.account(key) if self._locks is not None and key else None
+
+    def owner(self, key: str) -> str:
+        """The member whose worker this is; empty: it is of this machine."""
+        return "" if self._locks is None else self._locks.owner(key)
+
+    def took(self, client: bytes, key: str, seconds: float, now: float) -> None:
+        """What a client said has taken so long: it may have to rest."""
+        if self._locks is None or self._front is None or not self._locks.is_held_to(key):
+            return
+        if rest_s := self._allowance.spent(key, seconds, now):
+            self._front.rest(client, rest_s)
+            if (left_out := self._damper.asks(now)) is not None:
+                log.warning("client_floods", name=self._locks.owner(key), rest_s=round(rest_s, 2), left_out=left_out)
 
     def takes(self, client: bytes, key: str, message: ClientMessage) -> bool:
         """Is it the lock's to answer? Then it is answered, now or when the disk has what was asked for."""

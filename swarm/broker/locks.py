@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,7 +67,8 @@ def open_lock(settings: Settings) -> Locks | None:
 
 class Locks:
     """See the module's text. ``lost``: called with each key that opens nothing any more. ``renewed``: called when the
-    broker has another key. ``ordered``: called with each key of a member that shall change it."""
+    broker has another key. ``ordered``: called with each key of a member that shall change it. ``here``: how
+    workers of the broker's own machine are called."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self.own = OwnKeys(directory)
@@ -76,6 +77,7 @@ class Locks:
         self.lost: Callable[[str], None] = lambda key: None
         self.renewed: Callable[[], None] = lambda: None
         self.ordered: Callable[[str], None] = lambda key: None
+        self.here: Callable[[], Collection[str]] = tuple
         port = settings.broker.port
         self._told = tuple(_with_port(host, port) for host in settings.broker.advertise or self.addresses)
         self._file = RollFile(directory / "roll.json")
@@ -92,14 +94,14 @@ class Locks:
         if door == "client":
             lock = self._lock(lambda key: self._role(key) in SERVED)
         elif door == "worker":
-            lock = self._lock(lambda key: self._role(key) == "worker")
+            lock = self._lock(lambda key: self._role(key) == "worker", self.is_named_by)
         else:
             heard = Lock(self.life, lambda key: key in self._admitted.get(door, ()), says_no=False)
             return [Place(host, heard) for host in (local, *self.addresses)]
         return [Place(local), *(Place(host, lock) for host in self.addresses)]
 
-    def _lock(self, opens: Callable[[str], bool]) -> Lock:
-        return Lock(self.own.pairs[0], opens, answers=lambda: self.own.pairs, came=self._came)
+    def _lock(self, opens: Callable[[str], bool], names: Callable[[str, bytes], bool] | None = None) -> Lock:
+        return Lock(self.own.pairs[0], opens, answers=lambda: self.own.pairs, came=self._came, names=names)
 
     def admit(self, door: str, keys: frozenset[str]) -> None:
         """Hear these at the door from now on, and nobody else."""
@@ -111,12 +113,28 @@ class Locks:
     def _role(self, key: str) -> str | None:
         return self._file.roll.role_of(key, self._file.now())
 
+    def owner(self, key: str) -> str:
+        """The member whose key this is; empty: who has knocked without one, or with one that is nobody's any more."""
+        return self._file.roll.name_of(key)
+
+    def is_held_to(self, key: str) -> bool:
+        """May it take no more than its allowance of the broker's time? Gateways speak for many, admins may do all."""
+        return bool(key) and self._role(key) not in ("gateway", "admin")
+
+    def is_named_by(self, key: str, identity: bytes) -> bool:
+        """Has this key's owner the better right to call a worker's connection so? It has the process's name in it, and
+        something drawn behind that."""
+        name = identity.decode(errors="replace").rpartition("-")[0]
+        return not key or self.owner(key) == self._file.roll.owner_of(name) != ""
+
     def why_not_called(self, key: str, name: str) -> str:
         """Why a worker that knocked with this key may not have this name; empty: it may. Those of this machine may have
         any."""
-        own, owner = self._file.roll.name_of(key), self._file.roll.owner_of(name)
-        if not key or own == owner:
+        own, owner = self.owner(key), self._file.roll.owner_of(name)
+        if not key or own == owner != "":
             return ""
+        if not own:
+            return "the key of this machine was revoked"
         return f"this machine is known as {own}: its workers are called so, or {own}-ANYTHING, and not {name}"
 
     # --- the broker's own key ----------------------------------------------------------------------------------------
@@ -263,7 +281,7 @@ class Locks:
 
     def _enrolled(self, roll: Roll, now: float, key: str, message: Enrol) -> Done:
         """Who comes by the old key is told the new one, and has shown to know it when it knocks by it."""
-        new, enrolled = roll.enrol(key, message, now, self.own.former or self.own.public)
+        new, enrolled = roll.enrol(key, message, now, self.own.former or self.own.public, self.here())
         name, role = enrolled.name, enrolled.role
         return Done(new, enrolled, after=lambda: log.info("key_enrolled", name=name, role=role, key=message.key[:16]))
 

@@ -161,7 +161,6 @@ class BrokerService:
         beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
         self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # one for each door
         self._strikes: Counter[bytes] = Counter()  # messages of clients that are connected and can't be understood
-        keeper.keep(self._doors, self._front, self._control, self._feed)
         key, others = keeper.pair and keeper.pair.public, keeper.addresses
         # Without others, nobody needs it.
         self._relay = (
@@ -173,6 +172,7 @@ class BrokerService:
             log.warning(
                 "handed_doors_unused", at=unused, note="swarm-broker.socket names other doors than the settings"
             )
+        keeper.keep(self._doors, self._front, self._control, self._feed, self._core.workers_here)
         log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:
@@ -277,8 +277,11 @@ class BrokerService:
 
     def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
         """What is about keys, and what who knocked with such a key may not say, is answered here."""
+        began = self._clock.now()
         if not self._keeper.takes(client, key, message):
             self._feed(ClientSaid(client, message, self._keeper.account(key)))
+        now = self._clock.now()
+        self._keeper.took(client, key, now - began, now)
 
     def _client_refused(self, client: bytes, reason: str) -> None:
         """It is told why. Who goes on like that must knock again: a loop that is wrong shall not keep us busy."""
@@ -297,7 +300,7 @@ class BrokerService:
                         continue
                     try:
                         message, payload = WORKER.decode(frames)
-                        _check_hello(message, key)
+                        _check_speaker(message, peer, key)
                     except WireError as error:
                         self._worker_refused(peer, error)
                     else:
@@ -344,7 +347,7 @@ class BrokerService:
         if self._keeper.takes_of_worker(peer, key, message):
             return
         if not isinstance(message, AssetPart):
-            self._feed(WorkerSaid(peer, message))
+            self._feed(WorkerSaid(peer, message, self._keeper.owner(key)))
             return
         data = b"" if payload is None else bytes(payload)
         self._feed(AssetPartArrived(peer, message.name, message.offset, message.total, data))
@@ -529,8 +532,15 @@ class BrokerService:
             self._pipe = None
 
 
-def _check_hello(message: WorkerMessage, key: str) -> None:
-    """Others will be told to connect to that address, and to hear who has that key: the one that it knocked with."""
+def _check_speaker(message: WorkerMessage, peer: bytes, key: str) -> None:
+    """Nobody speaks for another process, whose number its neighbours know. Others will be told to connect to a Hello's
+    address, and to hear who has its key: the one that it knocked with."""
+    named = getattr(message, "incarnation", None)
+    if named is not None and named.encode() != peer:
+        shown = peer.decode(errors="replace")
+        raise WireError(
+            f"{type(message).__name__.lower()}.incarnation {named!r} is not who says so, which is {shown!r}"
+        )
     if not isinstance(message, Hello):
         return
     if not is_address(message.endpoint):

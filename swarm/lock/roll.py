@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -134,8 +134,11 @@ class Roll:
         new = Invited(message.key, message.role, message.uses, now + message.valid_s, now, message.name, broker)
         return Roll(self.members, (*self._expired(now), *open_, new), self.retired)
 
-    def enrol(self, invitation: str, message: Enrol, now: float, broker: str | None = None) -> tuple[Roll, Enrolled]:
-        """Who knocked with an invitation's key makes its own known, which costs one use. Said again, it costs none."""
+    def enrol(
+        self, invitation: str, message: Enrol, now: float, broker: str | None = None, here: Collection[str] = ()
+    ) -> tuple[Roll, Enrolled]:
+        """Who knocked with an invitation's key makes its own known, which costs one use. Said again, it costs none.
+        ``here``: names of workers that are nobody's."""
         invited = self._by_invitation.get(invitation)
         if invited is None or now >= invited.expires_at:
             raise Refusal("this invitation has been used, has expired or was revoked: ask for another")
@@ -149,7 +152,7 @@ class Roll:
             raise Refusal("this key was revoked: make another one")
         if len(self.members) >= MAX_MEMBERS:
             raise Refusal(f"{MAX_MEMBERS} keys are known here, which is the most: revoke some (swarmctl keys list)")
-        name = self._free(invited.name or message.name, invited.role)
+        name = self._free(invited.name or message.name, invited.role, here)
         new = Member(name, invited.role, message.key, now, invitation[:SHOWN], broker=broker)
         left = msgspec.structs.replace(invited, uses=invited.uses - 1)
         others = [left if each is invited else each for each in self._open(now)]
@@ -264,13 +267,15 @@ class Roll:
     def _with(self, former: Member, member: Member) -> Roll:
         return Roll([member if each is former else each for each in self.members], self.invited, self.retired)
 
-    def _free(self, wanted: str, role: str) -> str:
+    def _free(self, wanted: str, role: str, here: Collection[str]) -> str:
         """A name that nobody has or had, nor may give to a worker of its own: the wanted one, as far as it is one, with
-        a number if it is taken."""
+        a number if it is taken. Nor one by which it could call a worker as one that is here."""
         cleaned = _NO_NAME.sub("-", wanted).lstrip("._@-")[:MAX_NAME] or role
         taken = {each.name for each in self.members} | {each.name for each in self.retired}
         name, number = cleaned, 1
-        while name in taken or (role == "worker" and self.owner_of(name)):
+        while name in taken or (
+            role == "worker" and (self.owner_of(name) or any(is_called(name, worker) for worker in here))
+        ):
             number += 1
             end = f".{number}"
             name = cleaned.replace("-", ".")[: MAX_NAME - len(end)] + end

@@ -93,6 +93,13 @@ class OpenEdge:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """Send nothing more, also of what waits to be sent, to whose door has this key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSequence:
     sequence: int
     limit: int
@@ -215,6 +222,7 @@ Action = (
     | StopStandby
     | UseLayers
     | OpenEdge
+    | CutOff
     | Room
     | Compute
     | ComputeAside

@@ -10,8 +10,9 @@ Rules
   is another one, too, what is held is nobody's any more.
 * *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
   ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
-* *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force or by the one
-  that is prepared, and from who was announced for a recheck; a fence takes away what was in force.
+* *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force. Who does so by
+  the one that is prepared, or was announced for a recheck, is heard too, and sends nothing else. A fence takes away
+  what was in force, and who is out for good (``Shun``) is neither heard nor sent anything from that moment on.
 * *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
   broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
@@ -32,6 +33,7 @@ import msgspec
 from swarm.stage.actions import (
     Action,
     Compute,
+    CutOff,
     Exit,
     Introduce,
     Note,
@@ -68,6 +70,7 @@ from swarm.stage.recheck import Rechecks
 from swarm.stage.replay import Replays
 from swarm.stage.sequences import HeldTokens, Holdings, wrong_row
 from swarm.stage.statistics import StageStatistics
+from swarm.wire.door.keys import address_and_key, public_key_in
 from swarm.wire.messages import (
     NOBODYS,
     REPLAY_STEP,
@@ -90,6 +93,7 @@ from swarm.wire.messages import (
     Release,
     Replay,
     SequencePosition,
+    Shun,
     Step,
     TellDigest,
     Trouble,
@@ -119,6 +123,7 @@ class StageCore:
     lineage: Lineage = NOBODYS
     fence: int = 0
     active: int | None = None
+    after: str | None = None  # the key of the door that steps of the epoch in force go to, where doors go by keys
     layers: LayerRange | None = None
     preparation: Preparation = field(init=False)
     holdings: Holdings = field(init=False)
@@ -157,8 +162,8 @@ class StageCore:
         match event:
             case StepArrived():
                 self._step_arrived(event, now)
-            case StepRefused(reason):
-                self._step_refused(reason)
+            case StepRefused():
+                self._step_refused(event)
             case Computed(epoch, step, forwarded):
                 self._computed(epoch, step, forwarded, now)
             case ComputeFenced(epoch, step):
@@ -217,8 +222,8 @@ class StageCore:
                 self._prepare(order)
             case Keep():
                 self._out.extend(self.preparation.keep(order))
-            case Expect():
-                self._expect(order)
+            case Expect() | Shun():
+                self._whom_to_hear(order)
             case Fence(epoch=epoch):
                 self._raise_fence(epoch)
             case Activate():
@@ -290,11 +295,21 @@ class StageCore:
         if self.active is not None and self.active < epoch:
             self._leave_epoch()
 
-    def _expect(self, order: Expect) -> None:
-        if order.epoch < self.fence:
+    def _whom_to_hear(self, order: Expect | Shun) -> None:
+        if isinstance(order, Shun):
+            self._shun(order.key)
+        elif order.epoch < self.fence:
             self._count("stale_orders")
         else:
             self.heard.expect(order.key, order.epoch)
+
+    def _shun(self, key: str) -> None:
+        """Nothing comes of a plan that counts on it as a neighbour."""
+        if key in (self.heard.before, self.after):
+            self._leave_epoch()
+        self.rechecks.clear()  # one of their ways may lead there
+        self.heard.shun(key)
+        self._out.append(CutOff(key))
 
     def _tell_door(self) -> None:
         """Told first: who is to be heard may knock as soon as the rest is done."""
@@ -304,7 +319,7 @@ class StageCore:
             self._out.insert(0, admit)
 
     def _leave_epoch(self) -> None:
-        self.active = None
+        self.active = self.after = None
         self.heard.leave()
         self.steps.clear()
         self.replays.clear()
@@ -327,6 +342,7 @@ class StageCore:
         self._out.append(UseLayers(prepared.layers, self.preparation.kept))
         self.holdings.keep_only(order.live, prepared.layers)
         self._out.append(OpenEdge(order.epoch, prepared.edge))
+        self.after = public_key_in(address_and_key(prepared.edge.endpoint)[1])
         self._note("plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.sequences))
         self._tell_activated(order.epoch)
 
@@ -384,6 +400,9 @@ class StageCore:
         if step.epoch < self.fence or step.epoch != self.active:
             self._count("stale_steps")
             return
+        if not self.heard.sends_steps(event.sender):
+            self._count("foreign_steps")
+            return
         rows = not_finite(step, event.hidden)
         if rows:
             self._refuse_numbers(step, rows)
@@ -397,11 +416,11 @@ class StageCore:
         if dropped is not None:
             self._count(dropped)
 
-    def _step_refused(self, reason: str) -> None:
+    def _step_refused(self, event: StepRefused) -> None:
         """Report a step damaged on its way: it may have been the only one, with none behind it to show the gap."""
         self._count("refused_frames")
-        if self.active is not None:
-            self._trouble(f"a step was damaged on its way: {reason}", damaged=True)
+        if self.active is not None and self.heard.sends_steps(event.sender):
+            self._trouble(f"a step was damaged on its way: {event.reason}", damaged=True)
 
     def _refuse_numbers(self, step: Step, rows: tuple[SequencePosition, ...]) -> None:
         """Drop a step with numbers that are not finite, since they spread, and name its sender."""

@@ -25,11 +25,13 @@ class OrderArrived:
 
 @dataclass(frozen=True, slots=True)
 class StepArrived:
-    """A step came over the data edge; ``hidden`` [tokens, hidden] is None at the stage that embeds tokens."""
+    """A step came over the data edge; ``hidden`` [tokens, hidden] is None at the stage that embeds tokens. ``sender``:
+    the key that who sent it has shown; empty: none was asked for."""
 
     step: Step
     hidden: NDArray[np.float32] | None
     num_bytes: int
+    sender: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class StepRefused:
     """Something came over the data edge that is no message as it was sent: damaged, cut, or never one."""
 
     reason: str
+    sender: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,9 @@ class _ListeningChannel(_AsyncChannel[Event]):
             self._loop,
             self._ready.set,
             lambda key: any(place.lock is not None and place.lock.opens(key) for place, _ in listening),
+            names=next(
+                (place.lock.names for place, _ in listening if place.lock is not None and place.lock.names), None
+            ),
         )
         self._sweeps = self._loop.call_later(SWEEP_S, self._sweep)
 
@@ -254,6 +257,11 @@ class RouterChannel(_ListeningChannel[Arrived | PeerLost | Overstepped | GateClo
     def hang_up(self, peer: bytes) -> None:
         """Read a peer no more; it is lost a moment later. What it was told still leaves. Who knocks again is heard."""
         self._listener.hang_up(peer)
+
+    def rest(self, peer: bytes, for_s: float) -> None:
+        """Read a peer no more for so long: what it says waits with itself."""
+        if (go_on := self._listener.rest(peer)) is not None:
+            self._loop.call_later(for_s, go_on)
 
     def _take(self) -> bool:
         event = self._listener.take()
@@ -439,6 +447,7 @@ class PullChannel:
         self._listener = Listener(doors, limit_bytes, self._poll, _nothing, opens)
         self._message: Frames | None = None
         self._sender = b""  # of that message
+        self.sender_key = ""  # that it has shown; who needs none here has none. Of the message received last
         self._swept_at = time.monotonic()
         self.num_shut = 0  # times that there was no descriptor for who knocked
         self._watch(None, ())
@@ -510,7 +519,7 @@ class PullChannel:
                 break
             event = self._listener.take()
             if isinstance(event, Arrived):
-                self._message, self._sender = event.frames, event.peer
+                self._message, self._sender, self.sender_key = event.frames, event.peer, event.key
             elif isinstance(event, GateClosed):
                 self.num_shut += 1
             elif event is None and not self._poll.turn():

@@ -7,7 +7,7 @@ import time
 
 from swarm.stage.shell.way import LINGER_S, PATIENCE_S, RETRY_S, AsideEdge, Way
 from swarm.wire.channel import PullChannel
-from swarm.wire.door.keys import new_pair
+from swarm.wire.door.keys import keyed, new_pair
 from swarm.wire.messages import Edge
 
 SOON_S = 10.0
@@ -30,6 +30,19 @@ def test_a_large_message_arrives_though_the_connection_is_closed_at_once() -> No
     assert [len(frame) for frame in frames] == [6, 1 << 24]
     taker.close()
     edge.close()
+
+
+def test_nothing_goes_to_who_is_out_for_good() -> None:
+    """Its key is revoked while the message waits for it."""
+    gone, other = new_pair(), new_pair()
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        edge = AsideEdge(Way(new_pair(), "127.0.0.1"))
+        edge.send(Edge("w1.1", keyed(f"tcp://127.0.0.1:{deaf.getsockname()[1]}", gone.public.encode())), [b"x"], 0.0)
+        edge.cut_off(other.public)
+        assert edge.is_full
+        edge.cut_off(gone.public)
+        assert not edge.is_full
 
 
 def test_nobody_there_is_given_up() -> None:

@@ -25,7 +25,7 @@ from swarm.stage.shell.way import StepDoor, Way
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
-from swarm.wire.door.keys import address_and_key, new_pair
+from swarm.wire.door.keys import address_and_key, keyed, new_pair
 from swarm.wire.messages import (
     Activate,
     Edge,
@@ -38,6 +38,7 @@ from swarm.wire.messages import (
     Prepared,
     Refused,
     Row,
+    Shun,
     Step,
     Welcome,
 )
@@ -177,6 +178,27 @@ def test_a_parked_worker_sends_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     assert sent.rows == step.rows
     assert not taker.wait(0.2)
     taker.close()
+
+
+def test_what_waits_for_who_is_out_for_good_is_not_sent(stage: Stage) -> None:
+    """The next stage is away, and its key is revoked meanwhile; another one's being revoked changes nothing."""
+    gone, other = new_pair().public, new_pair().public
+    with socket.socket() as place:  # where nobody listens
+        place.bind(("127.0.0.1", 0))
+        stage.prepare(keyed(f"tcp://127.0.0.1:{place.getsockname()[1]}", gone.encode()))
+        assert isinstance(stage.says(), act.Tell)
+        stage.order(Activate(epoch=1, first_step=1, live=()))
+        assert isinstance(stage.says(), act.Tell)
+        opening = (Open(7, SamplingParams(), 0, 1, 8, (5,)),)
+        step = Step(epoch=1, step=1, rows=(Row(7, 0, 1, False),), tokens=(5,), open=opening)
+        assert stage.before.wait(PATIENCE_S)
+        assert stage.before.send(DATA.encode(step))
+        until(lambda: stage.vitals.condition == "blocked")
+        stage.order(Shun(epoch=1, key=other))
+        until(lambda: other in stage.core.heard.shunned)
+        assert stage.vitals.condition == "blocked"
+        stage.order(Shun(epoch=1, key=gone))
+        until(lambda: stage.vitals.condition == "idle")
 
 
 def test_a_blocked_worker_waits_though_a_step_has_come(

@@ -261,6 +261,7 @@ def test_a_data_door_hears_who_the_plan_names(context: zmq.Context[zmq.Socket[by
     until(lambda: pull.wait(0.02) or push.send([b"now"]))
     until(lambda: pull.wait(0.02))
     assert [bytes(frame) for frame in pull.receive() or []] == [b"now"]
+    assert pull.sender_key == ME.public
     assert push.send([b"under way"])
     until(lambda: pull.wait(0.02))
     heard.clear()

@@ -41,9 +41,12 @@ class Keyring:
             members = {worker.hello.key for worker in self.state.workers.values() if not worker.is_gone}
             del self._known[next(former for former in self._known if former not in members)]
 
-    def revoke(self, key: str) -> None:
-        self._has_changed |= key in self._known
+    def revoke(self, key: str) -> bool:
+        """Was it one of a worker's?"""
+        was_known = key in self._known
+        self._has_changed |= was_known
         self._known.pop(key, None)
+        return was_known
 
     def tells_apart(self, key: str, said: str | None) -> bool:
         """Whether who knocked with ``key`` is not the worker that introduced itself with ``said``."""

@@ -15,6 +15,7 @@ from swarm.broker.members.assets import Uploads
 from swarm.broker.members.entry import why_not
 from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.keyring import Keyring
+from swarm.broker.members.names import why_not_called
 from swarm.broker.members.recheck import Rechecker, RecheckSettings
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
@@ -47,6 +48,7 @@ from swarm.wire.messages import (
     Release,
     ReplayDone,
     ReplayMissing,
+    Shun,
     Stats,
     Trouble,
     Welcome,
@@ -100,9 +102,9 @@ class Members:
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
-    def said(self, peer: bytes, message: WorkerMessage, now: float) -> None:
+    def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "") -> None:
         if isinstance(message, Hello):
-            self._hello(peer, message, now)
+            self._hello(peer, message, owner, now)
             return
         if isinstance(message, Probe):
             self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
@@ -202,10 +204,11 @@ class Members:
             self._state.learn(hello.manifest)
             self._requests.durability.model_known(now)
 
-    def _hello(self, peer: bytes, hello: Hello, now: float) -> None:
+    def _hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
         restart, rules = self._procedure.restart, self._procedure.wanted.rules
         # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
         reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
+        reason = reason or why_not_called(hello.name, owner, self._state)
         if reason is not None:
             self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
             self._out.append(OrderWorker(peer, Denied(reason=reason)))
@@ -222,7 +225,9 @@ class Members:
         self._take_model(hello, now)
         num_lies = known.num_lies if known is not None else 0
         pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
-        worker = self._state.workers[hello.incarnation] = Worker(hello, peer, now, num_lies=num_lies, pace=pace)
+        worker = self._state.workers[hello.incarnation] = Worker(
+            hello, peer, now, num_lies=num_lies, pace=pace, belongs_to=owner
+        )
         worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
         self.keyring.add(hello.key)
         self._welcome(worker, self._uploads.ask(worker, now))
@@ -292,8 +297,11 @@ class Members:
             worker.be_called(now)
 
     def key_revoked(self, key: str, now: float) -> None:
-        """Out at once, whatever it is doing, and not called back; its requests go on with the others."""
-        self.keyring.revoke(key)
+        """Out at once, whatever it is doing, and not called back; its requests go on with the others, who neither hear
+        it any more nor send it anything: the next plan's fence may come late, or never for want of its layers."""
+        others = [worker for worker in self._state.workers.values() if not worker.is_gone and worker.hello.key != key]
+        if self.keyring.revoke(key):
+            self._out += [OrderWorker(each.peer, Shun(epoch=self._state.book.written, key=key)) for each in others]
         for worker in [worker for worker in self._state.workers.values() if worker.hello.key == key]:
             worker.revoke()
             if not worker.is_gone:

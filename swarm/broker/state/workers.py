@@ -133,6 +133,7 @@ class Worker:
     num_lies: int = 0  # how often what this process sent was proven wrong; nothing that it holds is used again
     num_confirmed: int = 0  # how often another worker came to the same
     disagreed_with: dict[str, int] = field(default_factory=dict)  # by name: how often one of the two was wrong
+    belongs_to: str = ""  # the member by whose key it was let in; empty: it is on the broker's own machine
     is_revoked: bool = False  # its key was: nothing that it says counts, and it is not called back
     call_after: float = 0.0  # when it may be asked to join anew, if the swarm can do without it
     reason: str = ""

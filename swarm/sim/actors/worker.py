@@ -292,6 +292,9 @@ class WorkerNode:
             case stage_act.Admit(keys, relay):
                 self.door.admit(keys)
                 self.waits_at = relay
+            case stage_act.CutOff(key):
+                if key in self._edge_to:
+                    self._close_edge()
             case stage_act.Exit():
                 self._cluster.worker_exits(self)
             case stage_act.LoadStandby(layers):

@@ -41,7 +41,7 @@ from swarm.stage.events import (
 from swarm.stage.executor import Executor, Fenced, Forwarded
 from swarm.stage.shell.loader import PlanLoader
 from swarm.stage.shell.vitals import Vitals
-from swarm.stage.shell.way import RETRY_S, AsideEdge, StepDoor, Way
+from swarm.stage.shell.way import RETRY_S, AsideEdge, StepDoor, Way, key_in
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
 from swarm.wire.messages import REPLAY_STEP, Step, StepDone
@@ -91,6 +91,7 @@ class ComputeThread:
         self._outbox: deque[Step | StepDone] = deque()
         self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()
         self._next: PushChannel | None = None
+        self._next_key: str | None = None
         self._next_name = ""
         self._aside = AsideEdge(way)
         self._ticked_at = 0.0
@@ -186,25 +187,25 @@ class ComputeThread:
             self._events.append(self._inbox.get_nowait())
 
     def _receive(self, frames: list[memoryview]) -> None:
-        began = self._clock.now()
+        began, sender = self._clock.now(), self._pull.sender_key
         try:
             message, data = DATA.decode(frames)
         except WireError as error:
-            self._events.append(StepRefused(str(error)))
+            self._events.append(StepRefused(str(error), sender))
             return
         if not isinstance(message, Step):
-            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage"))
+            self._events.append(StepRefused(f"a {type(message).__name__} came, which is not for a stage", sender))
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
         size = self._executor.manifest.hidden_size
         if hidden is not None and hidden.shape[1] != size:
             reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's hidden states have {size} numbers"
-            self._events.append(StepRefused(reason))
+            self._events.append(StepRefused(reason, sender))
             return
         if failpoints.armed and not message.replay:
             failpoints.reached("step.arrived")
         self._core.statistics.received(self._clock.now() - began)
-        self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames)))
+        self._events.append(StepArrived(message, hidden, sum(len(f) for f in frames), sender))
 
     def _work(self) -> None:
         while self._events and not self._stopping:
@@ -251,16 +252,24 @@ class ComputeThread:
                 self._door.admit(keys, self._way.reached(relay))
             case act.UseLayers(layers, kept):
                 self._executor.activate(layers, kept)
-            case act.OpenEdge(_, edge):
-                self._close_edge()
-                self._next = self._way.open(edge.endpoint)
-                self._next_name = edge.to
+            case act.OpenEdge() | act.CutOff():
+                self._change_edge(action)
             case act.Load() | act.LoadStandby() | act.StopStandby():
                 self._perform_loading(action)
             case act.Note(event, level, fields):
                 getattr(log, level)(event, **fields)
             case _:
                 self.outward(action)
+
+    def _change_edge(self, action: act.OpenEdge | act.CutOff) -> None:
+        if isinstance(action, act.OpenEdge):
+            self._close_edge()
+            self._next = self._way.open(action.edge.endpoint)
+            self._next_key, self._next_name = key_in(action.edge), action.edge.to
+            return
+        if action.key == self._next_key:
+            self._close_edge()
+        self._aside.cut_off(action.key)
 
     def _perform_loading(self, action: act.Load | act.LoadStandby | act.StopStandby) -> None:
         match action:
@@ -342,7 +351,7 @@ class ComputeThread:
         self._outbox_tensors.clear()
         if self._next is not None:
             self._next.close()
-            self._next = None
+            self._next = self._next_key = None
 
 
 def _point(when: str, event: Event) -> None:

@@ -15,7 +15,7 @@ from swarm.log import get_logger
 from swarm.wire.addresses import host_of, is_loopback, reaching
 from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
-from swarm.wire.door.keys import KeyPair, Lock, address_and_key, keyed, reached
+from swarm.wire.door.keys import KeyPair, Lock, address_and_key, keyed, public_key_in, reached
 from swarm.wire.messages import Edge
 from swarm.wire.push import PushChannel
 from swarm.wire.tensors import Bytes
@@ -106,6 +106,11 @@ def _ports(own: WorkerSettings) -> range:
     return range(int(low), int(high) + 1)
 
 
+def key_in(edge: Edge) -> str | None:
+    """The public key of the door there, if it has a lock."""
+    return public_key_in(address_and_key(edge.endpoint)[1])
+
+
 class AsideEdge:
     """A connection for a single message, to a stage that nothing else is sent to.
 
@@ -116,6 +121,7 @@ class AsideEdge:
     def __init__(self, way: Way) -> None:
         self._way = way
         self._channel: PushChannel | None = None
+        self._key: str | None = None
         self._frames: Sequence[Bytes] = ()
         self._give_up_at = 0.0
 
@@ -125,7 +131,7 @@ class AsideEdge:
 
     def send(self, edge: Edge, frames: Sequence[Bytes], now: float) -> None:
         self.close()
-        self._channel = self._way.open(edge.endpoint)
+        self._channel, self._key = self._way.open(edge.endpoint), key_in(edge)
         self._frames, self._give_up_at = frames, now + PATIENCE_S
         self.flush(now)
 
@@ -137,6 +143,11 @@ class AsideEdge:
             self.close(LINGER_S)
         elif now >= self._give_up_at:
             log.warning("aside_not_sent", to=self._channel.endpoint)
+            self.close()
+
+    def cut_off(self, key: str) -> None:
+        """Send nothing more to whose door has this key."""
+        if key == self._key:
             self.close()
 
     def close(self, linger_s: float = 0.0) -> None:

@@ -53,6 +53,7 @@ class Connection:
         "is_watched",
         "leaves_at",
         "out",
+        "rests",
         "since",
         "writes",
     )
@@ -69,6 +70,7 @@ class Connection:
         self.is_ready = False  # something came that was not looked at
         self.is_over = False  # nothing comes any more
         self.has_spoken = False
+        self.rests = False  # it is not its turn for a while
         self.leaves_at: float | None = None  # hung up on then
         self.since = now
         self._is_large = False  # what came last: so is what comes next, as a rule

@@ -45,13 +45,15 @@ class Lock(NamedTuple):
     """What a door asks of who knocks. ``opens``: may who has this public key speak here now? ``says_no``: is it told so
     if it may not? Told so, it knocks no more; told nothing, it knocks again. ``answers``: the pairs that this door
     answers to now, in the place of ``pair`` alone. ``came``: called with the key of who came in, and with the public
-    key of the door that it knew."""
+    key of the door that it knew. ``names``: may who shows this key be called so, whoever else is? Without it a name is
+    whose key came with it first."""
 
     pair: KeyPair
     opens: Callable[[str], bool]
     says_no: bool = True
     answers: Callable[[], tuple[KeyPair, ...]] | None = None
     came: Callable[[str, str], None] | None = None
+    names: Callable[[str, bytes], bool] | None = None
 
     @property
     def pairs(self) -> tuple[KeyPair, ...]:

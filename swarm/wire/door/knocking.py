@@ -114,10 +114,14 @@ class Locked:
         self.session = Session(self._shared, listens=False, sent=2, heard=int.from_bytes(said[:8], "big"))
         return Reply(b"")
 
-    def _initiate(self, welcome: bytes) -> bytes:
+    def _welcomed(self, welcome: bytes) -> bytes:
+        """What is in it; it opens if the other end has the door's secret key."""
         if len(welcome) != 160:
             raise WireError("the WELCOME of CURVE is none")
-        plain = opened(welcome[16:], b"WELCOME-" + welcome[:16], self._door, self._secret)
+        return opened(welcome[16:], b"WELCOME-" + welcome[:16], self._door, self._secret)
+
+    def _initiate(self, welcome: bytes) -> bytes:
+        plain = self._welcomed(welcome)
         theirs, cookie = plain[:32], plain[32:]
         nonce, number = secrets.token_bytes(16), (2).to_bytes(8, "big")
         vouch = crypto_box(self._public + self._door, b"VOUCH---" + nonce, theirs, bytes.fromhex(self._pair.secret))
@@ -126,6 +130,20 @@ class Locked:
         self._shared = crypto_box_beforenm(theirs, self._secret)
         box = crypto_box(said, b"CurveZMQINITIATE" + number, theirs, self._secret)
         return named(b"INITIATE", cookie + number + box)
+
+
+class Trying(Locked):
+    """Goes no further than to see whether the other end is that door. No key of ours is shown, which may not be heard
+    there yet."""
+
+    def __init__(self, door: str) -> None:
+        super().__init__(door, KeyPair("", ""))
+        self.is_proven = False
+
+    def take(self, command: bytes) -> Reply:
+        self._welcomed(_said(command, b"WELCOME"))
+        self.is_proven = True
+        return Reply(b"")
 
 
 def knocks(address: str, key: bytes, pair: KeyPair | None) -> Callable[[], Knocker]:

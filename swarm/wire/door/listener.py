@@ -12,6 +12,7 @@ Bounds, at every door
 * *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
   time in which we looked counts: if this process stood still, what came meanwhile is read first.
 * *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says.
+* *Connections* of one key: ``MOST_OF_KEY``; the oldest gives way. (It may be half of one that nobody has ended.)
 * *Descriptors*: the last ``RESERVE`` are not for newcomers. A process that has none left can neither write its files
   nor open the connections that it needs itself. The door then lets nobody in until ``let_in``.
 * *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
@@ -43,6 +44,7 @@ RESERVE: Final = 16
 SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
+MOST_OF_KEY: Final = 128  # processes of one machine; a thousand descriptors are for all of them together
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
 _ACCEPT_AT_ONCE: Final = 8  # a millisecond; a crowd at every door must not hold up a step for longer
 _KNOCKS_AT_ONCE: Final = 64  # with those that are hung up on unheard
@@ -86,7 +88,7 @@ Event = Arrived | PeerLost | Overstepped | GateClosed
 class Listener:
     """See the module's text. ``bound``: the sockets that listen, and for each what makes the mechanism by which the
     next newcomer there shows whether it may be heard. ``wake`` is called when there may be something to take.
-    ``opens``: may who has shown this key still speak here?"""
+    ``opens``: may who has shown this key still speak here? ``names``: see ``keys.Lock``."""
 
     def __init__(
         self,
@@ -95,9 +97,12 @@ class Listener:
         watch: Watch,
         wake: Callable[[], None],
         opens: Callable[[str], bool] = lambda _: True,
+        *,
+        names: Callable[[str, bytes], bool] | None = None,
     ) -> None:
         self._bound = tuple(bound)
         self._opens = opens
+        self._names = names
         self._limit_bytes = limit_bytes
         self._watch = watch
         self._wake = wake
@@ -106,6 +111,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self._peers: dict[bytes, Connection] = {}
         self._shaking: Strangers[Connection] = Strangers(_MOST_SHAKING)
+        self._of_key: dict[str, dict[Connection, None]] = {}  # the oldest first
         self._unfinished: dict[Connection, None] = {}  # has part of a message; the oldest first
         self._leaving: list[Connection] = []
         self._ready: deque[Connection] = deque()
@@ -218,13 +224,28 @@ class Listener:
             connection.inlet.identity = secrets.token_bytes(16)
         name = connection.name
         former = self._peers.get(name)
-        if former is not None and former.inlet.key != connection.inlet.key:
+        if former is not None and not self._takes_over(connection.inlet.key, former):
             self._end(connection, refused=True)  # the name is somebody else's
             return
         self._peers[name] = connection
+        if connection.inlet.key:
+            self._bound_of_key(connection)
         if former is not None:
             connection.has_spoken |= former.has_spoken
             self._end(former)
+
+    def _bound_of_key(self, connection: Connection) -> None:
+        same = self._of_key.setdefault(connection.inlet.key, {})
+        same[connection] = None
+        if len(same) > MOST_OF_KEY:
+            self._end(next(iter(same)), refused=True)
+
+    def _takes_over(self, key: str, former: Connection) -> bool:
+        """Who has this key, the place of who is called so? Whoever shows none came in where none is asked for; others
+        can't drive it out."""
+        if key == former.inlet.key:
+            return True
+        return bool(former.inlet.key) and self._names is not None and self._names(key, former.name)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -354,12 +375,30 @@ class Listener:
         """No more is read from it; what it was told still leaves. It is lost a moment later."""
         connection = self._peers.get(peer)
         if connection is not None and connection.leaves_at is None:
-            self._unwatch(connection)
-            connection.is_ready = True  # so that it is read no more
-            with contextlib.suppress(ValueError):
-                self._ready.remove(connection)
+            self._put_aside(connection)
             connection.leaves_at = self._clock + _LEAVE_S
             self._leaving.append(connection)
+
+    def rest(self, peer: bytes) -> Callable[[], None] | None:
+        """Read it no more, nor take what has come of it, until what is returned is called."""
+        connection = self._peers.get(peer)
+        if connection is None or connection.leaves_at is not None or connection.rests:
+            return None
+        self._put_aside(connection)
+        connection.rests = True
+        return lambda: self._go_on(connection)
+
+    def _go_on(self, connection: Connection) -> None:
+        connection.rests = False
+        if connection in self._connections and connection.leaves_at is None:
+            connection.is_ready = False
+            self._make_ready(connection)
+
+    def _put_aside(self, connection: Connection) -> None:
+        self._unwatch(connection)
+        connection.is_ready = True  # so that it is read no more
+        with contextlib.suppress(ValueError):
+            self._ready.remove(connection)
 
     def _end(self, connection: Connection, *, refused: bool = False) -> None:
         if connection not in self._connections:
@@ -368,6 +407,10 @@ class Listener:
         self._connections.discard(connection)
         self._shaking.fails(connection, self._clock)
         self._unfinished.pop(connection, None)
+        same = self._of_key.get(connection.inlet.key, {})
+        same.pop(connection, None)
+        if not same:
+            self._of_key.pop(connection.inlet.key, None)
         self._count(connection)
         self._unwatch(connection)
         if connection.writes:

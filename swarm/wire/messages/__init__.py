@@ -132,6 +132,7 @@ from swarm.wire.messages.orders import (
     Rejoin,
     Release,
     Replay,
+    Shun,
     TellDigest,
     Welcome,
 )
@@ -296,6 +297,7 @@ __all__ = [
     "SequenceId",
     "SequencePosition",
     "ServerMessage",
+    "Shun",
     "StartWorkers",
     "Stats",
     "Steer",

@@ -63,6 +63,13 @@ class Expect(Message, frozen=True):
     key: PublicKey
 
 
+class Shun(Message, frozen=True):
+    """Whoever has this key is out: hear it no more, and send it nothing, also of what is under way. (A fence comes with
+    the next plan; there may be none.)"""
+
+    key: PublicKey
+
+
 class Keep(Message, frozen=True):
     """Load these layers, without KV, and keep them warm for the case that their holder dies; forget any others that no
     plan needs. Steps, and plans, go before."""
@@ -157,6 +164,7 @@ Order = (
     | Probed
     | Prepare
     | Expect
+    | Shun
     | Keep
     | Fence
     | Activate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -14,7 +14,8 @@ from swarm.broker.lockkeeper import LockKeeper
 from swarm.config import Settings
 from swarm.errors import ConfigError
 from swarm.lock.ownkeys import OwnKeys
-from swarm.wire.messages import RotateBroker
+from swarm.wire.door.keys import new_pair
+from swarm.wire.messages import Enrol, Invite, Role, RotateBroker
 
 SETTINGS = {"broker": {"listen": ["192.0.2.1"], "discoverable": True}}
 
@@ -81,3 +82,23 @@ async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypa
     assert len(asked) == 1
     assert [call.args for call in log.warning.call_args_list] == [("not_discoverable",)]
     assert keeper.takes(b"", "", RotateBroker())
+
+
+@pytest.mark.parametrize(("role", "rests"), [("client", True), ("worker", True), ("gateway", False), ("admin", False)])
+async def test_a_member_that_floods_has_to_rest(
+    keeper: LockKeeper, monkeypatch: pytest.MonkeyPatch, role: Role, rests: bool
+) -> None:
+    """It is read no more for a while. Who speaks for many, may do all or is on this machine is not held to that."""
+    monkeypatch.setattr(lockkeeper, "announce", AsyncMock(side_effect=ConfigError("there is no network")))
+    front = Mock()
+    keeper.keep({}, front, None, lambda event: None)  # type: ignore[arg-type]
+    invitation, own = new_pair().public, new_pair().public
+    assert keeper.takes(b"", "", Invite(key=invitation, role=role))
+    await until(lambda: front.send.call_count == 1)
+    assert keeper.takes(b"", invitation, Enrol(key=own))
+    await until(lambda: front.send.call_count == 2)
+    keeper.took(b"flood", own, 0.5, 0.0)
+    assert not front.rest.called
+    keeper.took(b"here", "", 60.0, 0.0)
+    keeper.took(b"flood", own, 60.0, 0.0)
+    assert [call.args[0] for call in front.rest.call_args_list] == [b"flood"] * rests

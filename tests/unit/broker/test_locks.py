@@ -140,6 +140,24 @@ async def test_a_worker_is_called_as_its_machine_is(opened: Locks, key: str, nam
     assert is_taken or f"known as {key}:" in reason
 
 
+async def test_who_joins_is_not_called_as_workers_that_are_here(opened: Locks) -> None:
+    """Nor so that it might call a worker like one of them; it gets another name. A client has no workers."""
+    opened.here = lambda: ["w0", "vm-17"]
+    found = {}
+    for role, wanted in (("worker", "w0"), ("worker", "vm"), ("worker", "w1"), ("client", "w0")):
+        invitation = new_pair().public
+        await said(opened, "", Invite(key=invitation, role=role))
+        enrolled = await said(opened, invitation, Enrol(key=new_pair().public, name=wanted))
+        assert isinstance(enrolled, Enrolled)
+        found[role, wanted] = enrolled.name
+    assert found == {
+        ("worker", "w0"): "w0.2",
+        ("worker", "vm"): "vm.2",
+        ("worker", "w1"): "w1",
+        ("client", "w0"): "w0",
+    }
+
+
 async def test_who_was_revoked_stays_out(opened: Locks, lost: list[str]) -> None:
     """Not by what is left of its invitation, not with its key by another one; and nobody gets its name, and with it its
     requests."""

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from swarm.stage import actions as act
 from swarm.stage import heard
-from swarm.stage.events import Loaded, LoadFailed
+from swarm.stage.events import Loaded, LoadFailed, StepArrived, StepRefused
 from swarm.stage.heard import Heard
-from swarm.wire.messages import Activate, Dismiss, Expect, Fence, Keep, Lineage, Order, Prepare
+from swarm.wire.door.keys import keyed
+from swarm.wire.messages import Activate, Dismiss, Expect, Fence, Keep, Lineage, Order, Prepare, Shun, Step, Trouble
 from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench
 
 A, B, C, D = (digit * 64 for digit in "abcd")
@@ -82,6 +83,55 @@ def test_who_is_expected_is_heard_until_the_next_fence(stage: StageBench) -> Non
     assert admitted(stage.order(Fence(epoch=2))) == [set()]
     assert admitted(stage.order(Expect(epoch=1, key=C))) == []
     assert stage.core.counters["stale_orders"] == 1
+
+
+def test_who_is_out_for_good_is_heard_no_more_at_once(stage: StageBench) -> None:
+    """Whoever it was: the one before in the plan in force, whose steps count no more; in the one that is prepared; or
+    in a recheck. There may be no fence."""
+    stage.order(prepare(stage, 2, B))
+    stage.order(Expect(epoch=1, key=C))
+    assert admitted(stage.order(Shun(epoch=1, key=D))) == []
+    assert admitted(stage.order(Shun(epoch=1, key=C))) == [{A, B}]
+    assert admitted(stage.order(Shun(epoch=1, key=B))) == [{A}]
+    assert stage.core.active == 1
+    actions = stage.order(Shun(epoch=1, key=A))
+    assert admitted(actions) == [set()]
+    assert act.CutOff(A) in actions
+    assert stage.core.active is None
+    assert admitted(stage.order(prepare(stage, 3, D))) == []  # a former one's order, said again
+    assert admitted(stage.order(prepare(stage, 4, "e" * 64))) == [{"e" * 64}]
+
+
+def test_nothing_goes_to_who_is_out_for_good(make_stage: Callable[..., StageBench]) -> None:
+    """What this stage still computes of the plan in force is for nobody."""
+    bench = make_stage()
+    edge = replace(EDGE, endpoint=keyed("tcp://192.0.2.1:20000", C.encode()))
+    bench.order(replace(prepare(bench, 1, A), edge=edge))
+    bench.feed(Loaded(1, CAPACITY))
+    bench.order(Activate(epoch=1, first_step=1, live=()))
+    assert bench.order(Shun(epoch=1, key=B)) == [act.CutOff(B)]
+    assert bench.core.active == 1
+    actions = bench.order(Shun(epoch=1, key=C))
+    assert act.CutOff(C) in actions
+    assert (bench.core.active, admitted(actions)) == (None, [set()])
+
+
+def test_who_is_expected_sends_no_steps_of_the_plan(stage: StageBench) -> None:
+    """Nor who is before this stage in the plan that is prepared; nor does anything damaged that they send end the plan
+    in force. Who has shown no key was asked for none."""
+    stage.order(Expect(epoch=1, key=C))
+    stage.order(prepare(stage, 2, B))
+    number = 0
+    for sender, is_taken in ((C, False), (B, False), (A, True), ("", True)):
+        step = Step(epoch=1, step=1 + number, rows=(), tokens=())
+        actions = stage.feed(StepArrived(step, None, 7, sender))
+        assert any(isinstance(action, act.SendStep | act.SendDone) for action in actions) is is_taken
+        number += is_taken
+    assert stage.core.counters["foreign_steps"] == 2
+    assert stage.feed(StepRefused("it is cut", C)) == []
+    ((told,),) = [stage.feed(StepRefused("it is cut", A))[1:]]
+    assert isinstance(told, act.Tell)
+    assert isinstance(told.message, Trouble)
 
 
 def test_a_spare_worker_hears_who_is_expected(make_stage: Callable[..., StageBench]) -> None:

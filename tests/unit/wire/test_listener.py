@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,25 +13,26 @@ import pytest
 from swarm.wire.door import listener
 from swarm.wire.door.connection import MESSAGE_S
 from swarm.wire.door.listener import HANDSHAKE_S, RESERVE, Arrived, GateClosed, Listener, Overstepped, PeerLost
-from swarm.wire.door.mechanisms import ROUTER, asks, named, told
+from swarm.wire.door.mechanisms import ROUTER, Mechanism, Null, Reply, asks, named, told
 from swarm.wire.door.watch import Poll
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.sockets import bind, endpoint_of
 
 READY = greeting(b"NULL", listens=False)
+ANYBODY = asks(ROUTER, b"")
 ENOUGH = 200  # looks; what is sent over loopback is there after one or two
 
 
 class Door:
     """One that a test looks at when it likes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, asking: Callable[[], Mechanism] = ANYBODY) -> None:
         self.now = 0.0
         monkeypatch.setattr(listener.time, "monotonic", lambda: self.now)
         bound = bind("127.0.0.1", 0)
         self.port = int(endpoint_of(bound).rpartition(":")[2])
         self.poll = Poll()
-        self.listener = Listener([(bound, asks(ROUTER, b""))], 1 << 20, self.poll, lambda: None)
+        self.listener = Listener([(bound, asking)], 1 << 20, self.poll, lambda: None)
         self.peers: list[socket.socket] = []
 
     def knock(self, name: str, *messages: bytes, shakes: bool = True, source: str = "127.0.0.1") -> socket.socket:
@@ -149,3 +150,74 @@ def test_what_oversteps_is_heard_no_further(door: Door) -> None:
         Overstepped(b"rude", "a message has at most 2 frames, more were announced"),
     ]
     assert door.passes(3) == [PeerLost(b"rude")]
+
+
+def test_who_rests_is_neither_read_nor_taken(door: Door) -> None:
+    """Until its rest is over; then nothing of what it said is lost, and nothing was read beyond what lay there."""
+    raw = door.knock("a", b"1", b"2")
+    door.look()
+    assert door.listener.take() == Arrived(b"a", [memoryview(b"1")])
+    goes_on = door.listener.rest(b"a")
+    assert goes_on is not None
+    assert door.listener.rest(b"a") is None  # it rests already
+    raw.sendall(message(b"3"))
+    assert door.taken() == []
+    door.knock("b", b"4")
+    assert door.taken() == [Arrived(b"b", [memoryview(b"4")])]
+    goes_on()
+    came = door.taken() + door.taken()  # what lay there; what waited with itself
+    assert [bytes(event.frames[0]) for event in came] == [b"2", b"3"]
+    # One that has gone meanwhile is noticed then.
+    goes_on = door.listener.rest(b"a")
+    raw.close()
+    assert door.taken() == []
+    assert goes_on is not None
+    goes_on()
+    assert door.taken() + door.taken() == [PeerLost(b"a")]
+
+
+def test_who_is_hung_up_on_while_it_rests(door: Door) -> None:
+    """Is heard no more when its rest is over."""
+    door.knock("a", b"1", b"2")
+    door.look()
+    door.listener.take()
+    goes_on = door.listener.rest(b"a")
+    door.listener.hang_up(b"a")
+    assert goes_on is not None
+    goes_on()
+    assert door.taken() == []
+    assert door.listener.rest(b"a") is None
+    assert door.listener.rest(b"nobody") is None
+
+
+class Keyed(Null):
+    """Who knocks has the key that its name begins with."""
+
+    def take(self, command: bytes) -> Reply:
+        reply = super().take(command)
+        assert self.told is not None
+        self.key = self.told[b"identity"][:1].decode()
+        return reply
+
+
+def test_one_key_has_no_more_connections_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest gives way, and is lost; nobody else's does. Those that have gone count no more."""
+    monkeypatch.setattr(listener, "MOST_OF_KEY", 3)
+    door = Door(monkeypatch, lambda: Keyed(ROUTER))
+    other = door.knock("b1", b"x")
+    for number in range(1, 6):
+        door.knock(f"a{number}", b"x")
+        door.look()
+    news = door.taken()
+    assert [event.peer for event in news if isinstance(event, Arrived)] == [b"b1", *(b"a%d" % n for n in range(3, 6))]
+    assert sorted(name for name, _ in door.listener.known()) == [b"a3", b"a4", b"a5", b"b1"]
+    door.peers[3].close()  # a3
+    door.taken()
+    door.knock("a6", b"x")
+    door.taken()
+    assert sorted(name for name, _ in door.listener.known()) == [b"a4", b"a5", b"a6", b"b1"]
+    other.close()
+    door.taken()
+    assert set(door.listener._of_key) == {"a"}
+    for each in (*door.peers, door.listener, door.poll):
+        each.close()

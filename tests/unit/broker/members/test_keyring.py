@@ -14,7 +14,7 @@ from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.workers import Verdict
-from swarm.wire.messages import Denied, Expect, Finished, Kept, LayerRange, Prepare, Recheck, Rejoin
+from swarm.wire.messages import Denied, Expect, Fence, Finished, Kept, LayerRange, Prepare, Recheck, Rejoin, Shun
 from tests.unit.broker.bench import Bench, orders, said, settings, submit
 
 BROKER, K0, K1, K2 = (digit * 64 for digit in "b012")
@@ -134,6 +134,15 @@ def test_a_revoked_worker_is_out_at_once(keyed: Bench) -> None:
     keyed.tick(2.0)
     keyed.run_dry()
     assert [message.reason for message in said(keyed.log, Finished) if isinstance(message, Finished)] == ["length"]
+
+
+def test_the_others_are_told_who_is_out_for_good(keyed: Bench) -> None:
+    """At once: the next plan's fence comes when its epoch is written, if there is one."""
+    actions = keyed.feed(KeyRevoked(K1))
+    ((peer, told),) = orders(actions, Shun)
+    assert isinstance(told, Shun)
+    assert (peer, told.key) == ("w0.1", K1)
+    assert not orders(actions, Fence)
 
 
 def test_a_revoked_key_that_nobody_has(keyed: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, TryDoor, WriteEpoch
 from swarm.broker.core import BrokerSettings
-from swarm.broker.events import BeatHeard, EpochWritten
+from swarm.broker.events import BeatHeard, EpochWritten, WorkerSaid
 from swarm.broker.members.roster import MAX_STRANGERS
 from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.questions.status import status
@@ -948,6 +948,34 @@ def test_of_two_living_workers_with_one_name_the_former_must_end(serving: Bench)
     serving.take()
     serving.join("w1", incarnation="w1.3")
     assert [peer for peer, _ in orders(serving.log, Denied)] == ["w1.2"]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_worker_of_the_brokers_machine_is_not_replaced_from_elsewhere(serving: Bench, is_gone: bool) -> None:
+    """Who joins from elsewhere chose its name itself; whoever has it here stays, or may come back. The other way round
+    the machine's own is taken."""
+    if is_gone:
+        serving.lose("w1")
+    serving.take()
+    stranger = serving.add("w1", "w1.2")
+    serving.feed(WorkerSaid(stranger.peer, stranger.hello(), "w1"))
+    ((peer, denied),) = orders(serving.take(), Denied)
+    assert (peer, "w1-SOMETHING" in str(denied)) == ("w1.2", True)
+    assert serving.state.workers["w1.1"].is_gone is is_gone
+    far = serving.add("far", "far.1")
+    serving.feed(WorkerSaid(far.peer, far.hello(), "far"))
+    serving.join("far", incarnation="far.2")
+    assert [peer for peer, _ in orders(serving.take(), Denied)] == ["far.1"]
+    assert not serving.state.workers["far.2"].is_gone
+
+
+def test_a_member_replaces_its_own_worker(serving: Bench) -> None:
+    """Started anew, before anybody has noticed the end of the former."""
+    for number in (1, 2):
+        far = serving.add("far", f"far.{number}")
+        serving.feed(WorkerSaid(far.peer, far.hello(), "far"))
+    assert "far.1" not in serving.state.workers
+    assert not serving.state.workers["far.2"].is_gone
 
 
 def test_a_former_that_has_not_heard_yet_that_it_must_end(serving: Bench) -> None:

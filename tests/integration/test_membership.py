@@ -1,0 +1,175 @@
+"""Workers that speak for others: a member from elsewhere that means harm, at the doors of a real broker. It is let in
+by an invitation and knocks with a key of its own; workers of the broker's machine come in at loopback, without one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from swarm.lock.enrol import enrol
+from swarm.lock.invitation import Invitation
+from swarm.wire.addresses import is_loopback
+from swarm.wire.channel import DealerChannel, Link
+from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
+from swarm.wire.door.keys import KeyPair, keyed, new_pair
+from swarm.wire.greeting import read_greeting
+from swarm.wire.messages import (
+    Denied,
+    Invite,
+    Leaving,
+    Order,
+    Probe,
+    Probed,
+    Release,
+    Report,
+    Welcome,
+    WorkerMessage,
+)
+from swarm.wire.sockets import Context
+from tests.integration.processes import Processes, free_ports
+from tests.unit.broker.bench import FakeWorker
+
+_OWN = [
+    each.address
+    for addresses in psutil.net_if_addrs().values()
+    for each in addresses
+    if each.family == socket.AF_INET and not is_loopback(each.address)
+]
+OUTSIDE = _OWN[0] if _OWN else ""  # where the broker asks for keys
+pytestmark = pytest.mark.skipif(not OUTSIDE, reason="this machine has no address but loopback")
+LIMIT = 1 << 24
+SOON_S = 30.0
+
+
+class Swarm(Processes):
+    """A broker with doors for other machines."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, folder)
+        self.port = free_ports(5)
+        self.url = f"tcp://127.0.0.1:{self.port}"
+        self._options = {"SWARM_BROKER__LISTEN": f'["{OUTSIDE}"]', "SWARM_STATE_DIR": str(folder / "state")}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with Swarm(tmp_path_factory.mktemp("swarm")) as swarm:
+        swarm.start_broker()
+        yield swarm
+
+
+@asynccontextmanager
+async def knocking(
+    context: Context, endpoint: str, identity: str, pair: KeyPair | None = None
+) -> AsyncIterator[DealerChannel]:
+    channel = DealerChannel(context, endpoint, identity.encode(), LIMIT, pair)
+    try:
+        async with asyncio.timeout(SOON_S):
+            while await anext(channel) is not Link.UP:
+                pass
+        yield channel
+    finally:
+        channel.close()
+
+
+async def answer(channel: DealerChannel) -> Any:
+    """The next thing that is said, or becomes of the connection."""
+    async with asyncio.timeout(SOON_S):
+        event = await anext(channel)
+    return event if isinstance(event, Link) or read_greeting(event) is not None else ORDER.decode(event)[0]
+
+
+async def told(channel: DealerChannel, message: WorkerMessage) -> Order | Link:
+    """What comes of that; plans come and go meanwhile."""
+    assert channel.send(WORKER.encode(message))
+    while not isinstance(said := await answer(channel), Welcome | Denied | Release | Link):
+        pass
+    return said
+
+
+async def joined(context: Context, swarm: Swarm, name: str) -> tuple[str, KeyPair, str]:
+    """Come in by an invitation: where the workers' door is, our key, and as whom it is known."""
+    invitation, own = new_pair(), new_pair()
+    async with knocking(context, swarm.url, "who invites") as front:
+        front.send(CLIENT.encode(Invite(key=invitation.public, role="worker")))
+        async with asyncio.timeout(SOON_S):
+            report, _ = SERVER.decode(await anext(front))
+    assert isinstance(report, Report)
+    broker = str(report.body["key"])
+    address = f"tcp://{OUTSIDE}:{swarm.port}"
+    found = await enrol(Invitation((address,), broker, invitation.secret, "worker"), own.public, name)
+    return keyed(f"tcp://{OUTSIDE}:{swarm.port + 1}", broker.encode()), own, found.enrolled.name
+
+
+def hello(name: str, incarnation: str, pair: KeyPair) -> Any:
+    return FakeWorker(name, incarnation, key=pair.public).hello(endpoint="tcp://127.0.0.1:20000")
+
+
+def here(swarm: Swarm) -> str:
+    """The workers' door, for those of the broker's machine."""
+    return f"tcp://127.0.0.1:{swarm.port + 1}"
+
+
+def asks_to_leave(incarnation: str) -> Leaving:
+    return Leaving(epoch=0, incarnation=incarnation, reason="whoever is not denied is let go")
+
+
+async def test_a_name_of_this_machine_is_not_taken_from_outside(swarm: Swarm, context: Context) -> None:
+    """Whoever joins chooses how it is called: not as a worker that is here."""
+    async with knocking(context, here(swarm), "w0-here") as own:
+        assert isinstance(await told(own, hello("w0", "w0-here", new_pair())), Welcome)
+        assert (await joined(context, swarm, "w0"))[2] == "w0.2"
+
+
+async def test_who_had_a_name_before_does_not_end_who_is_here(swarm: Swarm, context: Context) -> None:
+    """The worker of the broker's machine is started, or comes back, later: it stays."""
+    door, pair, name = await joined(context, swarm, "w1")
+    async with knocking(context, here(swarm), "w1-here") as own, knocking(context, door, "w1-there", pair) as thief:
+        assert name == "w1"
+        assert isinstance(await told(thief, hello("w1", "w1-there", pair)), Welcome)
+        assert isinstance(await told(own, hello("w1", "w1-here", new_pair())), Welcome)
+        assert isinstance(await answer(thief), Denied)  # replaced, and may not replace
+        async with knocking(context, door, "w1-here", pair) as same:
+            assert await answer(same) is Link.DOWN
+        async with knocking(context, door, "w1-again", pair) as again:
+            denied = await told(again, hello("w1", "w1-again", pair))
+            assert isinstance(denied, Denied)
+            assert "on the broker's own machine: call this one w1-SOMETHING" in denied.reason
+        assert isinstance(await told(own, asks_to_leave("w1-here")), Release)
+
+
+async def test_nobody_speaks_for_another_process(swarm: Swarm, context: Context) -> None:
+    """Under its number, which its neighbours know: no Hello, and no answer to what it was asked."""
+    door, pair, name = await joined(context, swarm, "far")
+    async with knocking(context, here(swarm), "w2-here") as own, knocking(context, door, "far-there", pair) as thief:
+        assert isinstance(await told(own, hello("w2", "w2-here", new_pair())), Welcome)
+        assert await told(thief, hello(name, "w2-here", pair)) is Link.DOWN
+        assert await answer(thief) is Link.UP
+        assert await told(thief, FakeWorker("w2", "w2-here").prepared(1)) is Link.DOWN
+        assert isinstance(await told(own, asks_to_leave("w2-here")), Release)
+    assert "hello.incarnation 'w2-here' is not who says so, which is 'far-there'" in swarm.log("broker")
+
+
+async def test_who_is_away_is_not_kept_away(swarm: Swarm, context: Context) -> None:
+    """Somebody calls its connection as another's, which has to come back: that one takes its place, and not it that
+    one's."""
+    door, pair, _ = await joined(context, swarm, "east")
+    other_door, other, _ = await joined(context, swarm, "west")
+    for address, identity, own_pair in ((door, "east-1", pair), (here(swarm), "w3-here", None)):
+        async with (
+            knocking(context, other_door, identity, other) as thief,
+            knocking(context, address, identity, own_pair) as own,
+        ):
+            assert own.send(WORKER.encode(Probe(ticket=7)))
+            assert isinstance(await answer(own), Probed)
+            assert await answer(thief) is Link.DOWN
+            assert isinstance(await answer(thief), Link)  # it has knocked again
+            assert own.send(WORKER.encode(Probe(ticket=8)))
+            assert isinstance(await answer(own), Probed)
