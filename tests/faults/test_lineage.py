@@ -16,6 +16,7 @@ from swarm import AsyncClient
 from swarm.wire.codec import CLIENT, SERVER, WORKER
 from swarm.wire.messages import Describe, Description, HeldSequence, Hello, LayerRange, RangePosition
 from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
 from tests.faults.bench import CASES, Swarm
 from tests.faults.zygote import Zygote
 
@@ -124,7 +125,7 @@ def forged(description: Description) -> Hello:
         incarnation="evil-1",
         pid=1,
         host="h",
-        wire_versions=(1,),
+        wire_versions=VERSIONS,
         schema=schema(),
         device="cpu",
         dtype="float32",

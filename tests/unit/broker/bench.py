@@ -98,6 +98,7 @@ from swarm.wire.messages import (
     ranges_of,
 )
 from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
 
 MIB = 1 << 20
 ROOMY = 200 * MIB
@@ -160,7 +161,7 @@ class FakeWorker:
             "incarnation": self.incarnation,
             "pid": 1,
             "host": self.host or self.name,  # each on a machine of its own, unless a test says otherwise
-            "wire_versions": (1,),
+            "wire_versions": VERSIONS,
             "schema": schema(),
             "device": self.device,
             "dtype": "float32",

@@ -16,6 +16,7 @@ from swarm.stage.shell.service import WorkerService
 from swarm.testing import fake_manifest
 from swarm.wire.codec import WORKER
 from swarm.wire.messages import MAX_NAME, HeldSequence, Hello, LogRange, Stats
+from swarm.wire.versions import VERSIONS
 
 
 def hello(**changes: Any) -> Hello:
@@ -27,7 +28,7 @@ _HELLO = Hello(
     incarnation="w0-12345678",
     pid=1,
     host="here",
-    wire_versions=(1,),
+    wire_versions=VERSIONS,
     schema="",
     device="cpu",
     dtype="float32",
