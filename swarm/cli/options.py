@@ -68,8 +68,11 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
         raise typer.BadParameter(str(error)) from None
 
 
-def open_client(context: typer.Context, url: str | None, invitation: str | None = None) -> Client:
-    """Open a client of the broker that flag, environment or file name, or that an invitation is to. Raises as
+def open_client(
+    context: typer.Context, url: str | None, invitation: str | None = None, *, away_s: float | None = None
+) -> Client:
+    """Open a client of the broker that flag, environment or file name, or that an invitation is to. ``away_s``: how
+    long a broker that went away is waited for, at most, if not as long as the settings say. Raises as
     :func:`load_settings` does, and as joining does."""
     from swarm.cli.joining import of_client
     from swarm.client.blocking import Client
@@ -79,7 +82,7 @@ def open_client(context: typer.Context, url: str | None, invitation: str | None 
     return Client(
         of_client(settings, invitation),
         connect_timeout_s=client.connect_timeout_s,
-        reconnect_timeout_s=client.reconnect_timeout_s,
+        reconnect_timeout_s=min(client.reconnect_timeout_s, away_s or client.reconnect_timeout_s),
     )
 
 

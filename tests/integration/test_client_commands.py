@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -242,6 +244,7 @@ def test_an_interrupt_while_the_broker_says_nothing(broker: FakeBroker, command:
         [*SWARMCTL, "status", "--json"],
         [*SWARMCTL, "stats", "--watch", "0.1"],
         [*SWARMCTL, "stats", "--watch", "0.1", "--json"],
+        [*SWARMCTL, "events", "--follow"],
     ],
 )
 def test_a_reader_that_has_gone_is_noticed_quietly(broker: FakeBroker, command: list[str]) -> None:
@@ -537,6 +540,46 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
     pauses.clear()
     watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_events_are_followed_over_a_restart_of_the_broker(broker: FakeBroker) -> None:
+    """A line each, at once; Ctrl-C ends it, in good order. Nobody who reads any more ends it, too."""
+
+    def say(uptime_s: float) -> None:
+        body = {"state": "serving", "epoch": int(uptime_s), "uptime_s": uptime_s}
+        broker.reports["status"] = Report(what="status", ok=True, body=body)
+
+    def do(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, broker._loop).result(20)
+
+    say(7.0)
+    command = [*SWARMCTL, "events", "--follow", "--every", "0.1", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    leaving = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert leaving.stdout is not None
+        names = [json.loads(process.stdout.readline())["event"]]
+        assert json.loads(leaving.stdout.readline())["event"] == "serving"
+        leaving.stdout.close()  # nothing happens that would be told
+        assert leaving.wait(20) == 1
+        do(broker.shut())
+        names.append(json.loads(process.stdout.readline())["event"])
+        say(2.0)
+        do(broker.open())
+        names += [json.loads(process.stdout.readline())["event"] for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        for each in (process, leaving):
+            each.kill()
+            each.wait()
+    assert names == ["serving", "broker_away", "broker_started", "serving"]
+    assert (process.returncode, err) == (0, b"")
+    assert leaving.stderr is not None
+    assert leaving.stderr.read() == b""
+    leaving.stderr.close()
 
 
 def test_rates_between_two_looks() -> None:
