@@ -357,6 +357,16 @@ def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption =
     _answer(context, Common(url, as_json), lambda client: kept(client.query("nodes")), render.standby)
 
 
+@app.command(epilog="Example: swarmctl version --json")
+def version(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Of which build every process is: the broker, its workers, and this command; unlike ones are pointed out."""
+    from swarm.ctl.look.versions import drawn, versions
+
+    _answer(
+        context, Common(url, as_json), lambda client: versions(client.query("status"), client.query("nodes")), drawn
+    )
+
+
 def _answer(
     context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:

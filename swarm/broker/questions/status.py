@@ -113,6 +113,8 @@ def nodes(
                 "kv_used": int(worker.stats.get("kv_used", 0)),
                 "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
                 "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
+                "protocol": list(hello.wire_versions),
+                "messages": hello.schema,
             }
         )
     return {"workers": found}

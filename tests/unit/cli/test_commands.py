@@ -41,6 +41,7 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "cancel"): ("r",),
     ("swarmctl", "recoveries"): (),
     ("swarmctl", "events"): (),
+    ("swarmctl", "version"): (),
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
     ("swarmctl", "invite"): ("--role", "worker"),
