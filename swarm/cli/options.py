@@ -60,12 +60,17 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
     from swarm import config as settings_of
     from swarm.errors import ConfigError
 
-    common = context.obj if isinstance(context.obj, Common) else Common()
     try:
-        return settings_of.load(config, {**common.overrides(), **overrides})
+        return settings_of.load(config, {**overrides_of(context), **overrides})
     except ConfigError as error:
         settings_of.load(config)
         raise typer.BadParameter(str(error)) from None
+
+
+def overrides_of(context: typer.Context) -> dict[str, object]:
+    """What stands before the command's name, as settings."""
+    common = context.obj if isinstance(context.obj, Common) else Common()
+    return common.overrides()
 
 
 def open_client(
