@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from swarm.cli import systemd
+from swarm.cli.about import completion
 from swarm.cli.about.show import show
 from swarm.cli.answers.attach import attach
 from swarm.cli.answers.chat import chat
@@ -78,3 +79,4 @@ app.command(short_help="Play swarms and their accidents.", epilog="Example: swar
 config_app.command("show", epilog="Example: swarm config show --changed")(show)
 app.add_typer(config_app, name="config")
 app.add_typer(systemd.app, name="systemd")
+app.command("completion", epilog="Example: swarm completion bash")(completion.command("swarm"))

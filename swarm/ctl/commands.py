@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from swarm.cli.about import completion
+from swarm.cli.about.completion import worker_names
 from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client
 from swarm.cli.output import EXIT_CODES
 from swarm.ctl.asking import YesOption, ask_first
@@ -31,6 +33,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+WorkerArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The worker's name, as `swarmctl nodes` shows it.", show_default=False, autocompletion=worker_names
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,12 @@ def plan(  # noqa: PLR0917 (options are parameters)
     ] = False,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", help="Suppose that this worker were gone (may be repeated).", show_default=False),
+        typer.Option(
+            "--without",
+            help="Suppose that this worker were gone (may be repeated).",
+            show_default=False,
+            autocompletion=worker_names,
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option("--objective", help="By this objective: throughput or latency.", show_default=False)
@@ -94,7 +109,10 @@ def plan(  # noqa: PLR0917 (options are parameters)
         typer.Option("--cap", metavar="WORKER=N", help="Give a worker at most so many layers (may be repeated)."),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="WORKER", help="Give it none (may be repeated).")
+        list[str] | None,
+        typer.Option(
+            "--exclude", metavar="WORKER", help="Give it none (may be repeated).", autocompletion=worker_names
+        ),
     ] = None,
     apply: Annotated[
         bool,
@@ -279,7 +297,7 @@ def join(
 @app.command(epilog="Example: swarmctl stop w1")
 def stop(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    worker: Annotated[str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)],
+    worker: WorkerArgument,
     force: Annotated[bool, typer.Option("--force", help="Even if the swarm can't serve without it.")] = False,
     yes: YesOption = False,
     url: UrlOption = None,
@@ -290,11 +308,6 @@ def stop(  # noqa: PLR0917 (options are parameters)
 
     ask_first(f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes)
     _answer(context, Common(url, as_json), lambda client: client.stop_worker(worker, force=force), render.fields)
-
-
-WorkerArgument = Annotated[
-    str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)
-]
 
 
 def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
@@ -397,3 +410,4 @@ def _in_bytes(text: str) -> int:
 
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")
+app.command("completion", epilog="Example: swarmctl completion bash")(completion.command("swarmctl"))

@@ -103,6 +103,8 @@ def test_these_are_the_commands() -> None:
         ("swarm", "discover"),
         ("swarm", "config", "check"),
         ("swarm", "config", "show"),
+        ("swarm", "completion"),
+        ("swarmctl", "completion"),
         *(("swarm", "systemd", name) for name in ("install", "uninstall", "status")),
     }
     assert set(ASKING) | SERVICES | KEYS | others == set(COMMANDS)
@@ -222,6 +224,8 @@ def test_wrong_settings_are_1(
         ["swarm", "config", "show", "a", "--config", "b"],
         ["swarmctl", "stats", "--watch", "0"],
         ["swarmctl", "events", "--follow", "--every", "0"],
+        ["swarmctl", "completion"],
+        ["swarm", "completion", "tcsh"],
         ["swarmctl", "plan", "--without", "w0"],
         ["swarmctl", "plan", "--dry-run", "--objective", "beauty"],
         ["swarmctl", "join", "--count", "65"],
@@ -290,7 +294,7 @@ def test_config_show(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert lines[0] == ["broker.port", "5800", "the", "file", str(path)]
     shown = [line[0] for line in lines if line[0] in setting_names()]
     assert shown == ["broker.port", "worker.threads", "log.level", "upstream"]
-    assert lines[-1][:5] == ["the", "broker's", "own", "key", "(hidden)"]
+    assert sum("(hidden)" in line for line in lines) == 1
 
 
 def test_config_show_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
