@@ -17,6 +17,7 @@ from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
 from swarm.ctl.look.follow import events
+from swarm.ctl.top.command import top
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -272,6 +273,7 @@ def cancel(
 
 _report("recoveries", "What was lost, how sequences went on, and how long each part took, beside what was predicted.")
 app.command(epilog="Example: swarmctl events --follow")(events)
+app.command(epilog="Example: swarmctl top --every 2")(top)
 
 
 @app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")
