@@ -13,7 +13,7 @@ from swarm.ctl.top.keys import Screen, pressed, still_there
 from swarm.ctl.top.view import Line, Said, items, screen
 
 if TYPE_CHECKING:
-    from swarm.ctl.top.command import Asking
+    from swarm.ctl.top.asking import Asking
 
 _KEYS: Final = {curses.KEY_UP: "up", curses.KEY_DOWN: "down", ord("k"): "up", ord("j"): "down"}
 _REFRESH_MS: Final = 250  # at most between two looks at what the thread has found
