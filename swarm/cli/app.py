@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from swarm.cli import systemd
+from swarm.cli.about import completion
+from swarm.cli.about.show import show
 from swarm.cli.answers.attach import attach
 from swarm.cli.answers.chat import chat
 from swarm.cli.answers.generate import generate
@@ -74,5 +76,7 @@ app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_P
 app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
 app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
 app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
+config_app.command("show", epilog="Example: swarm config show --changed")(show)
 app.add_typer(config_app, name="config")
 app.add_typer(systemd.app, name="systemd")
+app.command("completion", epilog="Example: swarm completion bash")(completion.command("swarm"))

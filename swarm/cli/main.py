@@ -21,6 +21,8 @@ def main() -> None:
 
 
 def _load() -> typer.Typer:
+    from swarm.cli.about.completion import prepare
     from swarm.cli.app import app
 
+    prepare("swarm")
     return app

@@ -60,16 +60,24 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
     from swarm import config as settings_of
     from swarm.errors import ConfigError
 
-    common = context.obj if isinstance(context.obj, Common) else Common()
     try:
-        return settings_of.load(config, {**common.overrides(), **overrides})
+        return settings_of.load(config, {**overrides_of(context), **overrides})
     except ConfigError as error:
         settings_of.load(config)
         raise typer.BadParameter(str(error)) from None
 
 
-def open_client(context: typer.Context, url: str | None, invitation: str | None = None) -> Client:
-    """Open a client of the broker that flag, environment or file name, or that an invitation is to. Raises as
+def overrides_of(context: typer.Context) -> dict[str, object]:
+    """What stands before the command's name, as settings."""
+    common = context.obj if isinstance(context.obj, Common) else Common()
+    return common.overrides()
+
+
+def open_client(
+    context: typer.Context, url: str | None, invitation: str | None = None, *, away_s: float | None = None
+) -> Client:
+    """Open a client of the broker that flag, environment or file name, or that an invitation is to. ``away_s``: how
+    long a broker that went away is waited for, at most, if not as long as the settings say. Raises as
     :func:`load_settings` does, and as joining does."""
     from swarm.cli.joining import of_client
     from swarm.client.blocking import Client
@@ -79,7 +87,7 @@ def open_client(context: typer.Context, url: str | None, invitation: str | None 
     return Client(
         of_client(settings, invitation),
         connect_timeout_s=client.connect_timeout_s,
-        reconnect_timeout_s=client.reconnect_timeout_s,
+        reconnect_timeout_s=min(client.reconnect_timeout_s, away_s or client.reconnect_timeout_s),
     )
 
 

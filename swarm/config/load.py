@@ -39,7 +39,24 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
     ``path`` is the file (``--config``). ``overrides`` are flags by dotted key, ``{"broker.port": 5800}``; a None
     means that the flag was not given. Raises :class:`ConfigError`.
     """
-    layers = [_from_file(path), _from_environment(), _from_flags(overrides or {})]
+    return _loaded(_layers(path, overrides))
+
+
+def origins(
+    path: Path | str | None = None, overrides: Mapping[str, object] | None = None
+) -> dict[str, tuple[object, str]]:
+    """Each setting's value, ready for JSON, and in words where it comes from. Takes and raises what :func:`load`
+    does."""
+    layers = _layers(path, overrides)
+    values = _loaded(layers).model_dump(mode="json")
+    return {name: (get(values, name), _source(name, layers)) for name in setting_names()}
+
+
+def _layers(path: Path | str | None, overrides: Mapping[str, object] | None) -> list[_Layer]:
+    return [_from_file(path), _from_environment(), _from_flags(overrides or {})]
+
+
+def _loaded(layers: list[_Layer]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer.values)

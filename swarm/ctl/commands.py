@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from swarm.cli.about import completion
+from swarm.cli.about.completion import worker_names
 from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client
 from swarm.cli.output import EXIT_CODES
 from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
+from swarm.ctl.look.follow import events
+from swarm.ctl.top.command import top
 from swarm.ctl.upgrade import upgrade
 
 if TYPE_CHECKING:
@@ -31,6 +35,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+WorkerArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The worker's name, as `swarmctl nodes` shows it.", show_default=False, autocompletion=worker_names
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,12 @@ def plan(  # noqa: PLR0917 (options are parameters)
     ] = False,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", help="Suppose that this worker were gone (may be repeated).", show_default=False),
+        typer.Option(
+            "--without",
+            help="Suppose that this worker were gone (may be repeated).",
+            show_default=False,
+            autocompletion=worker_names,
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option("--objective", help="By this objective: throughput or latency.", show_default=False)
@@ -94,7 +111,10 @@ def plan(  # noqa: PLR0917 (options are parameters)
         typer.Option("--cap", metavar="WORKER=N", help="Give a worker at most so many layers (may be repeated)."),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="WORKER", help="Give it none (may be repeated).")
+        list[str] | None,
+        typer.Option(
+            "--exclude", metavar="WORKER", help="Give it none (may be repeated).", autocompletion=worker_names
+        ),
     ] = None,
     apply: Annotated[
         bool,
@@ -253,6 +273,8 @@ def cancel(
 
 
 _report("recoveries", "What was lost, how sequences went on, and how long each part took, beside what was predicted.")
+app.command(epilog="Example: swarmctl events --follow")(events)
+app.command(epilog="Example: swarmctl top --every 2")(top)
 
 
 @app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")
@@ -278,7 +300,7 @@ def join(
 @app.command(epilog="Example: swarmctl stop w1")
 def stop(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
-    worker: Annotated[str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)],
+    worker: WorkerArgument,
     force: Annotated[bool, typer.Option("--force", help="Even if the swarm can't serve without it.")] = False,
     yes: YesOption = False,
     url: UrlOption = None,
@@ -289,11 +311,6 @@ def stop(  # noqa: PLR0917 (options are parameters)
 
     ask_first(f"Stop worker {worker}{', whether or not the swarm can serve without it' if force else ''}?", yes=yes)
     _answer(context, Common(url, as_json), lambda client: client.stop_worker(worker, force=force), render.fields)
-
-
-WorkerArgument = Annotated[
-    str, typer.Argument(help="The worker's name, as `swarmctl nodes` shows it.", show_default=False)
-]
 
 
 def _steering(verb: Literal["cordon", "uncordon"], help: str) -> None:
@@ -356,6 +373,16 @@ def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption =
     _answer(context, Common(url, as_json), lambda client: kept(client.query("nodes")), render.standby)
 
 
+@app.command(epilog="Example: swarmctl version --json")
+def version(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Of which build every process is: the broker, its workers, and this command; unlike ones are pointed out."""
+    from swarm.ctl.look.versions import drawn, versions
+
+    _answer(
+        context, Common(url, as_json), lambda client: versions(client.query("status"), client.query("nodes")), drawn
+    )
+
+
 def _answer(
     context: typer.Context, own: Common, ask: Callable[[Client], Json], show: Callable[[Json], RenderableType]
 ) -> None:
@@ -387,3 +414,4 @@ def _in_bytes(text: str) -> int:
 app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")
+app.command("completion", epilog="Example: swarmctl completion bash")(completion.command("swarmctl"))

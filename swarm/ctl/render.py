@@ -43,6 +43,8 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "evidence",
     "reason",
     "unreachable",
+    "protocol",
+    "messages",
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -77,7 +79,7 @@ _ENDED_HIDDEN = {"sequences", "state", "n", "class", "tenant", "attached", "dead
 
 
 def status(body: Body) -> RenderableType:
-    return fields(body)
+    return fields(body, hidden={"protocol", "messages"})  # swarmctl version has them
 
 
 def nodes(body: Body) -> RenderableType:

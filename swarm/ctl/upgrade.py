@@ -1,4 +1,4 @@
-"""``swarmctl upgrade``: which version runs where, and starting workers anew, one after the other, under load.
+"""``swarmctl upgrade``: start workers anew, one after the other, while answers run.
 
 A worker hands its layers over, ends, is started again by whoever keeps it (``swarm up``, systemd) as what is installed
 there by then, and has to be back with layers before the next one goes. So at most one is away, and answers go on.
@@ -6,6 +6,7 @@ there by then, and has to be back with layers before the next one goes. So at mo
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
         list[str] | None, typer.Argument(help="Workers' names; none means all.", show_default=False)
     ] = None,
     rolling: Annotated[
-        bool, typer.Option("--rolling", help="Start them anew, one after the other. Without it, only show versions.")
+        bool, typer.Option("--rolling", help="One after the other: there is no other way, so it has to be said.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Even one that the swarm can't do without: answers wait until it is back.")
@@ -42,27 +43,19 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start workers anew as what is installed where they run, one after the other, while the swarm serves.
+    """Start workers anew as what is installed where they run by now, while the swarm serves.
 
     Install the new version first. Each hands its layers over, ends and is started again by swarm up or systemd, and is
     waited for; at the first that doesn't come back it ends, with exit code 1. Broker and gateways are restarted where
     they run; nothing is lost.
     """
+    if not rolling:
+        raise typer.BadParameter("say --rolling: workers are started anew (swarmctl version shows who runs which)")
     outer = context.obj
+    ask_first(f"Start {', '.join(workers) if workers else 'all workers'} anew, one after the other?", yes=yes)
     with open_client(context, url or outer.url) as client:
-        roll = Rolling(client, force=force)
-        if rolling:
-            ask_first(f"Start {', '.join(workers) if workers else 'all workers'} anew, one after the other?", yes=yes)
-            for done in roll.run(workers or ()):
-                _print(done, told(done), as_json=as_json or outer.as_json)
-        for each in roll.versions():
-            _print(each, f"{each['process']}: swarm {each['build']}", as_json=as_json or outer.as_json)
-
-
-def _print(body: Json, line: str, *, as_json: bool) -> None:
-    import json
-
-    print(json.dumps(body, ensure_ascii=False) if as_json else line, flush=True)
+        for done in Rolling(client, force=force).run(workers or ()):
+            print(json.dumps(done, ensure_ascii=False) if as_json or outer.as_json else told(done), flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +91,12 @@ class Rolling:
             Known(
                 str(row["name"]),
                 str(row["incarnation"]),
-                str(row["build"]),
+                str(row["build"] or "0.1.0"),
                 is_member=row["state"] == "member",
                 has_layers=row["layers"] is not None,
             )
             for row in rows
         ]
-
-    def versions(self) -> list[Json]:
-        """The version of each process that the broker knows, and its own."""
-        found = {"broker": self._client.describe().swarm_version}
-        found |= {worker.name: worker.build for worker in sorted(self.workers(), key=lambda worker: worker.name)}
-        return [{"process": name, "build": build} for name, build in found.items()]
 
     def run(self, names: Sequence[str]) -> Iterator[Json]:
         """Start these workers anew, one after the other; none means all. Yields what became of each. Raises SwarmError

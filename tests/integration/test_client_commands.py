@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -242,6 +245,7 @@ def test_an_interrupt_while_the_broker_says_nothing(broker: FakeBroker, command:
         [*SWARMCTL, "status", "--json"],
         [*SWARMCTL, "stats", "--watch", "0.1"],
         [*SWARMCTL, "stats", "--watch", "0.1", "--json"],
+        [*SWARMCTL, "events", "--follow"],
     ],
 )
 def test_a_reader_that_has_gone_is_noticed_quietly(broker: FakeBroker, command: list[str]) -> None:
@@ -537,6 +541,103 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
     pauses.clear()
     watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_events_are_followed_over_a_restart_of_the_broker(broker: FakeBroker) -> None:
+    """A line each, at once; Ctrl-C ends it, in good order. Nobody who reads any more ends it, too."""
+
+    def say(uptime_s: float) -> None:
+        body = {"state": "serving", "epoch": int(uptime_s), "uptime_s": uptime_s}
+        broker.reports["status"] = Report(what="status", ok=True, body=body)
+
+    def do(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, broker._loop).result(20)
+
+    say(7.0)
+    command = [*SWARMCTL, "events", "--follow", "--every", "0.1", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    leaving = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert leaving.stdout is not None
+        names = [json.loads(process.stdout.readline())["event"]]
+        assert json.loads(leaving.stdout.readline())["event"] == "serving"
+        leaving.stdout.close()  # nothing happens that would be told
+        assert leaving.wait(20) == 1
+        do(broker.shut())
+        names.append(json.loads(process.stdout.readline())["event"])
+        say(2.0)
+        do(broker.open())
+        names += [json.loads(process.stdout.readline())["event"] for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        for each in (process, leaving):
+            each.kill()
+            each.wait()
+    assert names == ["serving", "broker_away", "broker_started", "serving"]
+    assert (process.returncode, err) == (0, b"")
+    assert leaving.stderr is not None
+    assert leaving.stderr.read() == b""
+    leaving.stderr.close()
+
+
+# What bash does when somebody has pressed the tabulator behind these words.
+_TAB = """
+eval "$("$1" completion bash)"
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+function=$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+$function "$1" "${@: -1}" "${@: -2:1}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("swarmctl", "unc"), ["uncordon"]),
+        (("swarmctl", "drain", "w"), ["w0", "w1"]),
+        (("swarmctl", "plan", "--exclude", "w1"), ["w1"]),
+        (("swarmctl", "--url", "tcp://127.0.0.1:9", "drain", "w"), []),
+        (("swarm", "config", ""), ["check", "show"]),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes(broker: FakeBroker, tmp_path: Path, words: tuple[str, ...], expected: list[str]) -> None:
+    """Commands; the names of workers that are there, if the broker answers; nothing, in silence, if it doesn't."""
+    workers = [{"name": "w0", "state": "member"}, {"name": "w1", "state": "member"}, {"name": "w2", "state": "out"}]
+    broker.reports["nodes"] = Report(what="nodes", ok=True, body={"workers": workers})
+    for program, module in (("swarm", "swarm.cli.main"), ("swarmctl", "swarm.ctl.main")):
+        script = f"#!{sys.executable}\nfrom {module} import main\nmain()\n"
+        (tmp_path / program).write_text(script)
+        (tmp_path / program).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", _TAB, "bash", *words],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout.split(), done.stderr) == (expected, "")
+
+
+@pytest.mark.parametrize("program", ["swarm", "swarmctl"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_script(program: str, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With where it belongs; --json has the same. The shell, if it is here, can read it."""
+    run = {"swarm": run_swarm, "swarmctl": swarmctl}[program]
+    assert run(["completion", shell]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("# ")
+    assert f"_{program.upper()}_COMPLETE" in shown
+    assert run(["completion", shell, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["script"] in shown
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=shown, text=True, check=True, timeout=60)
 
 
 def test_rates_between_two_looks() -> None:

@@ -23,6 +23,7 @@ from swarm.broker.requests.endings import RequestSettings
 from swarm.broker.state import State, Worker
 from swarm.broker.state.archive import Account
 from swarm.broker.state.workers import Judgement
+from swarm.wire.greeting import Greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     AssetPart,
@@ -34,6 +35,7 @@ from swarm.wire.messages import (
     Steer,
     StopWorker,
 )
+from swarm.wire.schema import schema
 from swarm.wire.tensors import pack_bytes
 
 _TELLS_AGAIN = 2  # the version of the protocol since which a worker can be told to come again
@@ -117,7 +119,11 @@ class Inquiries:
             case "requests":
                 return status.requests(self._state, now, account, query.request_id)
             case _:
-                return status.status(self._state, now)
+                return status.status(self._state, now) | self._build()
+
+    def _build(self) -> Json:
+        ours = Greeting(schema=schema())
+        return {"version": self._version, "protocol": list(ours.versions), "messages": ours.schema}
 
     def describe(self, client: bytes) -> None:
         """Tell the model and the limits."""

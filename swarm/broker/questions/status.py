@@ -86,7 +86,7 @@ def nodes(
                 "incarnation": incarnation,
                 "host": hello.host,
                 "pid": hello.pid,
-                "build": hello.build or "0.1.0",  # of before it was said
+                "build": hello.build or None,  # 0.1.0 does not say it
                 "device": hello.device,
                 "dtype": hello.dtype,
                 "cores": hello.cores,
@@ -114,6 +114,8 @@ def nodes(
                 "kv_used": int(worker.stats.get("kv_used", 0)),
                 "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
                 "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
+                "protocol": list(hello.wire_versions),
+                "messages": hello.schema,
             }
         )
     return {"workers": found}

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
@@ -107,10 +108,8 @@ class LogFile:
         return [line for line in text.splitlines() if line.strip()][-num_lines:]
 
     def last_error(self) -> str:
-        """Find the line in which a command says why it failed, or else the last line of all; without ``swarm:``."""
-        lines = self.tail(200)
-        said = [line for line in lines if line.startswith("swarm: ")]
-        return (said or lines or [""])[-1].removeprefix("swarm: ")
+        """Find the line in which a command says why it failed, or else the last line of all; in words."""
+        return last_words(self.tail(200))
 
     def new_lines(self) -> list[str]:
         """Read the whole lines that were written since the last call."""
@@ -179,3 +178,30 @@ class Process:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What a process said last of why it ends, for people: the line of its command (``swarm: …``), else the last error
+    in its log, else its last line; what is a line of JSON, in words."""
+    said = [line.removeprefix("swarm: ") for line in lines if line.startswith("swarm: ")]
+    if said:
+        return said[-1]
+    logged = [_logged(line) for line in lines]
+    errors = [entry for entry in logged if entry.get("level") in ("error", "critical")]
+    last = (errors or logged or [{}])[-1]
+    return _told(last) if last else (lines[-1] if lines else "")
+
+
+def _logged(line: str) -> dict[str, object]:
+    """An entry of the log; empty: the line is none."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) and "event" in entry else {}
+
+
+def _told(entry: Mapping[str, object]) -> str:
+    what = str(entry["event"]).replace("_", " ")
+    why = next((entry[key] for key in ("reason", "error", "problem", "note") if entry.get(key)), "")
+    return " ".join((f"{what}: {why}" if why else what).split())

@@ -15,6 +15,7 @@ import typer
 from swarm.cli.app import app as swarm_app
 from swarm.cli.main import run as swarm
 from swarm.cli.output import EXIT_CODES
+from swarm.config import defaults, setting_names
 from swarm.ctl.commands import app as swarmctl_app
 from swarm.ctl.main import run as swarmctl
 
@@ -40,6 +41,9 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "requests"): (),
     ("swarmctl", "cancel"): ("r",),
     ("swarmctl", "recoveries"): (),
+    ("swarmctl", "events"): (),
+    ("swarmctl", "version"): (),
+    ("swarmctl", "top"): (),
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
     ("swarmctl", "invite"): ("--role", "worker"),
@@ -48,7 +52,7 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "drain"): ("w0",),
     ("swarmctl", "rebalance"): (),
     ("swarmctl", "standby"): (),
-    ("swarmctl", "upgrade"): (),
+    ("swarmctl", "upgrade"): ("--rolling",),
 }
 
 KEYS = {("swarmctl", "keys", name) for name in ("add", "list", "revoke", "rotate", "show")}  # on a file, too
@@ -100,6 +104,9 @@ def test_these_are_the_commands() -> None:
         ("swarm", "bench"),
         ("swarm", "discover"),
         ("swarm", "config", "check"),
+        ("swarm", "config", "show"),
+        ("swarm", "completion"),
+        ("swarmctl", "completion"),
         *(("swarm", "systemd", name) for name in ("install", "uninstall", "status")),
     }
     assert set(ASKING) | SERVICES | KEYS | others == set(COMMANDS)
@@ -184,7 +191,7 @@ def test_the_settings_file_says_where_the_broker_is(
     assert f"no broker answers at {NOBODY}" in only_line(capsys, path[0])
 
 
-@pytest.mark.parametrize("path", [*ASKING, ("swarm", "config", "check"), ("swarm", "up")])
+@pytest.mark.parametrize("path", [*ASKING, ("swarm", "config", "check"), ("swarm", "config", "show"), ("swarm", "up")])
 def test_wrong_settings_are_1(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +223,12 @@ def test_wrong_settings_are_1(
         ["swarm", "--log-level", "loud", "sim"],
         ["swarm", "config", "check", "a", "b"],
         ["swarm", "config", "check", "a", "--config", "b"],
+        ["swarm", "config", "show", "a", "--config", "b"],
         ["swarmctl", "stats", "--watch", "0"],
+        ["swarmctl", "events", "--follow", "--every", "0"],
+        ["swarmctl", "completion"],
+        ["swarm", "completion", "tcsh"],
+        ["swarmctl", "top", "--every", "0"],
         ["swarmctl", "plan", "--without", "w0"],
         ["swarmctl", "plan", "--dry-run", "--objective", "beauty"],
         ["swarmctl", "join", "--count", "65"],
@@ -254,3 +266,40 @@ def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     path.write_text("[broker]\nport = 'x'\n")
     assert run("swarm config check", str(path), "--json") == 1
     assert f"broker.port = 'x' from the file {path} is wrong" in only_line(capsys, "swarm")
+
+
+def test_config_show(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting with its origin; the highest one counts. Passwords and credentials are hidden."""
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "[broker]\nport = 5800\n[log]\nlevel = 'info'\n[[upstream]]\nurl = 'https://me:secret@other/v1'\n"
+        "[worker]\nthreads = 2\n"
+    )
+    monkeypatch.setenv("SWARM_WORKER__THREADS", "3")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    (tmp_path / "swarm.key").write_text("secret")
+    assert run("swarm --log-level debug config show", str(path), "--json") == 0
+    out = capsys.readouterr().out
+    assert "secret" not in out
+    body = json.loads(out)
+    assert [row["name"] for row in body["settings"]] == list(setting_names())
+    found = {row["name"]: (row["value"], row["from"]) for row in body["settings"]}
+    assert found["broker.port"] == (5800, f"the file {path}")
+    assert found["worker.threads"] == (3, "the environment variable SWARM_WORKER__THREADS")
+    assert found["log.level"] == ("debug", "the command line")
+    assert found["broker.min_workers"] == (defaults()["broker"]["min_workers"], "the defaults")
+    assert found["upstream"][0][0]["url"] == "https://…@other/v1"
+    [credential] = body["credentials"]
+    assert (credential["name"], credential["from"]) == ("swarm.key", f"the credential {tmp_path / 'swarm.key'}")
+
+    assert run("swarm config show --changed --config", str(path)) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["broker.port", "5800", "the", "file", str(path)]
+    shown = [line[0] for line in lines if line[0] in setting_names()]
+    assert shown == ["broker.port", "worker.threads", "log.level", "upstream"]
+    assert sum("(hidden)" in line for line in lines) == 1
+
+
+def test_config_show_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("swarm config show --changed") == 0
+    assert capsys.readouterr().out == "every setting is at its default\n"

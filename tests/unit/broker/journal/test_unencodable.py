@@ -10,7 +10,7 @@ import pytest
 
 from swarm.broker.actions import Action, Dispatch, OrderWorker, SayClient
 from swarm.broker.service import BrokerService
-from swarm.wire.messages import Fence, Malformed, Step
+from swarm.wire.messages import PROTOCOL_VERSION, Fence, Malformed, Step
 
 TOO_HIGH = 2**64  # more than the encoding can tell
 
@@ -26,7 +26,9 @@ TOO_HIGH = 2**64  # more than the encoding can tell
 def test_it_is_not_sent(action: Action) -> None:
     """The sockets are never asked."""
     service = object.__new__(BrokerService)
-    service._front = service._control = cast(Any, SimpleNamespace(send=pytest.fail))
+    service._front = service._control = cast(
+        Any, SimpleNamespace(send=pytest.fail, version_of=lambda _: PROTOCOL_VERSION)
+    )
     service._unsent = deque()
     assert service._perform(action) is None
     assert not service._unsent

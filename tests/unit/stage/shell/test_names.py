@@ -15,7 +15,7 @@ from swarm.stage.shell.introduction import code_without
 from swarm.stage.shell.service import WorkerService
 from swarm.testing import fake_manifest
 from swarm.wire.codec import WORKER
-from swarm.wire.messages import MAX_NAME, HeldSequence, Hello, LogRange, Stats
+from swarm.wire.messages import MAX_NAME, PROTOCOL_VERSION, HeldSequence, Hello, LogRange, Stats
 from swarm.wire.versions import VERSIONS
 
 
@@ -89,4 +89,5 @@ def test_what_cannot_be_encoded_is_not_sent() -> None:
     """It ends no process; if the broker waits for it, that has a deadline. The socket, which is not there, is never
     asked."""
     service = object.__new__(WorkerService)
+    service._spoken = PROTOCOL_VERSION
     service._send(Stats(incarnation="w0.1", values={"x" * 1000: 1.0}))

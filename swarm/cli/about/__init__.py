@@ -1,0 +1,2 @@
+"""Commands that tell of this installation itself, and run nothing: its settings with their origins (``show``), and how
+shells complete its command lines (``completion``)."""

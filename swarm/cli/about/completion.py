@@ -1,0 +1,89 @@
+"""``swarm completion SHELL``: the script by which a shell completes our command lines. Then the shell runs the program
+with the line so far in a variable, and typer answers in the words that the shell wants.
+
+Workers' names are asked of the broker; one that does not answer at once completes nothing, and says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from swarm.cli.options import JsonOption, load_settings
+from swarm.cli.output import print_json
+from swarm.errors import SwarmError
+
+PATIENCE_S: Final = 0.5  # of somebody who has pressed the tabulator
+_GONE: Final = ("left", "out")
+
+
+class Shell(StrEnum):
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+_INSTALL: Final = {
+    Shell.bash: 'eval "$({} completion bash)"   # in ~/.bashrc',
+    Shell.zsh: 'eval "$({} completion zsh)"   # in ~/.zshrc, after compinit',
+    Shell.fish: "{} completion fish | source   # in ~/.config/fish/config.fish",
+}
+
+
+def command(program: str) -> Callable[..., None]:
+    """The command of this program."""
+
+    def completion(
+        shell: Annotated[Shell, typer.Argument(help="Whose script it shall be.", show_default=False)],
+        as_json: JsonOption = False,
+    ) -> None:
+        from typer._completion_shared import get_completion_script  # typer offers it by an option of its own only
+
+        script = get_completion_script(prog_name=program, complete_var=_variable(program), shell=shell.value)
+        if as_json:
+            print_json({"program": program, "shell": shell.value, "script": script})
+        else:
+            print(f"# {_INSTALL[shell].format(program)}\n{script}")
+
+    completion.__doc__ = f"""Print the script by which bash, zsh or fish completes what begins with {program}.
+
+    Commands, options and their choices, and the names of workers if a broker answers within half a second. The first
+    line of the script says where it belongs.
+    """
+    return completion
+
+
+def prepare(program: str) -> None:
+    """Let typer answer, if a shell asks this process how a line may go on."""
+    if _variable(program) in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
+
+
+def _variable(program: str) -> str:
+    return f"_{program.upper()}_COMPLETE"
+
+
+def worker_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Workers that are there, by how the name begins."""
+    try:
+        return [name for name in _asked(ctx) if name.startswith(incomplete)]
+    except (SwarmError, typer.BadParameter, OSError):
+        return []
+
+
+def _asked(context: typer.Context) -> Iterator[str]:
+    from swarm.cli.joining import of_client
+    from swarm.client.blocking import Client
+
+    outer = context.parent.params if context.parent is not None else {}
+    settings = load_settings(context, None, {"client.url": context.params.get("url") or outer.get("url")})
+    access = of_client(settings, None)
+    with Client(access, connect_timeout_s=PATIENCE_S, reconnect_timeout_s=PATIENCE_S) as client:
+        rows: Any = client.query("nodes").get("workers")
+    return (str(row["name"]) for row in rows if row["state"] not in _GONE)

@@ -1,0 +1,94 @@
+"""``swarm config show``: each setting's value, and where it comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from swarm.cli.options import ConfigOption, JsonOption, load_settings, overrides_of
+from swarm.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from swarm.wire.messages import Json
+
+# What a service manager may hand over, and for what; a key itself is never shown.
+_CREDENTIALS: Final = {
+    "swarm.key": "the broker's own key",
+    "swarm.joined": "what joining another machine's swarm brought",
+    "swarm.hub-token": "the token for the model hub",
+}
+_USER: Final = re.compile(r"://[^/@\s]+@")
+
+
+def show(
+    context: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Settings file (TOML), as with --config.")
+    ] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what is not at its default.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show each setting's value, and where it comes from: the defaults, the file, a variable of the environment, the
+    command line (what stands before the command's name), or a credential of systemd's. Passwords are hidden.
+
+    It tells of a process that would be started here, now, and so; a running one may have been started otherwise.
+    """
+    from swarm.config import origins
+
+    if file is not None and config is not None:
+        raise typer.BadParameter(f"two settings files are named, {file} and {config}: name one")
+    load_settings(context, file or config, {})  # says what is wrong, and whose fault it is
+    found = origins(file or config, overrides_of(context))
+    rows: list[Json] = [
+        {"name": name, "value": hidden(value), "from": origin}
+        for name, (value, origin) in found.items()
+        if not changed or origin != "the defaults"
+    ]
+    handed = list(credentials(os.environ.get("CREDENTIALS_DIRECTORY")))
+    if as_json:
+        print_json({"settings": rows, "credentials": handed})
+    else:
+        console().print(_drawn(rows, handed))
+
+
+def hidden(value: object) -> object:
+    """The same without names and passwords in addresses."""
+    if isinstance(value, str):
+        return _USER.sub("://…@", value)
+    if isinstance(value, Mapping):
+        return {key: hidden(item) for key, item in value.items()}
+    return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def credentials(directory: str | None) -> Iterator[Json]:
+    """Those that were handed to this process, by name."""
+    for name, what in _CREDENTIALS.items() if directory else ():
+        path = Path(directory or "") / name
+        if path.is_file():
+            yield {"name": name, "what": what, "from": f"the credential {path}"}
+
+
+def _drawn(rows: list[Json], handed: list[Json]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        grid.add_row(*(Text(part) for part in (str(row["name"]), _written(row["value"]), str(row["from"]))))
+    for row in handed:
+        grid.add_row(*(Text(part) for part in (str(row["what"]), "(hidden)", str(row["from"]))))
+    return grid if rows or handed else Text("every setting is at its default")
+
+
+def _written(value: object) -> str:
+    import json
+
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)

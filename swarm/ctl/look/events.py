@@ -1,0 +1,128 @@
+"""What happened between two looks at a swarm. Pure.
+
+The broker is asked how things are, and what is different from the last time has happened in between. So it goes on
+over a restart of the broker, and costs nothing while nobody looks. What came and went between two looks is told only
+where the broker remembers it: recoveries, and workers that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from swarm.ctl.render import rows_of
+from swarm.wire.messages import Json
+
+_GONE = ("left", "out")
+
+
+class Look(NamedTuple):
+    """The broker's answers to three questions, asked at about the same time."""
+
+    status: Json
+    nodes: Json
+    recoveries: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``name``: for programs. ``text``: the same in words. ``fields``: of what or whom."""
+
+    name: str
+    text: str
+    fields: Json
+
+
+AWAY = Event("broker_away", "the broker does not answer; waiting for it", {})
+NOTHING = Look({}, {}, {})
+
+
+def happened(before: Look, after: Look) -> list[Event]:
+    """Tell what is new, in the order: broker, workers, recoveries, plan, problems. ``NOTHING`` before: all is new."""
+    found: list[Event] = []
+    if _is_another_life(before.status, after.status):
+        found.append(Event("broker_started", "the broker was started again", {"uptime_s": after.status["uptime_s"]}))
+        before = before._replace(recoveries={})
+    found += _workers(before.nodes, after.nodes)
+    found += _recoveries(before.recoveries, after.recoveries)
+    found += _plan(before.status, after.status)
+    found += _problems(before.status, after.status)
+    return found
+
+
+def _is_another_life(before: Json, after: Json) -> bool:
+    was, is_now = before.get("uptime_s"), after.get("uptime_s")
+    return isinstance(was, int | float) and isinstance(is_now, int | float) and is_now < was
+
+
+def _workers(before: Json, after: Json) -> Iterator[Event]:
+    known, found = _by_incarnation(before), _by_incarnation(after)
+    for incarnation, row in found.items():
+        yield from _worker(known.get(incarnation, {}), row)
+    for incarnation, row in known.items():
+        if incarnation not in found and row.get("state") not in _GONE:
+            yield _of_worker("worker_lost", row, "is not known any more")
+
+
+def _worker(was: Mapping[str, object], row: Mapping[str, object]) -> Iterator[Event]:
+    state = row.get("state")
+    if state in _GONE:
+        if was.get("state") not in _GONE:
+            name, word = ("worker_left", "has left") if state == "left" else ("worker_lost", "is out")
+            yield _of_worker(name, row, _with_reason(word, row.get("reason")))
+        return
+    if not was:
+        yield _of_worker("worker_joined", row, f"is here (process {row.get('pid')} on {row.get('host')})")
+    if row.get("verdict") != was.get("verdict", "well"):
+        yield _of_worker("verdict", row, _with_reason(f"is {row.get('verdict')}", row.get("evidence")), "verdict")
+    if (row.get("steered") or "") != (was.get("steered") or ""):
+        yield _of_worker("steered", row, f"is {row.get('steered') or 'free to get layers again'}", "steered")
+
+
+def _of_worker(name: str, row: Mapping[str, object], text: str, *more: str) -> Event:
+    fields = {key: row.get(key) for key in (*more, "incarnation")}
+    return Event(name, f"{row.get('name')} {text}", {"worker": row.get("name"), **fields})
+
+
+def _recoveries(before: Json, after: Json) -> Iterator[Event]:
+    known = {row.get("detected_at"): row for row in rows_of(before.get("recoveries"))}
+    for row in rows_of(after.get("recoveries")):
+        was = known.get(row.get("detected_at"))
+        fields = {"epoch": row.get("epoch"), "cause": row.get("cause")}
+        if was is None:
+            yield Event("recovery_begun", f"recovery: {row.get('evidence') or row.get('cause')}", fields)
+        if row.get("resumed_all_at") is not None and (was is None or was.get("resumed_all_at") is None):
+            measured = row.get("measured")
+            took = measured.get("total_s") if isinstance(measured, Mapping) else None
+            words = f" after {took:.2f} s" if isinstance(took, int | float) else ""
+            text = f"recovered{words}: {row.get('sequences')} sequences go on in epoch {row.get('epoch')}"
+            yield Event("recovery_ended", text, {**fields, "total_s": took})
+
+
+def _plan(before: Json, after: Json) -> Iterator[Event]:
+    was, state = before.get("state"), after.get("state")
+    epoch, waits_for = after.get("epoch"), after.get("waits_for")
+    if state == "serving":
+        if was != "serving" or before.get("epoch") != epoch:
+            text = f"serving {after.get('model')} on {after.get('num_stages')} stages, epoch {epoch}"
+            yield Event("serving", text, {"epoch": epoch, "num_stages": after.get("num_stages")})
+    elif (was, before.get("waits_for")) != (state, waits_for):
+        yield Event("not_serving", _with_reason(f"{state}", waits_for), {"state": state, "waits_for": waits_for})
+
+
+def _problems(before: Json, after: Json) -> Iterator[Event]:
+    for what in ("journal", "connections"):
+        was, problem = before.get(f"{what}_problem") or "", after.get(f"{what}_problem") or ""
+        if problem and problem != was:
+            yield Event("problem", f"{what}: {problem}", {"of": what})
+        elif was and not problem:
+            yield Event("problem_over", f"{what}: all is well again", {"of": what})
+
+
+def _with_reason(text: str, reason: object) -> str:
+    return f"{text}: {reason}" if reason else text
+
+
+def _by_incarnation(nodes: Json) -> dict[object, Mapping[str, object]]:
+    return {row.get("incarnation"): row for row in rows_of(nodes.get("workers"))}

@@ -1,0 +1,98 @@
+"""``swarmctl events``: what happens in a swarm, a line each; ``--follow`` until Ctrl-C, or until nobody reads."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from swarm.cli.options import JsonOption, UrlOption, open_client
+
+if TYPE_CHECKING:
+    from swarm.client.blocking import Client
+    from swarm.ctl.look.events import Event, Look
+
+AWAY_S: Final = 1.0  # without an answer, until it is told that the broker is away
+
+
+def events(
+    context: typer.Context,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also over a restart of the broker.")
+    ] = False,
+    every: Annotated[
+        float,
+        typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="How often to look, with --follow."),
+    ] = 0.5,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What has happened: workers that came, went or are not well, recoveries, plans, problems; a line each.
+
+    It looks every half second, and tells what has changed. What the broker still knows of before comes first, without
+    a time. With --json, a line is an object with event, text, time (null: before the first look), and of what it is.
+    """
+    outer = context.obj
+    with open_client(context, url or outer.url, away_s=AWAY_S) as client:
+        try:
+            for event, at in told(client, every if follow else None):
+                print(line(event, at, as_json=as_json or outer.as_json), flush=True)
+        except KeyboardInterrupt:
+            return  # the way to end it, and no failure
+
+
+def told(
+    client: Client, every_s: float | None, pause: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[Event, float | None]]:
+    """What is known at first, then what happens, with the time of the look. None: only the first look. An absence at
+    the first look is an error, as everywhere; later ones are waited out."""
+    from swarm.ctl.look.events import AWAY, NOTHING, happened
+    from swarm.errors import RequestTimeout, Unavailable
+
+    before = _look(client)
+    yield from ((event, None) for event in happened(NOTHING, before))
+    is_away = False
+    while every_s is not None:
+        pause(every_s)
+        _end_if_nobody_reads()
+        try:
+            after = _look(client)
+        except (Unavailable, RequestTimeout):
+            if not is_away:
+                yield AWAY, time.time()
+            is_away = True
+            continue
+        yield from ((event, time.time()) for event in happened(before, after))
+        before, is_away = after, False
+
+
+def _look(client: Client) -> Look:
+    from swarm.ctl.look.events import Look
+
+    return Look(client.query("status"), client.query("nodes"), client.query("recoveries"))
+
+
+def line(event: Event, at: float | None, *, as_json: bool) -> str:
+    if as_json:
+        when = None if at is None else datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+        return json.dumps({"time": when, "event": event.name, "text": event.text, **event.fields}, ensure_ascii=False)
+    clock = "before  " if at is None else f"{datetime.fromtimestamp(at):%H:%M:%S}"
+    return f"{clock}  {event.name:<15} {' '.join(event.text.split())}"
+
+
+def _end_if_nobody_reads() -> None:
+    """Raise BrokenPipeError if the reader of our output has gone: nothing may happen that would tell, for hours."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        gone = any(seen & (select.POLLERR | select.POLLHUP) for _, seen in poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
+        return
+    if gone:
+        raise BrokenPipeError

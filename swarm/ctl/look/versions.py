@@ -1,0 +1,67 @@
+"""``swarmctl version``: of which build every process is. Pure, but for this process's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarm.ctl.render import rows_of
+from swarm.version import __version__
+from swarm.wire.greeting import Greeting
+from swarm.wire.messages import Json
+from swarm.wire.schema import schema
+
+_GONE = ("left", "out")
+
+
+def versions(status: Json, nodes: Json) -> Json:
+    """A row for each process: the broker, workers that are there, and this one. ``messages`` names the messages that a
+    build knows, ``protocol`` the versions of the protocol that it speaks; null: it is of before that was told.
+    ``unlike``: what it has otherwise than the broker."""
+    here = Greeting(schema=schema())
+    broker = _row("broker", status.get("version"), status.get("protocol"), status.get("messages"))
+    workers = [
+        _row(str(row.get("name")), row.get("build"), row.get("protocol"), row.get("messages"))
+        for row in sorted(rows_of(nodes.get("workers")), key=lambda row: str(row.get("name")))
+        if row.get("state") not in _GONE
+    ]
+    own = _row("swarmctl", __version__, list(here.versions), here.schema)
+    return {"processes": [broker, *({**row, "unlike": _unlike(broker, row)} for row in (*workers, own))]}
+
+
+def _row(process: str, version: object, protocol: object, messages: object) -> Json:
+    return {"process": process, "version": version, "protocol": protocol, "messages": messages, "unlike": []}
+
+
+def _unlike(broker: Mapping[str, object], row: Mapping[str, object]) -> list[str]:
+    """What is not told is not compared."""
+    known = [key for key in ("version", "protocol", "messages") if broker[key] is not None and row[key] is not None]
+    return [key for key in known if broker[key] != row[key]]
+
+
+def drawn(body: Json) -> RenderableType:
+    rows = rows_of(body.get("processes"))
+    table = Table(box=box.SIMPLE)
+    for title in ("process", "version", "protocol", "messages"):
+        table.add_column(title)
+    for row in rows:
+        protocol = row["protocol"]
+        spoken = ", ".join(map(str, protocol)) if isinstance(protocol, list) else None
+        table.add_row(
+            *(Text(str(part or "not told")) for part in (row["process"], row["version"], spoken, row["messages"]))
+        )
+    strange = [row for row in rows if row["unlike"]]
+    told = [f"· {row['process']} is of another build than the broker, by {_words(row['unlike'])}" for row in strange]
+    silent = [str(row["process"]) for row in rows if row["messages"] is None]
+    if silent:
+        told.append(f"· of before that was told: {_words(silent)}")
+    return Group(table, *map(Text, told or ["· all of them are of one build"]))
+
+
+def _words(parts: object) -> str:
+    names = [str(part) for part in parts] if isinstance(parts, list) else []
+    return " and ".join(names)

@@ -1,0 +1,41 @@
+"""``swarmctl top``: its command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.ctl.top.asking import AWAY_S, Asking, look
+
+
+def top(
+    context: typer.Context,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=60, help="How often to look.")
+    ] = 1.0,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The swarm live, on the whole terminal: stages, memory, keys and values, tokens/s, queue, recoveries, requests.
+
+    Arrows choose a worker or a request; d drains a worker, u lets it have layers again, c cancels a request (d and c
+    ask first); q ends it. While the broker is away it says so, and goes on. With --json: one look, as an object.
+    """
+    outer = context.obj
+    wants_json = as_json or outer.as_json
+    with open_client(context, url or outer.url, away_s=AWAY_S) as client:
+        known = look(client)
+        if wants_json:
+            from swarm.cli.output import print_json
+
+            print_json({part: getattr(known, part) for part in ("status", "nodes", "stats", "requests")})
+            return
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise typer.BadParameter("top needs a terminal; scripts take --json, or swarmctl stats --watch")
+        from swarm.ctl.top.screen import run
+
+        with Asking(client, known, every) as asking:
+            run(asking)

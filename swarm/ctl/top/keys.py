@@ -1,0 +1,70 @@
+"""What a key does: a screen's state and a key go in, the next state comes out, and what the broker is to be told. Pure.
+
+What ends something is asked about first: only ``y`` does it, any other key lets it be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from swarm.ctl.top.view import Item
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """For the broker: ``verb`` is drain, uncordon or cancel."""
+
+    verb: str
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """``asked``: what waits for a yes. ``ends``: the user has had enough. ``said``: what is told in the lowest line."""
+
+    chosen: Item | None = None
+    asked: Order | None = None
+    said: str = ""
+    ends: bool = False
+
+
+_VERBS = {"d": ("drain", "worker"), "u": ("uncordon", "worker"), "c": ("cancel", "request")}
+
+
+def pressed(screen: Screen, key: str, items: Sequence[Item]) -> tuple[Screen, Order | None]:
+    """``key``: a letter, or up, down. ``items``: what can be chosen now."""
+    screen = still_there(screen, items)
+    if screen.asked is not None:
+        order = screen.asked if key == "y" else None
+        return replace(screen, asked=None, said="" if order else "left as it was"), order
+    if key == "q":
+        return replace(screen, ends=True), None
+    if key in ("up", "down"):
+        return replace(screen, chosen=_next(screen.chosen, 1 if key == "down" else -1, items), said=""), None
+    if key in _VERBS:
+        return _wanted(screen, *_VERBS[key])
+    return screen, None
+
+
+def still_there(screen: Screen, items: Sequence[Item]) -> Screen:
+    """What is chosen may have gone; then the first is, and nothing is asked about it any more."""
+    if screen.chosen in items:
+        return screen
+    return replace(screen, chosen=items[0] if items else None, asked=None)
+
+
+def _wanted(screen: Screen, verb: str, kind: str) -> tuple[Screen, Order | None]:
+    item = screen.chosen
+    if item is None or item.kind != kind:
+        return replace(screen, said=f"{verb}: choose a {kind} first (↑↓)"), None
+    order = Order(verb, item)
+    if verb == "uncordon":
+        return replace(screen, said=""), order
+    return replace(screen, asked=order, said=f"{verb} {kind} {item.name}? y: yes, any other key: no"), None
+
+
+def _next(chosen: Item | None, step: int, items: Sequence[Item]) -> Item | None:
+    if chosen is None or chosen not in items:
+        return items[0] if items else None
+    return items[max(0, min(len(items) - 1, items.index(chosen) + step))]

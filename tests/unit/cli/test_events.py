@@ -1,0 +1,146 @@
+"""``swarmctl events``: what is told of two looks, and how it goes on while the broker is away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from swarm.client.blocking import Client
+from swarm.ctl.look.events import NOTHING, Look, happened
+from swarm.ctl.look.follow import line, told
+from swarm.errors import Unavailable
+from swarm.wire.messages import Json
+
+
+def worker(name: str, **more: object) -> Json:
+    return {
+        "name": name,
+        "incarnation": f"{name}-1",
+        "state": "member",
+        "verdict": "well",
+        "host": "h",
+        "pid": 7,
+        **more,
+    }
+
+
+def status(uptime_s: float = 5.0, **more: object) -> Json:
+    return {"state": "serving", "epoch": 1, "num_stages": 2, "model": "village", "uptime_s": uptime_s, **more}
+
+
+def recovery(**more: object) -> Json:
+    return {"detected_at": 3.5, "epoch": 2, "cause": "w1 was lost", "evidence": "w1: its connection closed", **more}
+
+
+ENDED = {"resumed_all_at": 4.0, "measured": {"total_s": 0.5}, "sequences": 3}
+
+
+def look(*workers: Json, recoveries: tuple[Json, ...] = (), **of_status: object) -> Look:
+    return Look(status(**of_status), {"workers": list(workers)}, {"recoveries": list(recoveries)})  # type: ignore[arg-type]
+
+
+def texts(before: Look, after: Look) -> list[str]:
+    return [event.text for event in happened(before, after)]
+
+
+W0, W1 = worker("w0"), worker("w1")
+
+
+def test_at_first_all_is_new() -> None:
+    """Also what is over, as far as the broker remembers it."""
+    gone = worker("w2", state="out", verdict="dead", reason="its connection closed")
+    assert texts(NOTHING, look(W0, gone, recoveries=(recovery(**ENDED),))) == [
+        "w0 is here (process 7 on h)",
+        "w2 is out: its connection closed",
+        "recovery: w1: its connection closed",
+        "recovered after 0.50 s: 3 sequences go on in epoch 2",
+        "serving village on 2 stages, epoch 1",
+    ]
+
+
+def test_nothing_new_is_nothing_told() -> None:
+    """However much the evidence and the counters change meanwhile."""
+    assert texts(look(worker("w0", evidence="idle")), look(worker("w0", evidence="computing"), uptime_s=6.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (look(W0), look(W0, W1), ["worker_joined"]),
+        (look(W0, W1), look(W0, worker("w1", state="left")), ["worker_left"]),
+        (look(W0, W1), look(W0, worker("w1", state="out")), ["worker_lost"]),
+        (look(W0, W1), look(W0), ["worker_lost"]),
+        (look(W0, worker("w1", state="out")), look(W0), []),  # forgotten at last
+        (look(W0), look(worker("w0", incarnation="w0-2")), ["worker_joined", "worker_lost"]),
+        (look(W0), look(worker("w0", verdict="slow")), ["verdict"]),
+        (look(worker("w0", verdict="slow")), look(W0), ["verdict"]),
+        (look(W0), look(worker("w0", steered="drained")), ["steered"]),
+        (look(worker("w0", steered="drained")), look(W0), ["steered"]),
+        (look(), look(recoveries=(recovery(),)), ["recovery_begun"]),
+        (look(recoveries=(recovery(),)), look(recoveries=(recovery(**ENDED),)), ["recovery_ended"]),
+        (look(), look(recoveries=(recovery(**ENDED),)), ["recovery_begun", "recovery_ended"]),
+        (look(), look(epoch=2), ["serving"]),
+        (look(), look(state="waiting", waits_for="a worker"), ["not_serving"]),
+        (look(state="waiting", waits_for="a worker"), look(state="waiting", waits_for="room"), ["not_serving"]),
+        (look(), look(journal_problem="the disk is full"), ["problem"]),
+        (look(journal_problem="the disk is full"), look(), ["problem_over"]),
+        (look(uptime_s=9.0), look(uptime_s=1.0), ["broker_started"]),
+    ],
+)
+def test_what_is_different_has_happened(before: Look, after: Look, expected: list[str]) -> None:
+    assert [event.name for event in happened(before, after)] == expected
+
+
+class Asked:
+    """Answers looks as scripted; None: the broker is away."""
+
+    def __init__(self, looks: Iterator[Look | None]) -> None:
+        self._looks = looks
+        self._current: Look | None = None
+
+    def query(self, what: str) -> Json:
+        if what == "status":
+            self._current = next(self._looks)
+        if self._current is None:
+            raise Unavailable("the broker went away")
+        return getattr(self._current, what)  # type: ignore[no-any-return]
+
+
+def follow(*looks: Look | None) -> list[str]:
+    """The names of what is told, until the script ends."""
+    names = []
+    asked: Client = Asked(iter(looks))  # type: ignore[assignment]
+    with contextlib.suppress(RuntimeError):  # what a generator makes of StopIteration, the script's end
+        for event, _ in told(asked, 0.1, pause=lambda _: None):
+            names.append(event.name)
+    return names
+
+
+def test_an_absence_is_told_once_and_waited_out() -> None:
+    """What it brought is told when the broker is back; what lived through it is no news."""
+    names = follow(look(W0), None, None, None, look(W0, W1, uptime_s=1.0), None, look(W0, W1, uptime_s=1.5))
+    first = ["worker_joined", "serving"]
+    assert names == [*first, "broker_away", "broker_started", "worker_joined", "broker_away"]
+
+
+def test_a_broker_that_is_away_from_the_start_is_an_error() -> None:
+    asked: Client = Asked(iter([None]))  # type: ignore[assignment]
+    with pytest.raises(Unavailable):
+        list(told(asked, 0.1, pause=lambda _: None))
+
+
+def test_a_line_is_a_line() -> None:
+    """For people, whatever the evidence; for programs an object, without a time for what was before."""
+    [event, *_] = happened(NOTHING, look(worker("w0", host="h\nost")))
+    assert line(event, None, as_json=False) == "before    worker_joined   w0 is here (process 7 on h ost)"
+    assert json.loads(line(event, None, as_json=True)) == {
+        "time": None,
+        "event": "worker_joined",
+        "text": "w0 is here (process 7 on h\nost)",
+        "worker": "w0",
+        "incarnation": "w0-1",
+    }
+    assert json.loads(line(event, 0.5, as_json=True))["time"].partition(".")[2][:3] == "500"

@@ -1,0 +1,34 @@
+"""Why a child of ``swarm up`` has ended, in words: for its terminal, and for who asked for it by ``swarmctl join``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swarm.cli.up.processes import last_words
+
+
+def logged(event: str, level: str = "info", **more: object) -> str:
+    return json.dumps({"event": event, **more, "level": level, "timestamp": "2026-11-23T16:45:24Z"})
+
+
+REFUSED = logged("worker_ends", "error", reason="the broker refuses it:\nthis swarm serves another model", code=78)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], ""),
+        ([logged("worker_began"), "swarm: the limit is too little", REFUSED], "the limit is too little"),
+        ([REFUSED, logged("closed")], "worker ends: the broker refuses it: this swarm serves another model"),
+        (["Traceback", "ImportError: torch"], "ImportError: torch"),
+        ([logged("worker_began")], "worker began"),
+        (['{"event": 1', "[1]"], "[1]"),
+        ([logged("broker_does_not_greet", "error", note="it is older")], "broker does not greet: it is older"),
+        ([REFUSED, "ImportError: torch"], "worker ends: the broker refuses it: this swarm serves another model"),
+    ],
+)
+def test_last_words_are_words(lines: list[str], words: str) -> None:
+    """The command's own line first, then the last error that was logged, then the last line."""
+    assert last_words(lines) == words

@@ -1,0 +1,66 @@
+"""``swarmctl version``: who is of which build, and who is of another one than the broker."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from swarm.ctl.look.versions import drawn, versions
+from swarm.version import __version__
+from swarm.wire.greeting import Greeting
+from swarm.wire.messages import Json
+from swarm.wire.schema import schema
+
+OURS: Json = {"protocol": list(Greeting(schema=schema()).versions), "messages": schema()}
+
+
+def worker(name: str, **more: object) -> Json:
+    return {"name": name, "state": "member", "build": __version__, **OURS, **more}
+
+
+def asked(*workers: Json, **status: object) -> Json:
+    return versions({"version": __version__, **OURS, **status}, {"workers": list(workers)})
+
+
+def shown(body: Json) -> list[str]:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(drawn(body))
+    return [line.strip() for line in capture.get().splitlines() if line.strip()]
+
+
+def unlike(body: Json) -> dict[object, object]:
+    rows = body["processes"]
+    assert isinstance(rows, list)
+    return {row["process"]: row["unlike"] for row in rows if row["unlike"]}
+
+
+def test_all_of_one_build() -> None:
+    """Each has a line; whoever is gone has none."""
+    body = asked(worker("w1"), worker("w0"), worker("w2", state="out", messages="other"))
+    assert unlike(body) == {}
+    lines = shown(body)
+    assert [line.split()[0] for line in lines[2:-1]] == ["broker", "w0", "w1", "swarmctl"]
+    assert all(__version__ in line and schema() in line for line in lines[2:-1])
+    assert lines[-1] == "· all of them are of one build"
+
+
+def test_unlike_ones_are_pointed_out() -> None:
+    """With what they have otherwise than the broker."""
+    body = asked(worker("w0"), worker("w1", build="0.0.9"), worker("w2", messages="00ff", protocol=[7]))
+    assert unlike(body) == {"w1": ["version"], "w2": ["protocol", "messages"]}
+    assert shown(body)[-2:] == [
+        "· w1 is of another build than the broker, by version",
+        "· w2 is of another build than the broker, by protocol and messages",
+    ]
+
+
+def test_this_one_may_be_the_stranger() -> None:
+    body = asked(worker("w0", build="9.9"), version="9.9")
+    assert unlike(body) == {"swarmctl": ["version"]}
+
+
+def test_what_an_older_broker_does_not_tell_is_not_compared() -> None:
+    body = versions({}, {"workers": [{"name": "w0", "state": "member"}]})
+    assert unlike(body) == {}
+    assert [line.split() for line in shown(body) if line.startswith("w0")] == [["w0", *(["not", "told"] * 3)]]
+    assert shown(body)[-1] == "· of before that was told: broker and w0"
