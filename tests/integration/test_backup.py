@@ -17,7 +17,7 @@ from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, some_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-PROMPT, LONG = [1, 5, 9, 13], 250
+PROMPT, LONG = [1, 5, 9, 13], 400
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def is_private(folder: Path) -> bool:
 
 
 async def test_a_copy_of_a_live_brokers_state_is_put_back(swarm: Processes, state: Path, tmp_path: Path) -> None:
-    """The copy is made while tokens are written; the broker's machine is lost, with all that came after. From the copy
-    the request goes on to the same tokens; its number and its answers are known, and the broker had no complaint."""
+    """The copy is made while a request is under way, which waits for workers, so that it can't end meanwhile; then the
+    broker is lost with all that it had. From the copy the request goes on to the same tokens, without a complaint."""
     copy = tmp_path / "copy"
     async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
         await swarm.until_serving(client, 2)
@@ -59,6 +59,8 @@ async def test_a_copy_of_a_live_brokers_state_is_put_back(swarm: Processes, stat
             client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
         )
         await some_tokens(swarm, client, 40)
+        for name in ("w0", "w1"):
+            swarm.kill(name)
         await asyncio.to_thread(as_told, "copy", state, copy)
         assert not running.done()
         assert (await client.query("status"))["num_requests"] > 0
@@ -68,6 +70,8 @@ async def test_a_copy_of_a_live_brokers_state_is_put_back(swarm: Processes, stat
         await asyncio.to_thread(as_told, "put back", state, copy)
         assert is_private(state)
         swarm.start_broker(2)
+        for name in ("w0", "w1"):
+            swarm.start_worker(name)
         await swarm.until_serving(client, 2)
         assert (await running).tokens == expected.tokens
     log = swarm.log("broker")
