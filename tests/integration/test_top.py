@@ -213,8 +213,7 @@ def test_top_goes_on_when_the_broker_is_back(broker: FakeBroker) -> None:
         assert "serving parrot" in terminal.until(holds("the broker has not answered for"))[0]
         broker.reports["status"] = Report(what="status", ok=True, body={"state": "serving", "model": "raven"})
         asyncio.run_coroutine_threadsafe(broker.open(), broker._loop).result(20)
-        lines = terminal.until(holds("serving raven"))
-        assert not holds("has not answered")(lines)
+        terminal.until(lambda lines: holds("serving raven")(lines) and not holds("has not answered")(lines))
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.ends() == 0
         assert b"Traceback" not in terminal.raw

@@ -81,6 +81,8 @@ def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.Compl
         shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("mutants"))
         shutil.copytree(ROOT / "docs", root / "docs")  # which tests hold against the code
         shutil.copy(ROOT / "pyproject.toml", root)
+        for read_by_tests in ("docs", "config"):
+            (root / read_by_tests).symlink_to(ROOT / read_by_tests)
     if patch is not None:
         applier.apply(patch, root)
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}

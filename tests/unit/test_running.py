@@ -1,0 +1,221 @@
+"""``docs/running.md`` and the files it tells of (``examples/running``): commands are those of the real command line,
+Kubernetes' objects fit its published schemas, and what belongs together is named alike."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from swarm.cli.app import app as swarm_app
+from swarm.config import load
+from swarm.ctl.commands import app as swarmctl_app
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "running"
+CONTAINER, SLURM = FOLDER / "Containerfile", FOLDER / "swarm.slurm"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+OBJECTS = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()))
+PROGRAMS = {"swarm": swarm_app, "swarmctl": swarmctl_app}
+PAGES = ("running.md", "operations.md")
+OLDEST, NEWEST = "1.31", "1.37"  # of Kubernetes
+# A program, a command of it, and words, quoted or not, up to what ends a command in a shell.
+_CALL = re.compile(r"""(?<![\w/.=-])(swarmctl|swarm)([ \t]+[a-z][a-z-]*(?:[ \t]+(?:"[^"\n]*"|[^\s|;&<>()"']+))*)""")
+GUESS = "3"  # in the place of what a shell would put in: right as a number, a name and a folder
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line as the program would, without carrying it out. Raises what the program would say."""
+    program, *rest = words
+    command: Any = typer.main.get_command(PROGRAMS[program])
+    while hasattr(command, "commands") and rest:
+        assert rest[0] in command.commands, f"{program} has no command {rest[0]}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(program, list(rest))
+
+
+def called(script: str) -> Iterator[list[str]]:
+    """Calls of our programs in a shell's lines, wherever they stand in them."""
+    text = re.sub(r"\d?>(&\d|\S+)", "", script.replace("\\\n", " "))
+    text = re.sub(r"\$\{[^}]*\}|\$\(\w[^()]*\)(?=\")|\$\w+", lambda found: _put_in(found.group()), text)
+    for program, rest in _CALL.findall(text):
+        yield [program, *shlex.split(rest)]
+
+
+def _put_in(text: str) -> str:
+    """What a shell puts in, but for what our own programs print."""
+    return text if any(f"{name} " in text for name in PROGRAMS) else GUESS
+
+
+def told(page: str) -> str:
+    """What a page has its reader type: lines with a prompt in its blocks."""
+    blocks = re.findall(
+        r"^```(?:console|text)\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+    return "\n".join(re.sub(r"^\w*[$#] ", "", line) for each in blocks for line in each.splitlines() if _is_typed(line))
+
+
+def _is_typed(line: str) -> bool:
+    return re.match(r"\w*[$#] ", line) is not None
+
+
+def containers() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for thing in OBJECTS:
+        pod = thing["spec"].get("template", {}).get("spec")
+        if pod:
+            yield from ((pod, each) for each in [*pod["containers"], *pod.get("initContainers", [])])
+
+
+def lines() -> Iterator[tuple[str, list[str]]]:
+    """Every call of our programs: (where, words)."""
+    for page in PAGES:
+        yield from ((page, words) for words in called(told(page)))
+    yield from (("swarm.slurm", words) for words in called(_code(SLURM)))
+    (start,) = re.findall(r"^CMD (.*)$", CONTAINER.read_text(), re.MULTILINE)
+    yield "Containerfile", yaml.safe_load(start)
+    for service in COMPOSE["services"].values():
+        yield "compose.yaml", service["command"]
+        yield from _probes("compose.yaml", service["healthcheck"]["test"][1:] if "healthcheck" in service else [])
+    for _, container in containers():
+        yield from _probes("kubernetes.yaml", container["command"])
+        for hook in ("livenessProbe", "readinessProbe"):
+            yield from _probes("kubernetes.yaml", container.get(hook, {}).get("exec", {}).get("command", []))
+
+
+def _probes(where: str, words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    if words and words[0] in PROGRAMS:
+        yield where, words
+
+
+def _code(path: Path) -> str:
+    return "\n".join(re.split(r"(?:^|\s)# ", line)[0] for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize(("where", "words"), [pytest.param(*each, id=" ".join(each[1])[:60]) for each in lines()])
+def test_every_command_is_one(where: str, words: list[str]) -> None:
+    assert where
+    parse(words)
+
+
+def test_commands_are_found_and_wrong_ones_refused() -> None:
+    assert {where for where, _ in lines()} == {*PAGES, SLURM.name, CONTAINER.name, "compose.yaml", "kubernetes.yaml"}
+    assert list(called("a | swarm up --workers $N & x --  swarmctl status 2>/dev/null")) == [
+        ["swarm", "up", "--workers", GUESS],
+        ["swarmctl", "status"],
+    ]
+    with pytest.raises(Exception, match="no-such"):
+        parse(["swarm", "up", "--no-such"])
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("thing", OBJECTS, ids=lambda thing: f"{thing['kind']}-{thing['metadata']['name']}")
+def test_the_manifest_fits_kubernetes_schemas(thing: dict[str, Any], version: str) -> None:
+    assert kubernetes_validate.validate(thing, version, strict=True) == version
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**OBJECTS[0], "spec": {"cluster": "None"}}, NEWEST, strict=True)
+
+
+def test_the_manifest_belongs_together() -> None:
+    """Selectors choose the pods that are meant, mounts have volumes, probes a port; no settings come by chance."""
+    sets = {thing["metadata"]["name"]: thing["spec"] for thing in OBJECTS if thing["kind"] == "StatefulSet"}
+    services = {thing["metadata"]["name"]: thing["spec"] for thing in OBJECTS if thing["kind"] == "Service"}
+    assert set(sets) == {"swarm-broker", "swarm-worker", "swarm-gateway"}
+    for spec in sets.values():
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"] == labels == services[spec["serviceName"]]["selector"]
+    for pod, container in containers():
+        volumes = {each["name"] for each in pod.get("volumes", [])} | {"state"}
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+        # Kubernetes would put SWARM_PORT and SWARM_SERVICE_HOST there, and we refuse settings that don't exist.
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    (gateway,) = sets["swarm-gateway"]["template"]["spec"]["containers"]
+    assert gateway["readinessProbe"]["httpGet"] == {"path": "/ready", "port": gateway["ports"][0]["name"]}
+    assert gateway["livenessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_compose_belongs_together() -> None:
+    services = COMPOSE["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", [])) <= set(services)
+        assert service.get("network_mode", "service:broker").removeprefix("service:") in services
+        for volume in service.get("volumes", []):
+            assert volume.split(":")[0] in COMPOSE["volumes"] or volume.startswith("${MODEL:?")
+    build = services["broker"]["build"]
+    assert (FOLDER / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).resolve() == CONTAINER
+
+
+def test_settings_in_the_environment_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [*COMPOSE["x-swarm"]["environment"].items()]
+    given += [
+        (each["name"], each["value"]) for _, one in containers() for each in one.get("env", []) if "value" in each
+    ]
+    for name, value in given:
+        monkeypatch.setenv(name, value)
+    assert load(os.devnull).log.format == "json"
+
+
+def test_the_slurm_script() -> None:
+    """bash can parse it; its lines for Slurm stand before the first command, each option known and given once."""
+    subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=10)
+    head, _, rest = SLURM.read_text().partition("\nset -euo pipefail\n")
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "#SBATCH" not in rest
+    options = dict(
+        re.fullmatch(r"#SBATCH --([a-z-]+)=(\S+)", line).groups() for line in head.splitlines() if "#SB" in line
+    )  # type: ignore[union-attr,misc]
+    assert set(options) == {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "mem", "time", "output"}
+    assert options["ntasks-per-node"] == "1"
+    assert re.fullmatch(r"(\d+-)?\d\d:\d\d:\d\d", options["time"])
+    assert re.fullmatch(r"\d+[KMGT]", options["mem"])
+
+
+def test_the_container_file() -> None:
+    """Instructions are known, what it copies is there, and plain image names have no host in them."""
+    text = re.sub(r"^#.*\n", "", CONTAINER.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    text = re.sub(r"\n+", "\n", text)
+    known = ("FROM", "ARG", "RUN", "ENV", "WORKDIR", "COPY", "USER", "VOLUME", "STOPSIGNAL", "CMD")
+    stages: set[str] = set()
+    for line in text.strip().splitlines():
+        word, rest = line.split(maxsplit=1)
+        assert word in known, line
+        if word == "FROM":
+            image, *more = rest.split()
+            assert "/" not in image
+            stages |= set(more[1:])
+        if word == "COPY":
+            *sources, _ = rest.split()
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in stages
+            else:
+                assert all((ROOT / source).exists() for source in sources)
+
+
+@pytest.mark.timeout(1800)
+def test_the_container_file_can_be_built() -> None:
+    """Where there is a builder that works, and only where it is asked for: it fetches torch."""
+    builder = next((found for name in ("podman", "buildah", "docker") if (found := shutil.which(name))), None)
+    if builder is None:
+        pytest.skip("needs podman, buildah or docker")
+    if subprocess.run([builder, "info"], capture_output=True, check=False, timeout=60).returncode:
+        pytest.skip(f"{builder} is there, but can't build: {builder} info fails (no daemon?)")
+    if not os.environ.get("SWARM_TEST_IMAGES"):
+        pytest.skip("building fetches gigabytes: SWARM_TEST_IMAGES=1 has it done")
+    done = subprocess.run(
+        [builder, "build", "-f", str(CONTAINER), str(ROOT)], capture_output=True, text=True, check=False, timeout=1700
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
