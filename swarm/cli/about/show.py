@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from swarm.cli.options import ConfigOption, JsonOption, load_settings, overrides_of
-from swarm.cli.output import console, print_json
+from swarm.cli.output import print_json
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from swarm.wire.messages import Json
 
 # What a service manager may hand over, and for what; a key itself is never shown.
@@ -56,7 +54,7 @@ def show(
     if as_json:
         print_json({"settings": rows, "credentials": handed})
     else:
-        console().print(_drawn(rows, handed))
+        print("\n".join(_lines(rows, handed)) or "every setting is at its default")
 
 
 def hidden(value: object) -> object:
@@ -76,16 +74,12 @@ def credentials(directory: str | None) -> Iterator[Json]:
             yield {"name": name, "what": what, "from": f"the credential {path}"}
 
 
-def _drawn(rows: list[Json], handed: list[Json]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2))
-    for row in rows:
-        grid.add_row(*(Text(part) for part in (str(row["name"]), _written(row["value"]), str(row["from"]))))
-    for row in handed:
-        grid.add_row(*(Text(part) for part in (str(row["what"]), "(hidden)", str(row["from"]))))
-    return grid if rows or handed else Text("every setting is at its default")
+def _lines(rows: list[Json], handed: list[Json]) -> list[str]:
+    """In columns, and never broken: paths are copied."""
+    cells = [(str(row["name"]), _written(row["value"]), str(row["from"])) for row in rows]
+    cells += [(str(row["what"]), "(hidden)", str(row["from"])) for row in handed]
+    wide = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
+    return [f"{name:{wide[0]}}  {value:{wide[1]}}  {origin}" for name, value, origin in cells]
 
 
 def _written(value: object) -> str:
