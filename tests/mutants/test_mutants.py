@@ -79,7 +79,6 @@ def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.Compl
     (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
     if catcher.tests:
         shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("mutants"))
-        shutil.copytree(ROOT / "docs", root / "docs")  # which tests hold against the code
         shutil.copy(ROOT / "pyproject.toml", root)
         for read_by_tests in ("docs", "config"):
             (root / read_by_tests).symlink_to(ROOT / read_by_tests)
