@@ -14,6 +14,7 @@ from swarm.cli.answers.chat import chat
 from swarm.cli.answers.generate import generate
 from swarm.cli.bench import bench
 from swarm.cli.discover import discover
+from swarm.cli.doctor.command import doctor
 from swarm.cli.options import Common, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile
@@ -75,6 +76,7 @@ app.command(epilog=f"Example: {_CHAT}")(chat)
 app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
 app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
 app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
+app.command(short_help="Look whether this machine is fit.", epilog="Example: swarm doctor --model DIR")(doctor)
 app.command(short_help="Play swarms and their accidents.", epilog="Example: swarm sim --schedules 1000")(sim)
 config_app.command("show", epilog="Example: swarm config show --changed")(show)
 app.add_typer(config_app, name="config")

@@ -103,6 +103,7 @@ def test_these_are_the_commands() -> None:
         ("swarm", "sim"),
         ("swarm", "bench"),
         ("swarm", "discover"),
+        ("swarm", "doctor"),
         ("swarm", "config", "check"),
         ("swarm", "config", "show"),
         ("swarm", "completion"),

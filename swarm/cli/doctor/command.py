@@ -1,0 +1,57 @@
+"""``swarm doctor``: what of this machine stands in a swarm's way, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.options import ConfigOption, JsonOption, StateDirOption, load_settings
+from swarm.cli.output import EXIT_FAILED, print_json
+
+if TYPE_CHECKING:
+    from swarm.cli.doctor.checks import Finding
+
+_MARKS = {"ok": "  ", "note": "· ", "trouble": "! "}
+
+
+def doctor(
+    context: typer.Context,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Look at this model's files too, and tell how fast it would run here."
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: for so many workers here.")
+    ] = 2,
+    state_dir: StateDirOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look whether this machine is fit to run a swarm, or a part of one; nothing is changed.
+
+    A line for each finding: what is right, what is worth knowing (·), and what is in the way (!), with what to do. With
+    --model (a directory, or owner/name on a hub, of which no weights are fetched) also how fast it would run. Exit code
+    1 if anything is in the way. What a running swarm suffers from: swarmctl doctor.
+    """
+    from swarm.cli.doctor.checks import findings
+    from swarm.cli.doctor.facts import gather
+
+    overrides = {"model": model, "state_dir": str(state_dir) if state_dir else None}
+    found = findings(gather(load_settings(context, config, overrides), workers if model else 0))
+    if as_json:
+        print_json({"findings": [asdict(each) for each in found]})
+    else:
+        print("\n".join(line for each in found for line in lines(each)))
+    if any(each.level == "trouble" for each in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def lines(finding: Finding) -> list[str]:
+    """As a person reads it: the remedy below what it is for."""
+    first = f"{_MARKS[finding.level]}{finding.about:12} {finding.text}"
+    return [first, *([f"{'':15}→ {finding.remedy}"] if finding.remedy else [])]

@@ -1,0 +1,93 @@
+"""How fast a model would run here, before any of it is loaded: measured on this machine, reckoned as a broker does."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace as with_fields
+
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.drafts.proposals import propose
+from swarm.broker.planner.gauge import StageGauge
+from swarm.broker.planner.load import Load, Shape, Speeds
+from swarm.broker.planner.problem import Model, Shortage
+from swarm.broker.settings import plan_rules
+from swarm.broker.state import State, Worker
+from swarm.cli.doctor.checks import PROMPT, Outlook
+from swarm.wire.door.keys import new_pair
+from swarm.wire.messages import Hello
+from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+ROWS: Final = (1, 4, 16)  # sequences that decode together
+
+
+def measured(settings: Settings) -> Hello:
+    """Measure this machine as a worker does at its start: some layers of constant weights. Raises ModelError."""
+    from swarm.stage.shell.equipment import equip
+
+    equipment = equip(settings, new_pair())
+    executor = equipment.executor
+    return Hello(
+        epoch=0,
+        name="doctor",
+        incarnation="doctor",
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        wire_versions=VERSIONS,
+        schema=schema(),
+        device=executor.device,
+        dtype=executor.dtype,
+        cores=os.cpu_count() or 1,
+        endpoint="tcp://127.0.0.1:1",
+        memory_bytes=executor.memory_bytes,
+        costs=equipment.costs,
+        manifest=executor.manifest,
+        held_layers=None,
+        held=(),
+        logs=(),
+    )
+
+
+def outlook(settings: Settings, hello: Hello, workers: int) -> Outlook:
+    """Reckon for so many workers like this one, all on its machine: they share its memory and its cores."""
+    state, rules = State(), plan_rules(settings)
+    state.learn(hello.manifest)
+    for name in [f"w{number}" for number in range(workers)]:
+        own = with_fields(hello, name=name, incarnation=name, memory_bytes=hello.memory_bytes // workers)
+        state.workers[name] = Worker(own, name.encode(), 0.0)
+    rates, plans = [], []
+    for rows in ROWS:
+        found = propose(state, replace(rules, load=Load(rows, rules.load.context, 0.0)))
+        if isinstance(found, Shortage):
+            return Outlook(wrong=found.text)
+        rates.append((rows, rows / found.forecast.step_s))
+        plans.append(found)
+    layers = tuple(len(layers) for _, layers in plans[-1].shares)
+    return Outlook(tuple(rates), _prompt_s(hello, plans[-1], settings.broker.prefill_chunk), layers)
+
+
+def _prompt_s(hello: Hello, found: Proposal, chunk: int) -> float:
+    """A prompt goes through the stages chunk by chunk: one behind the other, or one at a time if they take turns."""
+    stages = list(_stages(hello, found))
+    starts = range(0, PROMPT, chunk)
+    shapes = [Shape.of([(at, min(chunk, PROMPT - at), at + chunk >= PROMPT)]) for at in starts]
+    times = [[stage.step_s(shape) for stage in stages] for shape in shapes]
+    if found.forecast.takes_turns:
+        return sum(map(sum, times))
+    return sum(times[0]) + sum(max(of_chunk) for of_chunk in times[1:])
+
+
+def _stages(hello: Hello, found: Proposal) -> Iterator[StageGauge]:
+    weights = Model.of(hello.manifest).layer_weights
+    for name, layers in found.shares:
+        speeds = Speeds.of(hello.costs, alone=found.forecast.takes_turns)
+        weight = sum(weights[layers.first : layers.stop])
+        yield StageGauge(name, speeds, weight, layers.first == 0, layers.stop == hello.manifest.num_layers)

@@ -1,0 +1,231 @@
+"""``swarm doctor``: what it finds in a machine, told by facts; and the facts, told by machines in real trouble."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarm.cli.doctor import facts as asked
+from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, findings
+from swarm.cli.doctor.command import lines
+from swarm.config import load
+from swarm.demo import model_path
+
+GIB = 1 << 30
+SOUND = Facts(
+    python=(3, 11),
+    packages={"torch": "2.13.0", "transformers": "5.23.0"},
+    processor="Abacus 9000",
+    cores=8,
+    quota=None,
+    memory_bytes=32 * GIB,
+    available_bytes=24 * GIB,
+    memory_limit=None,
+    state_dir="/var/lib/swarm",
+    room_bytes=100 * GIB,
+    sync_s=0.001,
+    state_wrong="",
+    descriptors=20_000,
+    ports=(Port(5700, "the broker's, for clients", True), Port(8000, "the gateway's", True)),
+    kernels=Kernels("avx512bf16"),
+    gpus=("cuda:0: H200, 139 GiB",),
+    clock_is_set=True,
+    model=Model("/models/llama", GIB // 2),
+    units={"swarm-broker.service": "active"},
+)
+
+
+def wrong(**changes: object) -> list[Finding]:
+    return [each for each in findings(replace(SOUND, **changes)) if each.level != "ok"]  # type: ignore[arg-type]
+
+
+def one(**changes: object) -> Finding:
+    (found,) = wrong(**changes)
+    return found
+
+
+def test_a_sound_machine() -> None:
+    """Each thing that was looked at has a line, and none asks for anything."""
+    found = findings(SOUND)
+    assert not wrong()
+    assert all(not each.remedy for each in found)
+    assert [each.about for each in found] == [
+        *("packages", "processor", "kernels", "gpu", "memory", "state", "descriptors", "port", "clock", "model"),
+        "systemd",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "level", "says", "remedy"),
+    [
+        ({"python": (3, 10)}, "python", "trouble", "Python 3.10", "3.11 or newer"),
+        ({"packages": {"torch": None}}, "packages", "note", "torch not installed", "swarm[worker]"),
+        ({"kernels": Kernels("", "no compiler")}, "kernels", "trouble", "no compiler", "C compiler"),
+        ({"kernels": Kernels("avx2", "", "amx: 3 of 64 differ")}, "kernels", "note", "amx: 3 of 64 differ", "exact"),
+        ({"available_bytes": GIB}, "memory", "trouble", "1.0 GiB of 32.0 GiB", "end something"),
+        ({"memory_limit": GIB}, "memory", "trouble", "1.0 GiB of 1.0 GiB", "2.0 GiB"),
+        ({"state_wrong": "it is a file"}, "state", "trouble", "/var/lib/swarm: it is a file", "--state-dir"),
+        ({"room_bytes": GIB // 2}, "state", "trouble", "room for 512 MiB", "make room"),
+        ({"sync_s": 0.2}, "state", "note", "200 ms", "quicker disk"),
+        ({"descriptors": 1024}, "descriptors", "note", "1,024", "ulimit -n 4096"),
+        ({"ports": (Port(5700, "a", False, "nc (process 7)"),)}, "port", "note", "by nc (process 7)", "stop"),
+        ({"clock_is_set": False}, "clock", "note", "not kept right", "time service"),
+        ({"model": Model("llama", wrong="there is no directory llama")}, "model", "trouble", "no directory", "another"),
+        ({"model": Model("llama", 30 * GIB)}, "model", "note", "more than is available here (24.0 GiB)", "invite"),
+        ({"outlook": Outlook(wrong="200 MiB more")}, "outlook", "trouble", "waits for 200 MiB more", "memory"),
+        ({"keys_wrong": ("others may read k",)}, "keys", "trouble", "others may read k", "swarmctl keys rotate"),
+        ({"units": {"swarm-worker@a.service": "failed"}}, "systemd", "trouble", "has failed", "journalctl -u swarm-w"),
+    ],
+)  # fmt: skip
+def test_trouble_is_named_with_its_remedy(
+    changes: dict[str, object], about: str, level: str, says: str, remedy: str
+) -> None:
+    """One line for it, and nothing else is disturbed by it."""
+    found = one(**changes)
+    assert (found.about, found.level) == (about, level)
+    assert says in found.text
+    assert remedy in found.remedy
+
+
+def test_memory_and_cores_that_a_container_gives() -> None:
+    """What counts is what this process may use."""
+    told = {each.about: each.text for each in findings(replace(SOUND, memory_limit=8 * GIB, quota=2.5))}
+    assert told["memory"] == "8.0 GiB of 8.0 GiB available (this machine has 32.0 GiB, a container or unit gives less)"
+    assert told["processor"] == "Abacus 9000, 8 cores, of which a container gives 2.5"
+
+
+def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
+    ahead = Outlook(((1, 13.04), (16, 1100.0)), 0.52, (6, 2))
+    told = {each.about: each.text for each in findings(replace(SOUND, outlook=ahead))}
+    assert told["outlook"] == (
+        "with 6 + 2 layers, tokens/s by sequences that decode together: 1: 13, 16: 1.1e+03; "
+        "a prompt of 512 tokens takes 0.52 s"
+    )
+
+
+def test_how_a_finding_is_shown() -> None:
+    assert lines(Finding("port", "note", "5700 is in use", "stop it")) == [
+        "· port         5700 is in use",
+        "               → stop it",
+    ]
+    assert lines(Finding("clock", "ok", "kept right")) == ["  clock        kept right"]
+
+
+# --- real machines, in real trouble -----------------------------------------------------------------------------------
+
+
+def test_a_taken_port_and_who_has_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        settings = load(None, {"broker.port": number})
+        found = {port.number: port for port in asked.ports(settings)}
+    assert not found[number].is_free
+    assert f"(process {os.getpid()})" in found[number].by
+    free = {port.number: port for port in asked.ports(settings)}
+    assert free[number].is_free
+
+
+def test_where_nothing_can_be_written() -> None:
+    """A pseudo file system is nobody's to write to, root's neither."""
+    said, took = asked.written(Path("/proc/swarm"))
+    assert said.startswith("nothing can be written there")
+    assert took is None
+
+
+def test_a_write_is_timed_where_the_directory_would_be_made(tmp_path: Path) -> None:
+    said, took = asked.written(tmp_path / "not" / "there")
+    assert said == ""
+    assert took is not None
+    assert list(tmp_path.iterdir()) == []  # and nothing is left
+
+
+def test_keys_that_others_may_read(tmp_path: Path) -> None:
+    (tmp_path / "joined").mkdir()
+    for name in ("broker.key", "joined/5f-0a.json", "keys.json"):
+        (tmp_path / name).write_text("secret")
+        (tmp_path / name).chmod(0o600)
+    assert asked.readable_by_others(tmp_path) == []
+    (tmp_path / "joined/5f-0a.json").chmod(0o640)
+    (said,) = asked.readable_by_others(tmp_path)
+    assert said.startswith(f"others may read {tmp_path}/joined/5f-0a.json (chmod 600")
+
+
+@pytest.mark.parametrize(
+    ("listing", "files", "limit"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "1000\n"}, 1000),
+        ("0::/a/b\n", {"a/b/memory.max": "500\n", "a/memory.max": "1000\n"}, 500),
+        ("0::/\n", {}, None),
+        ("3:memory:/a\n2:cpu:/a\n", {"memory/a/memory.limit_in_bytes": "700\n", "cpu/a/memory.max": "1\n"}, 700),
+    ],
+)
+def test_the_least_limit_of_the_groups_around(
+    tmp_path: Path, listing: str, files: dict[str, str], limit: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "listing").write_text(listing)
+    assert asked.memory_limit(tmp_path / "listing", tmp_path) == limit
+
+
+@contextmanager
+def few_descriptors(number: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_few_descriptors() -> None:
+    with few_descriptors(900):
+        assert asked.descriptors() == 900
+
+
+def test_a_damaged_model(tmp_path: Path) -> None:
+    """Cut in the middle, as by a copy that broke off."""
+    folder = tmp_path / "village"
+    shutil.copytree(model_path(), folder)
+    assert asked.model(str(folder)) == Model(str(folder), asked.model(None).weight_bytes)  # type: ignore[union-attr]
+    weights = next(folder.glob("*.safetensors"))
+    os.truncate(weights, weights.stat().st_size // 2)
+    found = asked.model(str(folder))
+    assert found is not None
+    assert weights.name in found.wrong
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    found = asked.model(str(tmp_path / "nowhere"))
+    assert found is not None
+    assert "there is no directory" in found.wrong
+
+
+def test_the_whole_command(tmp_path: Path) -> None:
+    """As a person calls it, with an outlook for two workers; the exit code says that something is in the way."""
+    state = tmp_path / "öd platz"
+    (state / "joined").mkdir(parents=True)
+    (state / "broker.key").write_text("secret")
+    (state / "broker.key").chmod(0o644)
+    command = [sys.executable, "-m", "swarm", "doctor", "--json", "--state-dir", str(state), "--model"]
+    done = subprocess.run(
+        [*command, str(model_path())], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["keys"]["level"] == "trouble"
+    assert found["model"]["level"] == "ok"
+    assert "tokens/s by sequences that decode together: 1: " in found["outlook"]["text"]
+    assert not (state / "journal.sqlite").exists()
