@@ -16,6 +16,7 @@ from swarm.cli.output import EXIT_CODES
 from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
+from swarm.ctl.look.doctor import doctor
 from swarm.ctl.look.follow import events
 from swarm.ctl.top.command import top
 from swarm.ctl.upgrade import upgrade
@@ -275,6 +276,7 @@ def cancel(
 _report("recoveries", "What was lost, how sequences went on, and how long each part took, beside what was predicted.")
 app.command(epilog="Example: swarmctl events --follow")(events)
 app.command(epilog="Example: swarmctl top --every 2")(top)
+app.command(short_help="What it suffers from, and what to do.", epilog="Example: swarmctl doctor")(doctor)
 
 
 @app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")

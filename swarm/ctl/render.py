@@ -45,6 +45,8 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "unreachable",
     "protocol",
     "messages",
+    "round_trip_s",  # swarmctl doctor tells them
+    "bytes_per_s",
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),

@@ -114,6 +114,8 @@ def nodes(
                 "kv_used": int(worker.stats.get("kv_used", 0)),
                 "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
                 "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
+                "round_trip_s": None if hello.link is None else hello.link.round_trip_s,
+                "bytes_per_s": None if hello.link is None else hello.link.bytes_per_s,
                 "protocol": list(hello.wire_versions),
                 "messages": hello.schema,
             }

@@ -2,7 +2,8 @@
 
 A few small messages tell the way there and back, larger ones how many bytes pass in a second. The least of a few is
 taken, since whatever else goes on makes a message slower. A broker that doesn't answer soon is not waited for: then
-nothing is known of the link.
+nothing is known of the link. If small messages come back and large ones don't, as where the MTU of some wire on the way
+is smaller than the ends believe, the way is told to be as narrow as that.
 """
 
 from __future__ import annotations
@@ -37,21 +38,26 @@ class LinkProbe:
             async with asyncio.timeout(_ANSWER_S):
                 await self._round_trip(0)
             async with asyncio.timeout(_PATIENCE_S):
-                return await self._measure()
+                there_and_back = min([await self._round_trip(0) for _ in range(_NUM_SMALL)])
+            return LinkCost(there_and_back, await self._rate(there_and_back))
         except TimeoutError:
             return None
         finally:
             self._waits = None
 
-    async def _measure(self) -> LinkCost:
-        there_and_back = min([await self._round_trip(0) for _ in range(_NUM_SMALL)])
+    async def _rate(self, there_and_back: float) -> float:
+        """Bytes that pass in a second, by the largest message that came back in time."""
         rate = _MOST_BYTES_PER_S
-        for size in _SIZES:
-            took = min([await self._round_trip(size) for _ in range(_NUM_LARGE)])
+        for count, size in enumerate(_SIZES):
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    took = min([await self._round_trip(size) for _ in range(_NUM_LARGE)])
+            except TimeoutError:
+                return rate if count else size / _PATIENCE_S
             rate = size / max(took - there_and_back, size / _MOST_BYTES_PER_S)
             if took > _QUICK_S:
                 break
-        return LinkCost(there_and_back, rate)
+        return rate
 
     async def _round_trip(self, num_bytes: int) -> float:
         self._ticket += 1

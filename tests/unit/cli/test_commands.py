@@ -44,6 +44,7 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "events"): (),
     ("swarmctl", "version"): (),
     ("swarmctl", "top"): (),
+    ("swarmctl", "doctor"): (),
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
     ("swarmctl", "invite"): ("--role", "worker"),

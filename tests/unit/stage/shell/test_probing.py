@@ -17,17 +17,17 @@ RATE = 1e9
 class Echo:
     """Answers every probe after the way there and back, on a clock of its own."""
 
-    def __init__(self, rate: float = RATE, answers: int = 1000) -> None:
+    def __init__(self, rate: float = RATE, answers: int = 1000, largest: int = 1 << 30) -> None:
         self.clock = ManualClock()
         self.probe = LinkProbe(self._take, self.clock)
         self.sizes: list[int] = []
-        self._rate, self._answers = rate, answers
+        self._rate, self._answers, self._largest = rate, answers, largest
 
     def _take(self, message: Probe, payload: bytes | None) -> None:
         size = 0 if payload is None else len(payload)
         assert (message.payload.num_bytes if message.payload else 0) == size
         self.sizes.append(size)
-        if len(self.sizes) > self._answers:
+        if len(self.sizes) > self._answers or size > self._largest:
             return
         self.probe.answered(message.ticket - 1)  # late answers to earlier ones mean nothing
         self.clock.advance(DELAY_S + size / self._rate)
@@ -59,3 +59,14 @@ async def test_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) ->
         assert await echo.probe.measure() is None
     echo.probe.answered(1)
     assert echo.sizes == [0]
+
+
+@pytest.mark.parametrize(("largest", "rate"), [(1000, 6_553_600), (100 << 10, RATE)])
+async def test_large_messages_that_get_lost(monkeypatch: pytest.MonkeyPatch, largest: int, rate: float) -> None:
+    """Not even 64 KiB in time: no more than that passes. Half a mebibyte too much: what is known of the smaller one."""
+    monkeypatch.setattr("swarm.stage.shell.probing._PATIENCE_S", 0.01)
+    async with asyncio.timeout(5.0):
+        found = await Echo(largest=largest).probe.measure()
+    assert found is not None
+    assert found.round_trip_s == pytest.approx(DELAY_S)
+    assert found.bytes_per_s == pytest.approx(rate, rel=0.01)
