@@ -199,6 +199,7 @@ class FakeExecutor:
                 for offset in range(taken, taken + row.count):
                     position = row.start + offset - taken
                     hidden[offset] = self._position(row.sequence, position, hidden[offset], batch.through)
+                self._lose_beyond(row.sequence, row.start + row.count, batch.through)
             taken += row.count
             last.append(hidden[taken - 1])
         progressed()
@@ -280,6 +281,11 @@ class FakeExecutor:
         if position % _BLOCK == 0:
             self._check_room()
         return hidden
+
+    def _lose_beyond(self, sequence: int, stop: int, layers: LayerRange) -> None:
+        """What was written last counts: of what lies behind it in the same unit of a real cache nothing is left."""
+        for layer in range(layers.first, layers.stop):
+            del self.chains[sequence][layer][stop:]
 
     def _puts_off(self) -> bool:
         self.num_asked += 1

@@ -443,6 +443,7 @@ class StageCore:
             self._cause = step.cause
             assert self.layers is not None
             self.replays.forget(step.release)
+            self.replays.resumed(step.rows)
             problem = self.holdings.apply_header(step, self.layers) or wrong_row(self.sequences, step.rows)
             if problem is not None:
                 self._stop_work("refused", now)

@@ -8,7 +8,9 @@ range goes on behind them; the last one tells the broker. What leaves a stage is
 further than ``through``: a survivor behind it hears nothing.
 
 Replays have no number among the steps: the sequence waits for them, so nothing of it can overtake them, and whether all
-have arrived is told by ``ReplayDone``. They run when no step is due.
+have arrived is told by ``ReplayDone``. They run when no step is due. A chunk that comes twice must not run again: what
+is written last counts, and of what lies behind it in the same unit of the memory nothing is left. So a sequence's chunks
+go forward only, and none of it runs once a step has.
 """
 
 from __future__ import annotations
@@ -42,6 +44,20 @@ class _Chunk:
 
 
 @dataclass(slots=True)
+class _Taken:
+    """How far a sequence's replay has come in this epoch: ``through`` these layers up to ``stop``. ``resumed``: steps
+    have computed it since."""
+
+    through: LayerRange | None
+    stop: int
+    resumed: bool = False
+
+    def has(self, step: Step) -> bool:
+        """Has this chunk run before?"""
+        return self.resumed or (self.through == step.through and step.rows[0].start < self.stop)
+
+
+@dataclass(slots=True)
 class Replays:
     """Chunks that wait for the device, and the one that is on it."""
 
@@ -52,12 +68,14 @@ class Replays:
     count: Callable[[str, float], None]
     waiting: deque[_Chunk] = field(default_factory=deque)
     released: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELEASED))  # in this epoch, the latest
+    taken: dict[int, _Taken] = field(default_factory=dict)  # in this epoch
     current: Step | None = None
 
     def clear(self) -> None:
         """The epoch ended: whoever needs a replay will be asked again. What is on the device comes to its end first."""
         self.waiting.clear()
         self.released.clear()
+        self.taken.clear()
 
     def take_order(self, order: Replay, layers: LayerRange) -> list[Action]:
         """Send what the log has, or say that it hasn't."""
@@ -114,8 +132,16 @@ class Replays:
         in the same epoch is computed by steps.)"""
         gone = set(sequences)
         self.released.extend(gone)
+        for sequence in gone & self.taken.keys():
+            del self.taken[sequence]
         if gone and self.waiting:
             self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in gone)
+
+    def resumed(self, rows: Iterable[Row]) -> None:
+        """These are computed by a step: none of their chunks is wanted any more."""
+        for row in rows if self.taken else ():
+            if row.sequence in self.taken:
+                self.taken[row.sequence].resumed = True
 
     def start(self, layers: LayerRange) -> Compute | str | None:
         """Put the next chunk on the device; in words, why it can't be; None if there is none."""
@@ -130,6 +156,9 @@ class Replays:
         own = self._own(step, layers)
         if own is None:
             return f"a replay through layers {step.through} came to layers {layers}"
+        if row.sequence in self.taken and self.taken[row.sequence].has(step):
+            self.count("duplicate_replays", 1)
+            return None
         if row.sequence not in self.holdings.sequences:
             for item in step.open:
                 self.holdings.open_empty(item, layers)
@@ -142,6 +171,7 @@ class Replays:
         if held.least(own) < row.start:
             return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
         held.history[row.start : row.start + row.count] = step.tokens
+        self.taken[row.sequence] = _Taken(step.through, row.start + row.count)
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
         batch = Batch((row,), tokens, chunk.hidden, (), alone=step.alone, through=own)

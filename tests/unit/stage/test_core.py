@@ -672,6 +672,44 @@ def test_many_late_replays_are_let_go_at_once(stage: StageBench) -> None:
     assert stage.core.counters["late_replays"] == MAX_WAITING - 1
 
 
+def chunk(start: int, count: int, epoch: int = 1) -> Step:
+    first = (opened(1),) if start == 0 else ()
+    rows = Row(1, start, count, False)
+    return step_of(REPLAY_STEP, rows, open=first, replay=True, through=LayerRange(0, 3), epoch=epoch)
+
+
+def test_a_chunk_that_comes_again_after_a_step_does_not_run(stage: StageBench) -> None:
+    """It would write over the end of what it belongs to, and of the position behind it nothing would be left. In the
+    next epoch it is wanted again."""
+    stage.run(chunk(0, 3))
+    stage.run(step_of(1, Row(1, 3, 1, True)))
+    assert stage.step(chunk(0, 3)) == []
+    assert stage.computing is None
+    assert stage.core.counters["duplicate_replays"] == 1
+    stage.activate(epoch=2, live=((1, 4),))
+    stage.step(chunk(0, 3, epoch=2))
+    assert stage.computing is not None
+
+
+def test_a_chunk_that_comes_again_after_the_next_one_does_not_run(stage: StageBench) -> None:
+    """Chunks go forward only; one that waits while the step is on the device is late, too."""
+    for start in (0, 3):
+        stage.run(chunk(start, 3))
+    assert stage.step(chunk(0, 3)) == stage.step(chunk(3, 3)) == []
+    stage.step(step_of(1, Row(1, 6, 1, True)))
+    assert stage.step(chunk(6, 3)) == []  # behind what the broker ordered: nobody else sends such, but it must not run
+    stage.compute()
+    assert stage.computing is None
+    assert stage.core.counters["duplicate_replays"] == 3
+
+
+def test_chunks_by_another_way_begin_anew(stage: StageBench) -> None:
+    """The log was gone, and the tokens serve, through more layers: from where the sequence stands."""
+    stage.run(chunk(0, 3))
+    stage.step(msgspec.structs.replace(chunk(0, 3), through=LayerRange(0, 6)))
+    assert stage.computing is not None
+
+
 def test_the_log_is_bounded(make_stage: MakeStage) -> None:
     """However much is sent, the log stays within its bytes (the bench checks after every event); sequences go on."""
     segment = 32 * 2 * 4
