@@ -8,9 +8,9 @@ range goes on behind them; the last one tells the broker. What leaves a stage is
 further than ``through``: a survivor behind it hears nothing.
 
 Replays have no number among the steps: the sequence waits for them, so nothing of it can overtake them, and whether all
-have arrived is told by ``ReplayDone``. They run when no step is due. A chunk that comes twice must not run again: what
-is written last counts, and of what lies behind it in the same unit of the memory nothing is left. So a sequence's chunks
-go forward only, and none of it runs once a step has.
+have arrived is told by ``ReplayDone``. They run when no step is due. A chunk that comes twice must not run again: of
+what lies behind it in the same unit of the memory nothing would be left. So a sequence's chunks go forward only, and
+none of them runs once a step has.
 """
 
 from __future__ import annotations

@@ -159,6 +159,8 @@ class PushChannel:
                     session = self._shaken(made, Word(self._key) if is_nearby else self._knocks())
                     self._tries_nearby, pause_s = True, PAUSE_S
                     self._serve(made, session)
+                if self._is_over():  # the wake for it is spent, and whoever closes waits for us
+                    break
                 wait_for(time.monotonic() + pause_s, self._wake)
                 self._wake.clear()
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -100,6 +100,17 @@ def test_who_closes_while_nobody_is_there_waits_for_nobody() -> None:
         assert monotonic() - began < SOON_S
 
 
+def test_who_closes_a_connection_does_not_pause_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause is for who wants to connect again; a stage that changes its neighbour waits for this."""
+    monkeypatch.setattr("swarm.wire.push.PAUSE_S", 10 * SOON_S)
+    pull = PullChannel(HOST, LIMIT)
+    push = PushChannel(pull.endpoint)
+    assert sent(push, pull, b"step") == [b"step"]
+    push.close()
+    assert not push._thread.is_alive()
+    pull.close()
+
+
 @pytest.mark.parametrize("endpoint", ["nonsense", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://127.0.0.1:70000"])
 def test_what_is_no_endpoint_is_said(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="is no endpoint like"):

@@ -36,6 +36,7 @@ from swarm.wire.messages import (
     ReplayMissing,
     Row,
     SequencePosition,
+    Step,
     StepDone,
     Trouble,
     Welcome,
