@@ -63,7 +63,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
             max_passed_s=broker.max_passed_s,
         ),
         plan=PlanSettings(
-            rules=_rules(settings),
+            rules=plan_rules(settings),
             min_workers=broker.min_workers,
             settle_s=broker.settle_s,
             prepare_timeout_s=broker.prepare_timeout_s,
@@ -82,7 +82,8 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
     )
 
 
-def _rules(settings: Settings) -> PlanRules:
+def plan_rules(settings: Settings) -> PlanRules:
+    """What a plan must keep to: all of the section ``plan``, which counts from the moment at which it is read."""
     plan, broker = settings.plan, settings.broker
     pins: dict[str, LayerRange] = {}
     for name, text in plan.pins.items():

@@ -59,6 +59,11 @@ def _stages(system: Booted) -> int:
     return int(status["num_stages"]) if status["state"] == "serving" else 0
 
 
+def _layers(system: Booted) -> dict[str, str]:
+    rows = json.loads(system.swarmctl("nodes", "--json"))["workers"]
+    return {row["name"]: str(row["layers"]) for row in rows}
+
+
 def _generate(system: Booted) -> subprocess.Popen[str]:
     return system.start(str(PROGRAMS / "python"), "-c", ASKS)
 
@@ -217,6 +222,18 @@ def test_settings_are_read_again(serving: Booted) -> None:
     assert "log.level" in told
     assert _pid(serving, "swarm-broker") == before
     assert serving.shown("swarm-broker", "ActiveState") == "active"
+
+
+def test_plans_obey_what_was_read_again(serving: Booted, expected: str) -> None:
+    """Layers move, the broker's process stays, and so does the answer that is under way."""
+    settings, before = "/etc/swarm/swarm.toml", _pid(serving, "swarm-broker")
+    with under_way(serving, expected):
+        serving.run("sh", "-c", f"printf '[plan]\\npins = {{ w1 = \"0\" }}\\n' > {settings}")
+        serving.systemctl("reload", "swarm-broker")
+        serving.until(lambda: _layers(serving) == {"w1": "0", "w0": "1–7"}, "w1 has what it was given")
+        serving.run("sh", "-c", f": > {settings}")
+        serving.systemctl("reload", "swarm-broker")
+    assert _pid(serving, "swarm-broker") == before
 
 
 def test_what_is_accepted_outlives_a_stop_of_all(serving: Booted) -> None:
