@@ -48,8 +48,8 @@ def install(
     are there stay. Nothing is started or enabled: the last lines say how.
 
     Again with other options changes what they say; after an upgrade, again, then systemctl restart what runs. The
-    broker's doors are held open where the settings have them (broker.host, port, listen): when those change, again, then
-    systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
+    broker's doors are held open where the settings have them (broker.host, port, listen). When those change, again,
+    then systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
     """
     from swarm.service import install as plan
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.main import run
+from swarm.config import load
 from swarm.service.install import UNITS, Target, Wanted, doors, may_be_there, planned
 
 SHIPPED = Path(__file__).parents[3] / "systemd"
@@ -94,6 +95,19 @@ def test_options_are_drop_ins() -> None:
     assert "DeviceAllow=char-nvidia" in found[place / "10-gpu.conf"]
     assert "Type=notify-reload" in found[Path("/etc/systemd/system/swarm-broker.service.d/10-reload.conf")]
     assert set(found) <= set(may_be_there(Target()))
+
+
+def test_the_kernels_limits_are_above_the_workers_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a worker is told is read by it as that; it is slowed before it is ended; without a limit there is none."""
+    monkeypatch.chdir(tmp_path)
+    name = Path("/etc/systemd/system/swarm-worker@.service.d/10-memory.conf")
+    assert name not in planned(Target(), Wanted(PROGRAM, 252))
+    lines = dict(re.findall(r"^(\w+)=(.*)$", planned(Target(), Wanted(PROGRAM, 252, memory_bytes=8 << 30))[name], re.M))
+    variable, _, value = lines["Environment"].partition("=")
+    monkeypatch.setenv(variable, value)
+    told = load().worker.memory_limit
+    assert told == 8 << 30
+    assert told < int(lines["MemoryHigh"]) < int(lines["MemoryMax"]) <= told + (1 << 29)
 
 
 def test_doors_are_held_open_where_the_settings_have_them() -> None:
