@@ -83,7 +83,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
 
 
 def plan_rules(settings: Settings) -> PlanRules:
-    """What a plan must keep to: all of the section ``plan``, which counts from the moment at which it is read."""
+    """What a plan must keep to by the user's settings."""
     plan, broker = settings.plan, settings.broker
     pins: dict[str, LayerRange] = {}
     for name, text in plan.pins.items():
