@@ -175,7 +175,17 @@ def test_the_container_file_can_be_built() -> None:
         pytest.skip(f"{builder} is there, but can't build: {builder} info fails (no daemon?)")
     if not os.environ.get("SWARM_TEST_IMAGES"):
         pytest.skip("building fetches gigabytes: SWARM_TEST_IMAGES=1 has it done")
-    done = subprocess.run(
-        [builder, "build", "-f", str(CONTAINER), str(ROOT)], capture_output=True, text=True, check=False, timeout=1700
-    )
+    build = [builder, "build", "-f", str(CONTAINER), "-t", "swarm-tried", str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False, timeout=1600)
     assert done.returncode == 0, done.stderr[-2000:]
+    asked = ["swarm", "--version"]
+    said = subprocess.run(_runs(builder, asked), capture_output=True, text=True, check=True, timeout=100)
+    assert said.stdout.startswith("swarm ")
+
+
+def _runs(builder: str, words: list[str]) -> list[str]:
+    """A command in the image that was built; buildah makes a container first."""
+    if not builder.endswith("buildah"):
+        return [builder, "run", "--rm", "swarm-tried", *words]
+    made = subprocess.run([builder, "from", "swarm-tried"], capture_output=True, text=True, check=True, timeout=100)
+    return [builder, "run", made.stdout.strip(), "--", *words]
