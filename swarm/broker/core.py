@@ -40,6 +40,7 @@ from swarm.broker.events import (
     MessageRefused,
     ProcessFigures,
     RequestRead,
+    RulesChanged,
     Solved,
     StepFinished,
     Tick,
@@ -256,6 +257,8 @@ class BrokerCore:
                 self._requests.read(request_id, record, problem, now)
             case DoorTried(epoch, problem):
                 self._procedure.tried(epoch, problem, now)
+            case RulesChanged(rules):
+                self._procedure.ruled(rules, now)
             case ListRead() | Solved():
                 self._inquiries.found(event, now)
             case JournalFigures(values):

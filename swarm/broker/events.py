@@ -10,6 +10,7 @@ from swarm.wire.messages import Beat, ClientMessage, Json, Query, StepDone, Work
 
 if TYPE_CHECKING:
     from swarm.broker.drafts.questions import Found
+    from swarm.broker.drafts.rules import PlanRules
     from swarm.broker.state.past import RequestRecord
 
 
@@ -231,6 +232,13 @@ class DoorTried:
 
 
 @dataclass(frozen=True, slots=True)
+class RulesChanged:
+    """The settings were read again while we run, and say this about plans."""
+
+    rules: PlanRules
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -283,5 +291,6 @@ Event = (
     | DoorClosed
     | DoorTried
     | DescriptorsCounted
+    | RulesChanged
     | Tick
 )

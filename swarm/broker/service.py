@@ -37,6 +37,7 @@ from swarm.broker.events import (
     Event,
     MessageRefused,
     ProcessFigures,
+    RulesChanged,
     StepFinished,
     Tick,
     WorkerDisconnected,
@@ -52,7 +53,7 @@ from swarm.broker.lockkeeper import LockKeeper
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
 from swarm.broker.questions.solver import Solver
 from swarm.broker.questions.status import status
-from swarm.broker.settings import Endpoints, core_settings
+from swarm.broker.settings import Endpoints, core_settings, plan_rules
 from swarm.broker.state.past import Past, following
 from swarm.clock import Clock, SystemClock
 from swarm.errors import ForeignMessage, WireError
@@ -222,7 +223,7 @@ class BrokerService:
             reader.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        self._unit.listen(loop)
+        self._unit.listen(loop, frozenset({"plan"}), self._read_again)
         self._unit.manager.ready()
         async with asyncio.TaskGroup() as group:
             loops = [
@@ -241,6 +242,10 @@ class BrokerService:
             for task in (*loops, *self._tries):
                 task.cancel()
         log.info("broker_stops")
+
+    def _read_again(self, settings: Settings) -> None:
+        """The settings as they count now: those of plans may have changed, all else is as it was."""
+        self._feed(RulesChanged(plan_rules(settings)))
 
     def close(self) -> None:
         for reader in self._readers:

@@ -47,7 +47,9 @@ def install(
     """Put units, the user swarm and commented settings in place; what was installed before is replaced, settings that
     are there stay. Nothing is started or enabled: the last lines say how.
 
-    Again with other options changes what they say; after an upgrade, again, then systemctl restart what runs.
+    Again with other options changes what they say; after an upgrade, again, then systemctl restart what runs. The
+    broker's doors are held open where the settings have them (broker.host, port, listen). When those change, again,
+    then systemctl stop swarm-broker.socket swarm-broker and systemctl start swarm-broker.
     """
     from swarm.service import install as plan
 
@@ -57,7 +59,8 @@ def install(
         program = _program()
         if not user:
             _check_reach(program)
-        wanted = plan.Wanted(program, _version(), memory, gpu)
+        doors, not_yet = _doors(target, is_live=root is None)
+        wanted = plan.Wanted(program, _version() if root is None else 0, memory, gpu, doors)
         files = plan.planned(target, wanted)
         for path in [path for path in plan.may_be_there(target) if path not in files]:
             _remove(path)
@@ -71,10 +74,12 @@ def install(
     except _Failed as error:
         raise typer.Exit(complain("swarm", str(error), EXIT_FAILED)) from None
     if as_json:
-        print_json({"files": [str(path) for path in files], "settings": str(settings)})
+        print_json({"files": [str(path) for path in files], "settings": str(settings), "doors": doors})
         return
     print(f"installed in {target.units}; settings: {settings}")
     own = " --user" if user else ""
+    if not_yet:
+        print(f"{', '.join(not_yet)}: an address that only the machine itself knows; install again there")
     print(
         "start a broker, a worker and a gateway here, now and at every boot:\n"
         f"  systemctl{own} enable --now swarm.target swarm-broker swarm-worker@w0 swarm-gateway"
@@ -151,6 +156,25 @@ def _target(root: Path | None, user: bool) -> Target:
     if root is not None and not root.is_dir():
         raise _Failed(f"{root} is no directory: --root takes an image's root")
     return Target(root or Path("/"), user, Path.home())
+
+
+def _doors(target: Target, *, is_live: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where the broker listens by its settings, if there are any yet; and what of it is known on the machine alone:
+    interfaces of an image have no address."""
+    from swarm.config import load_file
+    from swarm.errors import ConfigError
+    from swarm.service.install import doors
+    from swarm.wire.addresses import is_address, own
+
+    settings = target.settings / "swarm.toml"
+    if not settings.exists():
+        return (), ()
+    try:
+        broker = load_file(settings).broker
+        listened = broker.listen if is_live else tuple(filter(is_address, broker.listen))
+        return doors(broker.host, broker.port, own(listened)), tuple(set(broker.listen) - set(listened))
+    except ConfigError as error:
+        raise _Failed(str(error)) from None
 
 
 def _program() -> Path:

@@ -10,7 +10,7 @@ Every field states its unit, its default and the reason; ``python -m swarm.confi
 
 from __future__ import annotations
 
-from swarm.config.load import OTHER_VARIABLES, file_in_use, load, origins
+from swarm.config.load import OTHER_VARIABLES, file_in_use, load, load_file, origins
 from swarm.config.sections import (
     BrokerSettings,
     ClientSettings,
@@ -48,6 +48,7 @@ __all__ = [
     "get",
     "is_loopback",
     "load",
+    "load_file",
     "origins",
     "setting_names",
     "template",

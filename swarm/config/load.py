@@ -42,6 +42,11 @@ def load(path: Path | str | None = None, overrides: Mapping[str, object] | None 
     return _loaded(_layers(path, overrides))
 
 
+def load_file(path: Path) -> Settings:
+    """The settings as this file alone has them, for another process than this one. Raises ConfigError."""
+    return _loaded([_from_file(path)])
+
+
 def origins(
     path: Path | str | None = None, overrides: Mapping[str, object] | None = None
 ) -> dict[str, tuple[object, str]]:

@@ -4,6 +4,7 @@ Writing and removing is the command's."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,8 @@ UNITS: Final = ("swarm-broker.service", "swarm-broker.socket", "swarm-gateway.se
 TARGET: Final = "swarm.target"
 _NOTIFY_RELOAD: Final = 253  # the systemd that has Type=notify-reload
 _PROGRAM: Final = "/usr/local/bin/swarm"  # as the units as they are shipped have it
+_PORTS: Final = 2  # of the broker for its own machine: clients, workers' control
+_PORTS_FOR_OTHERS: Final = 5  # with other machines, also beats, finished steps and the relay, beside those two
 _SLACK_BYTES: Final = 512 << 20  # above a worker's limit; from half of it on it is pushed to give memory back
 # What a user's own manager may not do, or does with other directories.
 _SYSTEM_ONLY: Final = re.compile(
@@ -44,13 +47,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``program``: this installation's ``swarm``. ``version``: of systemd. ``memory_bytes``: for each worker; None: as
-    much as there is. ``gpu``: workers see GPUs."""
+    """``program``: this installation's ``swarm``. ``version``: of systemd; 0: not known, as in an
+    image. ``memory_bytes``: for each worker; None: as
+    much as there is. ``gpu``: workers see GPUs. ``doors``: where the broker listens, see :func:`doors`."""
 
     program: Path
     version: int
     memory_bytes: int | None = None
     gpu: bool = False
+    doors: tuple[str, ...] = ()
 
 
 def planned(target: Target, wanted: Wanted) -> dict[Path, str]:
@@ -71,7 +76,19 @@ def settings_file(target: Target) -> tuple[Path, str]:
 
 def may_be_there(target: Target) -> list[Path]:
     """All that an installation with any options may have put there, but the settings."""
-    return list(planned(target, Wanted(Path(_PROGRAM), _NOTIFY_RELOAD, memory_bytes=1, gpu=True)))
+    return list(planned(target, Wanted(Path(_PROGRAM), _NOTIFY_RELOAD, memory_bytes=1, gpu=True, doors=("",))))
+
+
+def doors(host: str, port: int, others: Sequence[str]) -> tuple[str, ...]:
+    """Where the broker's doors are, as systemd names them: at ``host`` for its own machine, and at ``others`` for other
+    machines, which makes it more doors at both."""
+    ports = range(port, port + (_PORTS_FOR_OTHERS if others else _PORTS))
+    return tuple(f"{_bracketed(address)}:{each}" for address in (host, *others) for each in ports)
+
+
+def _bracketed(address: str) -> str:
+    bare = address.strip("[]")
+    return f"[{bare}]" if ":" in bare else bare
 
 
 def _drop_ins(wanted: Wanted) -> dict[str, str]:
@@ -83,7 +100,22 @@ def _drop_ins(wanted: Wanted) -> dict[str, str]:
         found["swarm-worker@.service.d/10-gpu.conf"] = _shipped("gpu.conf")
     if wanted.memory_bytes is not None:
         found["swarm-worker@.service.d/10-memory.conf"] = _memory(wanted.memory_bytes)
+    if wanted.doors and wanted.doors != _shipped_doors():
+        found["swarm-broker.socket.d/10-doors.conf"] = _held_open(wanted.doors)
     return found
+
+
+def _shipped_doors() -> tuple[str, ...]:
+    return tuple(re.findall(r"^ListenStream=(.+)$", _shipped("swarm-broker.socket"), re.MULTILINE))
+
+
+def _held_open(doors: tuple[str, ...]) -> str:
+    """An address that is not there yet at boot comes later, and must not keep the others shut."""
+    lines = "".join(f"ListenStream={door}\n" for door in doors)
+    return (
+        "# Where the broker listens by its settings, when swarm systemd install read them.\n"
+        f"[Socket]\nListenStream=\n{lines}FreeBind=yes\n"
+    )
 
 
 def _memory(limit: int) -> str:

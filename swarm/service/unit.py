@@ -19,7 +19,8 @@ from swarm.service.manager import Manager
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-AT_ONCE: Final = frozenset({"log.level", "log.format"})
+AT_ONCE: Final = frozenset({"log.level", "log.format"})  # in every process
+_BROKERS: Final = "plan"  # a section that nobody else reads
 
 log = get_logger(__name__)
 
@@ -31,6 +32,8 @@ class Unit:
     settings: Settings
     load: Callable[[], Settings]
     manager: Manager = field(default_factory=Manager)
+    _live: frozenset[str] = AT_ONCE
+    _told: Callable[[Settings], None] | None = None
 
     @classmethod
     def begun(cls, settings: Settings, load: Callable[[], Settings]) -> Unit:
@@ -43,8 +46,16 @@ class Unit:
         """A process that no manager looks after."""
         return cls(settings, lambda: settings)
 
-    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Obey SIGHUP, if there is a manager; elsewhere it says that a terminal is gone, and ends the process."""
+    def listen(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        live: frozenset[str] = frozenset(),
+        told: Callable[[Settings], None] | None = None,
+    ) -> None:
+        """Obey SIGHUP, if there is a manager; elsewhere it says that a terminal is gone, and ends the process.
+        ``live``: settings, or sections of them, that this process can take while it runs; ``told`` gets all settings,
+        as they count then, when one of these has changed."""
+        self._live, self._told = AT_ONCE | live, told
         if self.manager.is_there:
             loop.add_signal_handler(signal.SIGHUP, self.reload)
 
@@ -56,12 +67,46 @@ class Unit:
         except ConfigError as error:
             log.error("settings_refused", reason=str(error))
         else:
-            changed = tuple(changes(self.settings.model_dump(), new.model_dump()))
-            at_once = [key for key in changed if key in AT_ONCE]
-            log.info("settings_reloaded", changed=at_once, need_a_restart=[k for k in changed if k not in AT_ONCE])
-            logs.configure(new.log)
-            self.settings = self.settings.model_copy(update={"log": new.log})
+            self._take(sorted_out(self.settings, new, self._live))
         self.manager.ready()
+
+    def _take(self, news: News) -> None:
+        log.info("settings_reloaded", changed=list(news.at_once), need_a_restart=list(news.need_a_restart))
+        self.settings = news.settings
+        logs.configure(self.settings.log)
+        if self._told is not None and set(news.at_once) - AT_ONCE:
+            self._told(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What has changed in the settings, by names. ``settings``: those that count from now on, in which what needs a
+    restart is as it was."""
+
+    at_once: tuple[str, ...]
+    need_a_restart: tuple[str, ...]
+    settings: Settings
+
+
+def sorted_out(old: Settings, new: Settings, live: frozenset[str]) -> News:
+    """What of the new settings a process takes that can take those which are ``live``. Those that only a broker reads
+    are told of by no other process."""
+    changed = [name for name in changes(old.model_dump(), new.model_dump()) if _is_read(name, live)]
+    at_once = tuple(name for name in changed if _section(name) in live or name in live)
+    counts = old
+    for name in at_once:
+        section, key = name.split(".")
+        part = getattr(counts, section).model_copy(update={key: getattr(getattr(new, section), key)})
+        counts = counts.model_copy(update={section: part})
+    return News(at_once, tuple(name for name in changed if name not in at_once), counts)
+
+
+def _is_read(name: str, live: frozenset[str]) -> bool:
+    return _section(name) != _BROKERS or _BROKERS in live
+
+
+def _section(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:

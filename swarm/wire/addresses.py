@@ -15,11 +15,12 @@ def own(listened: Sequence[str]) -> tuple[str, ...]:
     """Resolve addresses and names of interfaces to addresses, each once. Raises ConfigError if one is not there."""
     found: dict[str, None] = {}
     for text in listened:
-        found.update(dict.fromkeys([text] if _is_address(text) else _of_interface(text)))
+        found.update(dict.fromkeys([text] if is_address(text) else _of_interface(text)))
     return tuple(found)
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Is it an IP address, not a name?"""
     try:
         ipaddress.ip_address(text)
     except ValueError:

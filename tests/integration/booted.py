@@ -92,8 +92,9 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def booted(folder: Path) -> Iterator[Booted]:
-    """Boot one, with this checkout installed for everybody; halt it at the end."""
+def booted(folder: Path, prepare: Callable[[Path], None] = lambda root: None) -> Iterator[Booted]:
+    """Boot one, with this checkout installed for everybody; halt it at the end. ``prepare``: is given the root of its
+    files before it boots."""
     root, places = folder / "root", [folder / name for name in ("upper", "work", "root")]
     for place in places:
         place.mkdir()
@@ -107,6 +108,7 @@ def booted(folder: Path) -> Iterator[Booted]:
         _install(root)
         quiet = ["systemctl", f"--root={root}", "set-default", "multi-user.target"]
         subprocess.run(quiet, check=True, capture_output=True)
+        prepare(root)
         with _nspawn(root, folder / "console.log") as leader:
             yield Booted(root, leader)
     finally:

@@ -22,6 +22,8 @@ with Client(reconnect_timeout_s=60.0) as client:
     answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
     print(answer.text)
 """
+OTHERS = "10.88.0.1"  # an address that other machines could reach
+USER = "ann"
 # Sooner than as shipped, so that a test need not wait for a minute. A worker's compute thread stands still for ever
 # once a file is there.
 IMPATIENT = "[Service]\nWatchdogSec=4\n"
@@ -57,6 +59,11 @@ def _stages(system: Booted) -> int:
     said = system.swarmctl("status", "--json")
     status = json.loads(said) if said else {"state": "gone"}
     return int(status["num_stages"]) if status["state"] == "serving" else 0
+
+
+def _layers(system: Booted) -> dict[str, object]:
+    rows = json.loads(system.swarmctl("nodes", "--json"))["workers"]
+    return {row["name"]: row["layers"] for row in rows if row["layers"]}
 
 
 def _generate(system: Booted) -> subprocess.Popen[str]:
@@ -177,24 +184,32 @@ def test_stopping_a_worker_drains_it(serving: Booted, expected: str) -> None:
     serving.systemctl("start", "swarm-worker@w1")
 
 
-def test_a_restart_refuses_nobody(serving: Booted) -> None:
-    """The door is systemd's: who knocks meanwhile waits."""
+@contextmanager
+def nobody_refused(system: Booted, *doors: tuple[str, int]) -> Iterator[None]:
+    """Whoever knocks at one of these doors while something is done is let in or waits."""
     refused: list[str] = []
     over = threading.Event()
+    knocks = "; ".join(f"exec 3<>/dev/tcp/{host}/{port}" for host, port in doors)
 
     def knock() -> None:
-        while not over.is_set():
-            said = serving.run("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/5700").stderr
+        while not over.wait(0.05):
+            said = system.run("bash", "-c", knocks).stderr
             refused.extend([said] if said else [])
 
     knocker = threading.Thread(target=knock)
     knocker.start()
     try:
-        serving.systemctl("restart", "swarm-broker")
+        yield
     finally:
         over.set()
         knocker.join()
     assert not refused
+
+
+def test_a_restart_refuses_nobody(serving: Booted) -> None:
+    """The door is systemd's: who knocks meanwhile waits."""
+    with nobody_refused(serving, ("127.0.0.1", 5700), ("127.0.0.1", 5701)):
+        serving.systemctl("restart", "swarm-broker")
     serving.until(lambda: _stages(serving) == 2, "both workers serve again")
 
 
@@ -219,6 +234,18 @@ def test_settings_are_read_again(serving: Booted) -> None:
     assert serving.shown("swarm-broker", "ActiveState") == "active"
 
 
+def test_plans_obey_what_was_read_again(serving: Booted, expected: str) -> None:
+    """Layers move, the broker's process stays, and so does the answer that is under way."""
+    settings, before = "/etc/swarm/swarm.toml", _pid(serving, "swarm-broker")
+    with under_way(serving, expected):
+        serving.run("sh", "-c", f"printf '[plan]\\npins = {{ w1 = \"0\" }}\\n' > {settings}")
+        serving.systemctl("reload", "swarm-broker")
+        serving.until(lambda: _layers(serving) == {"w1": [0, 1], "w0": [1, 8]}, "w1 has what it was given")
+        serving.run("sh", "-c", f": > {settings}")
+        serving.systemctl("reload", "swarm-broker")
+    assert _pid(serving, "swarm-broker") == before
+
+
 def test_what_is_accepted_outlives_a_stop_of_all(serving: Booted) -> None:
     words = ("generate", "--detach", "Once upon a time", "--max-tokens", "60")
     request = serving.run(str(PROGRAMS / "swarm"), *words).stdout.split()[0]
@@ -230,11 +257,50 @@ def test_what_is_accepted_outlives_a_stop_of_all(serving: Booted) -> None:
     assert done.stdout
 
 
+def test_a_restart_refuses_nobody_from_other_machines(serving: Booted) -> None:
+    """Doors that the settings have and the units as they are shipped do not."""
+    serving.run("ip", "address", "add", f"{OTHERS}/32", "dev", "lo")
+    serving.run("sh", "-c", f"printf '[broker]\\nlisten = [\"{OTHERS}\"]\\n' > /etc/swarm/swarm.toml")
+    done = serving.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
+    assert done.returncode == 0, done.stderr
+    serving.systemctl("stop", "swarm-broker.socket", "swarm-broker")
+    serving.systemctl("start", "swarm-broker")
+    with nobody_refused(serving, *((OTHERS, port) for port in range(5700, 5705))):
+        serving.systemctl("restart", "swarm-broker")
+    assert not serving.journal("-b", "SWARM_EVENT=handed_doors_unused")
+    serving.until(lambda: _stages(serving) == 2, "both workers serve again")
+
+
 def test_uninstalling_leaves_nothing(system: Booted) -> None:
-    """The last one."""
+    """The last one but that of another user."""
     done = system.run(str(PROGRAMS / "swarm"), "systemd", "uninstall", "--purge")
     assert done.returncode == 0, done.stderr
     assert "swarm" not in system.run("systemctl", "list-units", "--all", "--plain", "--no-legend", "swarm*").stdout
     left = system.run("find", "/etc", "/var/lib", "/var/cache", "/run/swarm", "-name", "*swarm*").stdout.split()
     assert [path for path in left if "90-impatient" not in path and not path.endswith(".d")] == []
     assert system.run("id", "swarm").returncode != 0
+
+
+def test_one_user_has_a_swarm_without_root(system: Booted) -> None:
+    """By that user's own systemd: it serves, is told to read its settings again, and goes without a trace."""
+    system.run("useradd", "--create-home", USER)
+    number = system.run("id", "-u", USER).stdout.strip()
+    system.systemctl("start", f"user@{number}")
+    as_user = ("runuser", "-u", USER, "--", "env", f"XDG_RUNTIME_DIR=/run/user/{number}", f"HOME=/home/{USER}")
+
+    def run(*words: str) -> str:
+        done = system.run(*as_user, *words)
+        assert done.returncode == 0, f"{words}: {done.stderr}\n{system.journal('-n', '60')}"
+        return done.stdout
+
+    swarm = str(PROGRAMS / "swarm")
+    run(swarm, "systemd", "install", "--user", "--memory-limit", "1GiB")
+    run("systemctl", "--user", "enable", "--now", "swarm.target", "swarm-broker", "swarm-worker@w0")
+    system.until(lambda: _stages(system) == 1, "it serves")
+    shown = run(swarm, "systemd", "status", "--user")
+    assert "serving village on 1 stage" in shown
+    before = run("systemctl", "--user", "show", "--value", "--property", "MainPID", "swarm-broker")
+    run("systemctl", "--user", "reload", "swarm-broker")
+    assert run("systemctl", "--user", "show", "--value", "--property", "MainPID", "swarm-broker") == before
+    run(swarm, "systemd", "uninstall", "--user", "--purge")
+    assert run("find", f"/home/{USER}", "-name", "*swarm*") == ""

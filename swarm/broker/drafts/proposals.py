@@ -143,8 +143,7 @@ def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecas
     return replace(forecast, one_more_s=step_s, like=best.name)
 
 
-def what_a_plan_rests_on(state: State) -> tuple[object, ...]:
-    """A key for what was worked out before: equal as long as the same plan would be made."""
+def _of_the_state(state: State) -> tuple[object, ...]:
     workers = tuple(
         (w.incarnation, w.state, tuple(w.refusals), w.pace, w.planned) for w in state.workers.values() if not w.is_gone
     )
@@ -159,12 +158,23 @@ class Wanted:
 
     state: State
     rules: PlanRules
+    times_ruled: int = 0
     _remembered: tuple[object, Proposal | Shortage] | None = None
+
+    def rule(self, rules: PlanRules) -> None:
+        """These hold from now on."""
+        self.rules = rules
+        self.times_ruled += 1
+
+    @property
+    def rests_on(self) -> tuple[object, ...]:
+        """A key for what was worked out before: equal as long as the same plan would be made."""
+        return (*_of_the_state(self.state), self.times_ruled)
 
     def now(self) -> Proposal | Shortage:
         """Propose the plan that would be made now."""
         state = self.state
-        key = what_a_plan_rests_on(state)
+        key = self.rests_on
         if self._remembered is None or self._remembered[0] != key:
             self._remembered = key, propose(state, self.rules)
         return self._remembered[1]

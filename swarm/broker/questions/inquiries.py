@@ -68,7 +68,7 @@ class Inquiries:
         self._statistics = statistics
         self._latencies = latencies
         self._judgements = judgements
-        self._suppositions = Suppositions(state, procedure.wanted.rules, out)
+        self._suppositions = Suppositions(state, procedure.wanted, out)
         self._helm = Helm(state, out, self._suppositions, procedure)
 
     def query(self, client: bytes, query: Query, account: Account | None, now: float) -> None:

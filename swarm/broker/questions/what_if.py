@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from swarm.broker.actions import Outbox, SayClient, Solve
 from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.drafts.proposals import what_a_plan_rests_on
+from swarm.broker.drafts.proposals import Wanted
 from swarm.broker.drafts.questions import Found, Question
-from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.events import Solved
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
@@ -65,7 +64,7 @@ class Suppositions:
     """Answers questions "what if": appends what is to be said or solved to ``out``."""
 
     state: State
-    rules: PlanRules
+    wanted: Wanted
     out: Outbox
     _open: dict[int, _Open] = field(default_factory=dict)
     _known: OrderedDict[object, Found] = field(default_factory=OrderedDict)
@@ -77,7 +76,7 @@ class Suppositions:
         if problem is not None:
             self._say(client, query, {"error": problem})
             return
-        key = (*what_a_plan_rests_on(self.state), query.suppose)
+        key = (*self.wanted.rests_on, query.suppose)
         if key in self._known or not self._is_question(query):
             self._answer(client, query, self._known.get(key))
         else:
@@ -118,7 +117,7 @@ class Suppositions:
     def order(self, asker: Order) -> None:
         """Ask what plan would be made if this counted."""
         question = replace(self._question(None), steering=asker.steering, is_order=True)
-        key = ("order", *what_a_plan_rests_on(self.state), asker.steering.key)
+        key = ("order", *self.wanted.rests_on, asker.steering.key)
         if len(question.workers) > MAX_WHOLE or not self._join(key, asker, question):
             asker.told(None, TOO_MANY)
 
@@ -172,7 +171,7 @@ class Suppositions:
             state.manifest,
             workers,
             state.book.current,
-            self.rules,
+            self.wanted.rules,
             suppose,
             ways=state.ways,
             steering=state.steering,
@@ -184,7 +183,8 @@ class Suppositions:
         workers = tuple(
             (w.incarnation, w.state, tuple(w.refusals)) for w in self.state.workers.values() if not w.is_gone
         )
-        return ("without", workers, self.state.ways.at(self.state.now), self._epoch, self.state.steering.key)
+        ways, by_hand = self.state.ways.at(self.state.now), self.state.steering.key
+        return ("without", workers, ways, self._epoch, by_hand, self.wanted.times_ruled)
 
     @property
     def _epoch(self) -> int | None:

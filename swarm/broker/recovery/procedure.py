@@ -123,6 +123,15 @@ class Procedure:
         if self.restart.is_complete or self._is_gathered():
             self._start(now)
 
+    def ruled(self, rules: PlanRules, now: float) -> None:
+        """The settings say otherwise about plans. The plan in force goes if it may not be so any more, or if another is
+        worth it by these rules. If they allow none, it stays until somebody is lost, and that is told."""
+        self.wanted.rule(rules)
+        found = self.wanted.now()
+        if self._state.book.current is not None and isinstance(found, Shortage):
+            self._out.note("plan_rules_unmet", "warning", waits_for=found.text)
+        self.changed(now)
+
     def lost(self, worker: Worker, now: float, *, blame: bool) -> None:
         """A worker is out. If a plan relies on it, that plan is void. ``blame``: what it computed may be the cause."""
         book = self._state.book
@@ -340,7 +349,7 @@ class Procedure:
         if self._fallen is None or not (self._state.running or len(self._state.waiting)):
             return None
         positions = sum(sequence.kv for sequence in self._state.running)
-        return come_back(self._state, self._settings.rules, self._fallen, positions)
+        return come_back(self._state, self.wanted.rules, self._fallen, positions)
 
     def _note_way_back(self, found: Proposal, epoch: int, now: float) -> None:
         back = found.back
@@ -419,7 +428,7 @@ class Procedure:
         assert book.current is not None
         book.phase = PlanPhase.SERVING
         book.waits_for = ""
-        book.gauge.begin(gauges(self._state, self._settings.rules.mode, book.current))
+        book.gauge.begin(gauges(self._state, self.wanted.rules.mode, book.current))
         for stage in book.current.stages:
             self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")

@@ -9,7 +9,7 @@ import pytest
 
 from swarm import config
 from swarm.broker.core import BrokerSettings
-from swarm.broker.settings import Endpoints, core_settings
+from swarm.broker.settings import Endpoints, core_settings, plan_rules
 from swarm.wire.messages import NOBODYS
 
 # Another value than the default, of each kind that can't be made by a rule.
@@ -59,3 +59,14 @@ def test_a_setting_reaches_the_core(key: str, monkeypatch: pytest.MonkeyPatch, t
     default = config.get(config.Settings().model_dump(), key)
     value = OTHER[key] if key in OTHER else another(default)
     assert decide_by({key: value}) != decide_by({})
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key.startswith("plan.")])
+def test_all_that_is_read_again_of_plans_counts(key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """A reload tells the core what it was told at the start, no more and no less."""
+    monkeypatch.chdir(str(tmp_path))
+    default = config.load()
+    value = OTHER[key] if key in OTHER else another(config.get(default.model_dump(), key))
+    changed = config.load(overrides={key: value})
+    assert plan_rules(changed) != plan_rules(default)
+    assert core_settings(changed, Endpoints("beat", "data"), NOBODYS, None).plan.rules == plan_rules(changed)

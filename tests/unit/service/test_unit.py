@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import pytest
 import structlog
@@ -11,7 +14,7 @@ from structlog.testing import capture_logs
 from swarm import log
 from swarm.config import Settings
 from swarm.errors import ConfigError
-from swarm.service.unit import Unit, changes
+from swarm.service.unit import AT_ONCE, Unit, changes, sorted_out
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,38 @@ def test_what_can_be_is_in_force_and_the_rest_is_told() -> None:
     }
     assert unit.settings.log.level == "warning"
     assert unit.settings.broker.port == 5700  # as it runs
+
+
+def test_what_a_process_can_take_it_takes_at_once_and_is_told() -> None:
+    """The rest is as it was, and is named again at the next reload; a change that is taken back is one."""
+    read = [
+        Settings(plan={"caps": {"w0": 3}}, log={"profile_every": 5}),  # type: ignore[arg-type]
+        Settings(),
+    ]
+    told: list[Settings] = []
+    unit = Unit(Settings(), lambda: read[0])
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        unit.listen(loop, frozenset({"plan"}), told.append)
+    lines: list[MutableMapping[str, Any]] = []
+    for _ in range(3):
+        with capture_logs() as said:
+            unit.reload()
+        lines += said
+        if len(lines) == 2:
+            del read[0]
+    assert [(line["changed"], line["need_a_restart"]) for line in lines] == [
+        (["plan.caps"], ["log.profile_every"]),
+        ([], ["log.profile_every"]),
+        (["plan.caps"], []),
+    ]
+    assert [settings.plan.caps for settings in told] == [{"w0": 3}, {}]
+    assert {settings.log.profile_every for settings in told} == {0}
+
+
+def test_what_only_a_broker_reads_concerns_nobody_else() -> None:
+    news = sorted_out(Settings(), Settings(plan={"margin": 0.5}), AT_ONCE)  # type: ignore[arg-type]
+    assert (news.at_once, news.need_a_restart) == ((), ())
+    assert news.settings == Settings()
 
 
 def test_what_is_wrong_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm.service.install import UNITS, Target, Wanted, may_be_there, planned
+from swarm.cli.main import run
+from swarm.config import load
+from swarm.service.install import UNITS, Target, Wanted, doors, may_be_there, planned
 
 SHIPPED = Path(__file__).parents[3] / "systemd"
 SERVICES = ("swarm-broker.service", "swarm-gateway.service", "swarm-worker@.service")
@@ -43,18 +46,37 @@ def test_with_a_gpu_hardly_less(tmp_path: Path) -> None:
     assert exposure(str(tmp_path / "swarm-worker@.service")) <= 1.7
 
 
+def found_wrong(folder: Path, *options: str, **environment: str) -> str:
+    """What systemd says of ours in there, drop-ins and all; empty where it is not installed."""
+    if shutil.which("systemd-analyze") is None:
+        return ""
+    units = [str(folder / name.replace("@.", "@w0.")) for name in (*UNITS, "swarm.target")]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *options, *units],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    ours = [line for line in done.stderr.splitlines() if "swarm" in line]
+    return "\n".join(ours) or ("" if done.returncode == 0 else done.stderr)
+
+
 @needs_systemd
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     for name in (*UNITS, "swarm.target"):
         text = (SHIPPED / name).read_text().replace("/usr/local/bin/swarm", "/bin/true")
         (tmp_path / name).write_text(text)
-    units = [str(tmp_path / name.replace("@.", "@w0.")) for name in (*UNITS, "swarm.target")]
-    done = subprocess.run(
-        ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    ours = [line for line in done.stderr.splitlines() if "swarm" in line]
-    assert not ours
-    assert done.returncode == 0, done.stderr
+    assert found_wrong(tmp_path) == ""
+
+
+@needs_systemd
+def test_systemd_would_have_found_it(tmp_path: Path) -> None:
+    for name in (*UNITS, "swarm.target"):
+        (tmp_path / name).write_text((SHIPPED / name).read_text().replace("/usr/local/bin/swarm", "/bin/true"))
+    (tmp_path / "swarm-broker.socket.d").mkdir()
+    (tmp_path / "swarm-broker.socket.d/10-doors.conf").write_text("[Socket]\nListenStream=nowhere:x\n")
+    assert "nowhere:x" in found_wrong(tmp_path)
 
 
 def test_what_is_installed_starts_this_installation() -> None:
@@ -73,6 +95,75 @@ def test_options_are_drop_ins() -> None:
     assert "DeviceAllow=char-nvidia" in found[place / "10-gpu.conf"]
     assert "Type=notify-reload" in found[Path("/etc/systemd/system/swarm-broker.service.d/10-reload.conf")]
     assert set(found) <= set(may_be_there(Target()))
+
+
+def test_the_kernels_limits_are_above_the_workers_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a worker is told is read by it as that; it is slowed before it is ended; without a limit there is none."""
+    monkeypatch.chdir(tmp_path)
+    name = Path("/etc/systemd/system/swarm-worker@.service.d/10-memory.conf")
+    assert name not in planned(Target(), Wanted(PROGRAM, 252))
+    lines = dict(re.findall(r"^(\w+)=(.*)$", planned(Target(), Wanted(PROGRAM, 252, memory_bytes=8 << 30))[name], re.M))
+    variable, _, value = lines["Environment"].partition("=")
+    monkeypatch.setenv(variable, value)
+    told = load().worker.memory_limit
+    assert told == 8 << 30
+    assert told < int(lines["MemoryHigh"]) < int(lines["MemoryMax"]) <= told + (1 << 29)
+
+
+def test_doors_are_held_open_where_the_settings_have_them() -> None:
+    place = Path("/etc/systemd/system/swarm-broker.socket.d/10-doors.conf")
+    assert place not in planned(Target(), Wanted(PROGRAM, 252, doors=doors("127.0.0.1", 5700, ())))
+    moved = planned(Target(), Wanted(PROGRAM, 252, doors=doors("127.0.0.1", 5800, ())))[place]
+    assert re.findall("^ListenStream=(.*)$", moved, re.MULTILINE) == ["", "127.0.0.1:5800", "127.0.0.1:5801"]
+    others = doors("::1", 5700, ("192.0.2.1", "2001:db8::1"))
+    assert others == tuple(
+        f"{address}:{port}" for address in ("[::1]", "192.0.2.1", "[2001:db8::1]") for port in range(5700, 5705)
+    )
+    assert "FreeBind=yes" in planned(Target(), Wanted(PROGRAM, 252, doors=others))[place]
+    assert place in may_be_there(Target())
+
+
+@pytest.fixture
+def installed_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this Python were not in somebody's home."""
+    monkeypatch.setattr("swarm.cli.systemd._HIDDEN", ())
+    monkeypatch.setattr("swarm.cli.systemd._program", lambda: Path("/bin/true"))
+
+
+@pytest.mark.usefixtures("installed_for_all")
+def test_an_image_gets_what_any_systemd_understands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its systemd is not the one that runs here; and of its interfaces nobody here knows the addresses."""
+    (tmp_path / "etc/swarm").mkdir(parents=True)
+    (tmp_path / "etc/swarm/swarm.toml").write_text('state_dir = "x"\nbroker.listen = ["192.0.2.1", "eth7"]\n')
+    assert run(["systemd", "install", "--root", str(tmp_path)]) == 0
+    assert "eth7: an address that only the machine itself knows" in capsys.readouterr().out
+    drop_ins = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.conf") if "swarm-" in str(path)}
+    assert drop_ins == {"etc/systemd/system/swarm-broker.socket.d/10-doors.conf"}
+    assert "192.0.2.1:5704" in next(tmp_path.rglob("10-doors.conf")).read_text()
+    assert found_wrong(tmp_path / "etc/systemd/system") == ""
+    assert run(["systemd", "uninstall", "--root", str(tmp_path)]) == 0
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "etc/swarm/swarm.toml"]
+
+
+@pytest.mark.usefixtures("installed_for_all")
+def test_settings_with_a_mistake_are_told_and_nothing_is_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "etc/swarm").mkdir(parents=True)
+    (tmp_path / "etc/swarm/swarm.toml").write_text("broker.port = 0\n")
+    assert run(["systemd", "install", "--root", str(tmp_path)]) == 1
+    assert "broker.port" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.service"))
+
+
+@needs_systemd
+def test_a_users_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    target = Target(is_user=True, home=tmp_path)
+    wanted = Wanted(Path("/bin/true"), 252, memory_bytes=8 << 30, doors=doors("127.0.0.1", 5800, ()))
+    for path, text in planned(target, wanted).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert found_wrong(target.units, "--user", HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) == ""
 
 
 def test_for_one_user_nothing_asks_for_root() -> None:
