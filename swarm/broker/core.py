@@ -62,7 +62,7 @@ from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
 from swarm.broker.state import Flight, SequenceState, State, WorkerState
 from swarm.broker.state.past import Past
-from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
 from swarm.broker.steps.scheduler import SchedulerSettings
@@ -105,7 +105,7 @@ class BrokerSettings:
     version: str = "0"
     beat_interval_s: float = 0.1
     lease_s: float = 10.0
-    prefix_cache: bool = True
+    prefix: PrefixRules = field(default_factory=PrefixRules)
     trace_steps: int = 4096
     profile_every: int = 0
     check_rules: bool = False
@@ -137,8 +137,9 @@ class BrokerCore:
 
     def __init__(self, settings: BrokerSettings, now: float, past: Past | None = None) -> None:
         self.settings = settings
-        prefix = PrefixCache(enabled=settings.prefix_cache)
-        self.state = State(lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=prefix)
+        self.state = State(
+            lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=PrefixCache(settings.prefix)
+        )
         self.state.ways.relay = settings.relay
         self._out = Outbox()
         self._tracer = Tracer(settings.trace_steps, settings.requests.retain_s)

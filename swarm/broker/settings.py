@@ -13,6 +13,7 @@ from swarm.broker.planner.load import Load
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.requests.door import RequestSettings
+from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.config import Settings
 from swarm.version import __version__
@@ -39,7 +40,9 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
         version=__version__,
         beat_interval_s=settings.worker.beat_interval_s,
         lease_s=settings.worker.lease_s,
-        prefix_cache=broker.prefix_cache and broker.kv_cache,
+        prefix=PrefixRules(
+            is_kept=broker.prefix_cache and broker.kv_cache, share=broker.prefix_share, policy=broker.prefix_policy
+        ),
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,
         check_rules=broker.check_rules,
@@ -103,4 +106,5 @@ def plan_rules(settings: Settings) -> PlanRules:
         caps=dict(plan.caps),
         exclude=frozenset(plan.exclude),
         standby=plan.standby,
+        cooldown_s=plan.cooldown_s,
     )

@@ -196,6 +196,16 @@ class BrokerSettings(Section):
         description="Keep the beginnings of ended sequences in the stages, as long as nobody needs the room: who "
         "begins alike starts from a copy. Never changes a token.",
     )
+    prefix_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="The part of the stages' room for keys and values that kept beginnings may take at most. Less "
+        "leaves room free for who comes next.",
+    )
+    prefix_policy: Literal["recent", "frequent"] = Field(
+        default="recent",
+        description="Whose beginning is kept longest where room is short. recent: whose use is the shortest time ago. "
+        "frequent: which most have begun from; for a few long system prompts among many that come once.",
+    )
     kv_cache: bool = Field(
         default=True,
         description="Keep keys and values between steps. Off, every token computes its whole sequence anew: "
@@ -273,6 +283,11 @@ class PlanSettings(Section):
         description="How much quicker, as a part, another plan must be before layers are moved for speed alone. "
         "Measurements differ by a few percent, and moving costs seconds.",
     )
+    cooldown_s: Seconds = Field(
+        default=30.0,
+        description="Seconds between two looks at how quick workers really are, beside what they measured at their "
+        "start; so layers are moved for that no more often. What joins, leaves or dies is acted on at once.",
+    )
     standby: Literal["none", "neighbours", "all"] = Field(
         default="neighbours",
         description="Which layers a worker keeps loaded beside its own, for the case that their holder dies. "
@@ -317,6 +332,12 @@ class WorkerSettings(Section):
         examples=["8GiB"],
         description="Bytes for the whole process: the interpreter and its libraries (about 400 MiB), weights, KV and "
         "log. On a GPU: of its memory, for weights and KV. Unset: what is free at the start.",
+    )
+    kv_share: Annotated[float, Field(ge=0.01, le=0.8)] = Field(
+        default=0.25,  # wire.messages.KV_SHARE; a test holds them to each other
+        description="The part of what the weights leave of the memory that keys and values may take. More lets more or "
+        "longer sequences in at a time; the rest is for what computing takes, for layers kept warm for others "
+        "(plan.standby) and for the heap. swarmctl nodes says how many positions that is.",
     )
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swarm.broker.planner.problem import Model
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
+from swarm.stage.attention.grid import GRID
 from swarm.stage.engine import measure
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
@@ -433,6 +435,17 @@ def test_unfit_options(llama: Path) -> None:
     for layers in (LayerRange(3, 3), LayerRange(0, 9)):
         with pytest.raises(ModelError, match="not a range"):
             executor.prepare(layers, (), 8, nothing)
+
+
+def test_keys_and_values_get_their_share(llama: Path) -> None:
+    """Of what the weights leave; and that is what the broker is told of, and the room that there is."""
+    whole = LayerRange(0, 8)
+    some = [TorchExecutor(str(llama), dtype="float32", memory_limit=MANY, kv_share=part) for part in (0.25, 0.75)]
+    assert [each.kv_share for each in some] == [0.25, 0.75]
+    rooms = [each.prepare(whole, (), 8, nothing).kv_tokens for each in some]
+    assert rooms[1] == pytest.approx(3 * rooms[0], rel=0.01)
+    model = Model.of(some[1].manifest)
+    assert rooms[1] == model.kv_positions(whole, MANY, 0.75) // GRID * GRID
 
 
 def test_failed_prepare_changes_nothing(folder: Path) -> None:

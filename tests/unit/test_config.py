@@ -11,6 +11,7 @@ import pytest
 
 from swarm import config
 from swarm.errors import ConfigError
+from swarm.wire.messages import KV_SHARE
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -269,3 +270,8 @@ def _names(tree: dict[str, object]) -> list[str]:
     for key, value in tree.items():
         names += [f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [key]
     return names
+
+
+def test_a_worker_s_share_for_keys_and_values_is_what_one_is_believed_to_give_that_says_nothing() -> None:
+    """The number stands in two rooms, so that settings need not know of messages."""
+    assert config.Settings().worker.kv_share == KV_SHARE

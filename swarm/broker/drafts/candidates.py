@@ -236,6 +236,7 @@ class Table:
             is_shut=name in self._shut[BROKER],
             is_relayed=name in self._relayed[BROKER],
             is_mute=self._is_mute(own),
+            kv_share=hello.kv_share,
             broker_s=self._far.get(self._host(index), 0.0) if alone else 0.0,
         )
 

@@ -21,7 +21,8 @@ def is_supported(device: str) -> bool:
 class PlanRules:
     """Rules that a plan must keep to. ``margin``: a plan in force is changed for speed alone if the new one is quicker
     by more than this part. ``pins``, ``caps``, ``exclude``: by workers' names. ``min_layers_per_s``: of one decoding
-    sequence, a worker's least speed. ``standby``: which layers are kept warm for the case that their holder dies."""
+    sequence, a worker's least speed. ``standby``: which layers are kept warm for the case that their holder dies.
+    ``cooldown_s``: between two looks at how quick workers really are."""
 
     mode: str = "auto"
     objective: str = "auto"
@@ -36,6 +37,7 @@ class PlanRules:
     caps: Mapping[str, int] = field(default_factory=dict)
     exclude: frozenset[str] = frozenset()
     standby: Standby = "neighbours"
+    cooldown_s: float = 30.0
 
     def why_not(self, hello: Hello) -> str | None:
         """Say why this worker is not wanted as a member; None if it is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.broker.planner.problem import KV_FRACTION, Problem
+from swarm.broker.planner.problem import Problem
 from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.tables import Table, hops
 
@@ -26,10 +26,14 @@ def most_layers(problem: Problem, extra_bytes: int = 0) -> Counts:
     """Count the layers that each device's memory and cap allow beside ``extra_bytes``, were they the smallest."""
     model = problem.model
     sizes = np.concatenate(([0], np.cumsum(sorted(model.layer_bytes)))) + extra_bytes
-    kv = np.concatenate(([0], np.cumsum(sorted(model.kv_bytes)))) * (problem.kv_positions / KV_FRACTION)
-    needed = sizes + np.maximum(model.buffer_bytes, np.floor(kv))
+    kv = np.concatenate(([0], np.cumsum(sorted(model.kv_bytes)))) * problem.kv_positions
     room = np.array([d.memory_bytes - d.standby_bytes for d in problem.devices])
-    counts: Counts = np.searchsorted(needed, room, side="right") - 1
+    shares = np.array([d.kv_share for d in problem.devices])
+    counts: Counts = np.zeros(len(room), np.int64)
+    for share in np.unique(shares):
+        needed = sizes + np.maximum(model.buffer_bytes, np.floor(kv / share))
+        alike = shares == share
+        counts[alike] = np.searchsorted(needed, room[alike], side="right") - 1
     caps = [model.num_layers if d.max_layers is None else d.max_layers for d in problem.devices]
     pins = [model.num_layers if d.pinned is None else len(d.pinned) for d in problem.devices]
     return np.maximum(0, np.minimum(counts, np.minimum(caps, pins)))

@@ -100,8 +100,8 @@ def _stages(problem: Problem, line: Line) -> tuple[StageForecast, ...]:
     for place, (share, seconds, way) in enumerate(parts):
         device = problem.devices[share.device]
         hop = float(between[share.device, line[place + 1].device]) if place + 1 < len(line) else 0.0
-        needed = model.needed_bytes(share.layers, problem.kv_positions) + device.standby_bytes
-        room = model.kv_positions(share.layers, device.memory_bytes - device.standby_bytes)
+        needed = model.needed_bytes(share.layers, problem.kv_positions, device.kv_share) + device.standby_bytes
+        room = model.kv_positions(share.layers, device.memory_bytes - device.standby_bytes, device.kv_share)
         before = problem.devices[line[place - 1].device] if place else None
         relayed = device.is_relayed if before is None else device.name in before.relayed_to
         found.append(
@@ -165,9 +165,7 @@ def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> st
 
 
 def _too_small(problem: Problem, device: Device) -> str:
-    model = problem.model
-    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
-    missing = least + device.standby_bytes - device.memory_bytes
+    missing = problem.least_bytes(device) - device.memory_bytes
     return f"{missing / 2**20:.0f} MiB of memory are missing for even one layer" if missing > 0 else ""
 
 

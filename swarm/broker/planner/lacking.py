@@ -87,7 +87,9 @@ def _names(devices: Sequence[Device]) -> str:
 def _pin_without_room(problem: Problem) -> Shortage | None:
     for device in problem.devices:
         if device.pinned is not None:
-            needed = problem.model.needed_bytes(device.pinned, problem.kv_positions) + device.standby_bytes
+            needed = (
+                problem.model.needed_bytes(device.pinned, problem.kv_positions, device.kv_share) + device.standby_bytes
+            )
             missing = needed - device.memory_bytes
             if missing > 0:
                 text = f"{_mib(missing)} more memory for {device.name}: layers {device.pinned}, which are pinned to it,"
@@ -104,9 +106,7 @@ def _each(problem: Problem) -> str:
 
 def _lack(problem: Problem, device: Device) -> str:
     """Say how much a device lacks for even the smallest layer."""
-    model = problem.model
-    least = min(model.needed_bytes(LayerRange(i, i + 1), problem.kv_positions) for i in range(model.num_layers))
-    missing = least + device.standby_bytes - device.memory_bytes
+    missing = problem.least_bytes(device) - device.memory_bytes
     return f" ({_mib(missing)} short of one layer)" if missing > 0 else ""
 
 

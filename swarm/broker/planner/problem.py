@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.wire.messages import LayerRange, Manifest
+from swarm.wire.messages import KV_SHARE, LayerRange, Manifest
 
 NOBODY = "a worker: none is here"  # what is waited for where there is no device at all
 
 # A stage's memory must also hold activations and the interpreter's own heap; a worker takes its log off by itself
 # before it says how much memory it has.
 OVERHEAD_BYTES = 64 << 20
-# The part of what the weights leave that a worker gives to keys and values.
-KV_FRACTION = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,8 @@ class Device:
     ``cant_reach``: names of those whose doors it can't reach; ``relayed_to``: of those that it reaches through the
     broker's relay only. ``is_shut``, ``is_relayed``: the same of the broker's way to its own.
     ``is_mute``: it can't reach the broker's door for what the last stage sends. ``broker_s``: what the way between the
-    broker and it takes, as far as a step waits for it.
+    broker and it takes, as far as a step waits for it. ``kv_share``: the part of what weights leave that it gives to
+    keys and values.
     """
 
     name: str
@@ -63,6 +62,7 @@ class Device:
     is_relayed: bool = False
     is_mute: bool = False
     broker_s: float = 0.0
+    kv_share: float = KV_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,15 @@ class Model:
     def buffers(self, layers: LayerRange) -> int:
         return self.head_buffer_bytes if layers.stop == self.num_layers else self.buffer_bytes
 
-    def needed_bytes(self, layers: LayerRange, kv_positions: int) -> int:
+    def needed_bytes(self, layers: LayerRange, kv_positions: int, kv_share: float = KV_SHARE) -> int:
         """Count the least memory for these layers, and for keys and values of so many positions in them."""
         kv = kv_positions * sum(self.kv_bytes[layers.first : layers.stop])
-        return self.weight_bytes(layers) + max(self.buffers(layers), int(kv / KV_FRACTION))
+        return self.weight_bytes(layers) + max(self.buffers(layers), int(kv / kv_share))
 
-    def kv_positions(self, layers: LayerRange, memory_bytes: int) -> int:
+    def kv_positions(self, layers: LayerRange, memory_bytes: int, kv_share: float = KV_SHARE) -> int:
         """Count the positions that this much memory has room for in these layers, as the worker reckons itself."""
         per_position = sum(self.kv_bytes[layers.first : layers.stop])
-        room = int(max(0, memory_bytes - self.weight_bytes(layers)) * KV_FRACTION)
+        room = int(max(0, memory_bytes - self.weight_bytes(layers)) * kv_share)
         return room // per_position if per_position else 1 << 40
 
     @classmethod
@@ -148,6 +148,12 @@ class Problem:
     free_hops: bool = False
     kv_positions: int = 0
     tolerance: float = 0.02
+
+    def least_bytes(self, device: Device) -> int:
+        """Count the memory that this device needs for even the smallest layer."""
+        layers = (LayerRange(i, i + 1) for i in range(self.model.num_layers))
+        least = min(self.model.needed_bytes(each, self.kv_positions, device.kv_share) for each in layers)
+        return least + device.standby_bytes
 
 
 @dataclass(frozen=True, slots=True)

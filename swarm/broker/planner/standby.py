@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.broker.planner.problem import KV_FRACTION, Line, Problem
+from swarm.broker.planner.problem import Line, Problem
 from swarm.wire.messages import LayerRange, ranges_of
 
 Standby = Literal["none", "neighbours", "all"]
@@ -49,7 +49,7 @@ class _Stage:
         model, device = self.problem.model, self.problem.devices[self.device]
         free = device.memory_bytes - model.weight_bytes(self.layers)
         per_position = sum(model.kv_bytes[self.layers.first : self.layers.stop])
-        needed = max(model.buffers(self.layers), int(self.problem.kv_positions * per_position / KV_FRACTION))
+        needed = max(model.buffers(self.layers), int(self.problem.kv_positions * per_position / device.kv_share))
         self.room = min(int(free * OF_FREE), free - needed)
 
     def take(self, layer: int) -> bool:
@@ -108,7 +108,8 @@ def _spares(problem: Problem, used: set[int]) -> dict[int, tuple[LayerRange, ...
             continue
         stop = first
         while stop < model.num_layers and (
-            model.needed_bytes(LayerRange(first, stop + 1), problem.kv_positions) <= device.memory_bytes
+            model.needed_bytes(LayerRange(first, stop + 1), problem.kv_positions, device.kv_share)
+            <= device.memory_bytes
         ):
             stop += 1
         if stop > first:

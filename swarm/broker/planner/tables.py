@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.broker.planner.problem import KV_FRACTION, Device, Line, Model, Problem
+from swarm.broker.planner.problem import Device, Line, Model, Problem
 from swarm.wire.messages import loaded_layers
 
 Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't
@@ -63,7 +63,7 @@ def _allowed(model: Model, device: Device, kv_positions: int) -> NDArray[np.bool
     weights[:, -1] += model.head_bytes
     buffers = np.full_like(weights, model.buffer_bytes)
     buffers[:, -1] = model.head_buffer_bytes
-    kv = np.floor(kv_positions * between(list(model.kv_bytes)) / KV_FRACTION)
+    kv = np.floor(kv_positions * between(list(model.kv_bytes)) / device.kv_share)
     fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
     allowed: NDArray[np.bool_] = (stop > first) & fits
     if device.max_layers is not None:

@@ -105,7 +105,7 @@ class Procedure:
         if book.phase in (PlanPhase.PREPARING, PlanPhase.ACTIVATING):
             return
         self._release_the_leaving(now)
-        for worker in self._paces.take(now):
+        for worker in self._paces.take(now, self.wanted.rules.cooldown_s):
             self._out.note("worker_pace", worker=worker.name, pace=round(worker.pace, 3))
         if book.phase is PlanPhase.SERVING and not self.wanted.is_change:
             self._state.steer(self._state.steering.calm())

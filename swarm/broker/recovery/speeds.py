@@ -9,9 +9,8 @@ from swarm.broker.planner.load import Speeds
 from swarm.broker.planner.problem import Model
 from swarm.broker.state import Plan, State, Worker
 
-# How often the workers' pace is compared with what was predicted, and how much it must differ to be believed: a plan
-# made anew for every whim of a machine would move layers for nothing.
-LOOK_AGAIN_S = 30.0
+# How much a worker's pace must differ from what was predicted to be believed: a plan made anew for every whim of a
+# machine would move layers for nothing.
 PACE_DIFFERS = 0.15
 PACE_LEAST, PACE_MOST = 0.2, 20.0
 
@@ -23,9 +22,9 @@ class Paces:
         self._state = state
         self._looked_at = 0.0
 
-    def take(self, now: float) -> list[Worker]:
+    def take(self, now: float, cooldown_s: float) -> list[Worker]:
         """Believe what is measured, where it differs much from what was predicted. Returns these workers."""
-        if now - self._looked_at < LOOK_AGAIN_S:
+        if now - self._looked_at < cooldown_s:
             return []
         self._looked_at = now
         corrected = []

@@ -5,7 +5,8 @@ content at equal positions. A sequence that is admitted looks for the longest be
 holds already, running or *retired* (ended, but kept for this), and starts from a copy of it: every stage copies the
 blocks within itself when the sequence's first step comes by, and shares the log of their inputs.
 
-Retired sequences count as used room and go first when room is needed, the longest unused first. One that somebody is
+Retired sequences count as used room and go first when room is needed, the longest unused first, or those whose
+beginning the fewest have begun from (``PrefixRules.policy``). One that somebody is
 about to copy from is pinned until the copying step is in the pipe: the pipe keeps order, so a release that follows
 can't overtake it.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import xxhash
 
@@ -29,12 +31,23 @@ class Retired:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixRules:
+    """What is kept: nothing, if not ``is_kept``; else at most this ``share`` of all room. ``policy``: whose beginning
+    is kept longest, the one used last (recent) or the one used most (frequent)."""
+
+    is_kept: bool = True
+    share: float = 1.0
+    policy: Literal["recent", "frequent"] = "recent"
+
+
 class PrefixIndex:
     """Tokens in, holders out. Knows nothing of rooms and steps."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, OrderedDict[int, None]] = {}  # block -> sequences that hold it
         self._keys: dict[int, list[bytes]] = {}  # sequence -> its full blocks, in order
+        self._uses: dict[bytes, int] = {}  # first block -> how many sequences have begun from a holder of it
 
     def note(self, sequence: int, tokens: Sequence[int], position: int) -> None:
         """Every stage holds this sequence's keys and values up to ``position``."""
@@ -64,23 +77,34 @@ class PrefixIndex:
         keys = self._keys.get(sequence)
         return not keys or len(self._holders[keys[-1]]) > 1
 
+    def use(self, sequence: int) -> None:
+        """Somebody begins from this one."""
+        first = self._keys[sequence][0]
+        self._uses[first] = self._uses.get(first, 0) + 1
+
+    def uses(self, sequence: int) -> int:
+        """How many have begun from it, or from another that begins alike."""
+        return self._uses.get(self._keys[sequence][0], 0)
+
     def forget(self, sequence: int) -> None:
         for key in self._keys.pop(sequence, ()):
             holders = self._holders[key]
             del holders[sequence]
             if not holders:
                 del self._holders[key]
+                self._uses.pop(key, None)
 
     def clear(self) -> None:
         self._holders.clear()
         self._keys.clear()
+        self._uses.clear()
 
 
 class PrefixCache:
-    """The index and the retired sequences. ``enabled`` False: nothing is ever found or kept."""
+    """The index and the retired sequences."""
 
-    def __init__(self, *, enabled: bool) -> None:
-        self.enabled = enabled
+    def __init__(self, rules: PrefixRules) -> None:
+        self.rules = rules
         self.index = PrefixIndex()
         self.retired: OrderedDict[int, Retired] = OrderedDict()  # the longest unused first
         self.num_blocks = 0  # room that retired sequences take
@@ -96,12 +120,12 @@ class PrefixCache:
         return len(self.retired) - sum(s in self.retired for s in self._pins)
 
     def acknowledge(self, sequence: int, tokens: Sequence[int], position: int) -> None:
-        if self.enabled:
+        if self.rules.is_kept:
             self.index.note(sequence, tokens, position)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The longest beginning that is held; its holder counts as used just now."""
-        found = self.index.find(tokens) if self.enabled else None
+        found = self.index.find(tokens) if self.rules.is_kept else None
         if found is not None and found[0] in self.retired:
             self.retired.move_to_end(found[0])
         return found
@@ -117,19 +141,29 @@ class PrefixCache:
     def is_pinned(self, sequence: int) -> bool:
         return sequence in self._pins
 
-    def retire(self, sequence: int) -> Retired | None:
-        """Keep an ended sequence's full blocks; None if that is of no use, and its room shall be given back."""
+    def retire(self, sequence: int, all_blocks: int) -> Retired | None:
+        """Keep an ended sequence's full blocks; None if that is of no use or more than may be kept of all room, and its
+        room shall be given back."""
         num_blocks = self.index.num_blocks(sequence)
-        if not self.enabled or not num_blocks or (self.index.is_redundant(sequence) and not self.is_pinned(sequence)):
+        is_of_use = num_blocks and (self.is_pinned(sequence) or not self.index.is_redundant(sequence))
+        if not self.rules.is_kept or not is_of_use or num_blocks > self._most(all_blocks):
             self.index.forget(sequence)
             return None
         self.retired[sequence] = Retired(sequence, num_blocks)
         self.num_blocks += num_blocks
         return self.retired[sequence]
 
+    def blocks_beyond(self, all_blocks: int) -> int:
+        """Count what is kept beyond its share of all room."""
+        return max(0, self.num_blocks - self._most(all_blocks))
+
+    def _most(self, all_blocks: int) -> int:
+        return int(all_blocks * self.rules.share)
+
     def evict(self, blocks: int, places: int) -> Iterator[int]:
-        """Let retired sequences go, the longest unused first, until so many blocks and places are free; yields who."""
-        for sequence in list(self.retired):
+        """Let retired sequences go, until so many blocks and places are free; yields who."""
+        is_recent = self.rules.policy == "recent"
+        for sequence in list(self.retired) if is_recent else sorted(self.retired, key=self.index.uses):
             if blocks <= 0 and places <= 0:
                 return
             if self.is_pinned(sequence):

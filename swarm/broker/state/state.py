@@ -9,7 +9,7 @@ from swarm.broker.state.archive import Archive, Shelf
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.pace import Pace
 from swarm.broker.state.plans import PlanBook, Rebuilding, Steering
-from swarm.broker.state.prefix import PrefixCache
+from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import Queue
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
@@ -86,7 +86,7 @@ class State:
     process_figures: dict[str, float] = field(default_factory=dict)
     doors: DoorBook = field(default_factory=DoorBook)
     recoveries: Recoveries = field(default_factory=Recoveries)
-    prefix: PrefixCache = field(default_factory=lambda: PrefixCache(enabled=False))
+    prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_kept=False)))
     workers: dict[str, Worker] = field(default_factory=dict)
     strangers: dict[str, float] = field(default_factory=dict)  # incarnation -> when it was last told something
     replaced: dict[str, str] = field(default_factory=dict)  # incarnation -> why it was told to end
@@ -197,10 +197,12 @@ class State:
         self.running.remove(sequence)
         sequence.stop_rebuilding()
         self.unfork(sequence)
-        retired = self.prefix.retire(sequence.id)
+        retired = self.prefix.retire(sequence.id, self.book.kv_blocks)
         if retired is None:
             self.to_release.append(sequence.id)
-        else:
+            return
+        self.evict(self.prefix.blocks_beyond(self.book.kv_blocks), 0)
+        if sequence.id in self.prefix.retired:
             self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))
 
     def give_way(self, sequence: Sequence) -> None:

@@ -70,6 +70,7 @@ class Room:
             return False
         sequence.enter(found)
         if found is not None:
+            state.prefix.index.use(found[0])
             state.count("prefix_hits")
             state.count("prefix_positions", sequence.kv)
         state.running.add(sequence, blocks)

@@ -48,6 +48,7 @@ def measured(settings: Settings) -> Hello:
         cores=os.cpu_count() or 1,
         endpoint="tcp://127.0.0.1:1",
         memory_bytes=executor.memory_bytes,
+        kv_share=executor.kv_share,
         costs=equipment.costs,
         manifest=executor.manifest,
         held_layers=None,

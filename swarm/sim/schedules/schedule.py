@@ -13,6 +13,7 @@ from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.requests.door import RequestSettings
+from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import Mode, SchedulerSettings
 from swarm.params import SamplingParams
 from swarm.sim.network import CALM, Weather
@@ -182,7 +183,9 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     num_layers = random.randint(2, 8)
     clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
     schedule = Schedule(
-        settings=_with_rules(Random(f"rules {seed}"), _settings(random)),
+        settings=_with_beginnings(
+            Random(f"beginnings {seed}"), _with_rules(Random(f"rules {seed}"), _settings(random))
+        ),
         pace=_pace(random),
         num_layers=num_layers,
         workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
@@ -213,7 +216,7 @@ def _settings(random: Random) -> BrokerSettings:
     return BrokerSettings(
         beat_endpoint="beats",
         data_endpoint="broker",
-        prefix_cache=random.random() < 0.7,
+        prefix=PrefixRules(is_kept=random.random() < 0.7),
         requests=RequestSettings(client_grace_s=20.0, retain_s=60.0),
         scheduler=SchedulerSettings(
             mode=mode,
@@ -236,6 +239,14 @@ def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
         caps={"w1": 2} if random.random() < 0.2 else {},
     )
     return replace(settings, plan=replace(settings.plan, rules=rules))
+
+
+def _with_beginnings(random: Random, settings: BrokerSettings) -> BrokerSettings:
+    """Draw how much of the beginnings of ended sequences is kept, and whose."""
+    if random.random() < 0.7:
+        return settings
+    policy: Literal["recent", "frequent"] = random.choice(["recent", "frequent"])
+    return replace(settings, prefix=replace(settings.prefix, share=random.choice([0.05, 0.3, 1.0]), policy=policy))
 
 
 def _machines(random: Random) -> Machines:

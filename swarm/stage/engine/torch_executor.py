@@ -38,10 +38,9 @@ from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import give_back
 from swarm.stage.products import linears
-from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
+from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, Row, layers_of, ranges_of
 
 _WARM_UP_ROWS = (1, 32, 128)
-_KV_FRACTION = 0.25  # of the memory that the weights leave
 _MAX_KV_BYTES = 64 << 30
 
 log = get_logger(__name__)
@@ -68,7 +67,7 @@ class TorchExecutor:
     """See :class:`swarm.stage.executor.Executor`.
 
     ``dtype`` "auto" is the checkpoint's own where the device is good at it, else float32. ``memory_limit``: bytes that
-    this worker may use in all (default: what the machine has free). ``kv_fraction``: the part of what the weights leave
+    this worker may use in all (default: what the machine has free). ``kv_share``: the part of what the weights leave
     that keys and values may take. ``threads`` compute while other steps are in flight (default: torch's own choice),
     ``threads_alone`` when there is no other (default: all cores that the process may use).
     """
@@ -82,7 +81,7 @@ class TorchExecutor:
         memory_limit: int | None = None,
         threads: int | None = None,
         threads_alone: int | None = None,
-        kv_fraction: float = _KV_FRACTION,
+        kv_share: float = KV_SHARE,
     ) -> None:
         place = resolve(path, say_fetching)
         self._checkpoint = Checkpoint(place.folder, place.remote)
@@ -98,7 +97,7 @@ class TorchExecutor:
         self._steady = self._device.type == "cpu" and self._prove_kernels()
         self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
         self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
-        self._kv_fraction = kv_fraction
+        self.kv_share = kv_share
         self._arena = KvArena(self._device)
         self._clock = clock_of(self._device)
         self._active: _Prepared | None = None
@@ -149,7 +148,7 @@ class TorchExecutor:
 
     def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
         weights = self._manifest.weight_bytes(layers) + self._bytes_beside(layers, standby)
-        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self._kv_fraction))
+        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self.kv_share))
 
     @property
     def weight_bytes(self) -> int:

@@ -39,6 +39,7 @@ def equip(settings: Settings, pair: KeyPair) -> Equipment:
         dtype=worker.dtype,
         memory_limit=limit,
         threads=worker.threads or None,
+        kv_share=worker.kv_share,
     )
     if worker.bits == "portable":
         choice.demand_portable(own=executor.has_own_kernels)

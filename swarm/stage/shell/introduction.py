@@ -34,6 +34,7 @@ def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str
         build=__version__,
         key=key,
         memory_bytes=executor.memory_bytes,
+        kv_share=executor.kv_share,
         costs=equipment.costs,
         link=link,
         manifest=executor.manifest,

@@ -65,6 +65,7 @@ from swarm.wire.messages.clients import (
 )
 from swarm.wire.messages.common import (
     ASSET_PART_BYTES,
+    KV_SHARE,
     MAX_ASSET_BYTES,
     MAX_HEADER_BYTES,
     MAX_LAYERS,
@@ -177,6 +178,7 @@ from swarm.wire.messages.workers import (
 
 __all__ = [
     "ASSET_PART_BYTES",
+    "KV_SHARE",
     "MAX_ASSET_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_LAYERS",

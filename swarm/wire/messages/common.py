@@ -22,6 +22,8 @@ MAX_SEQUENCES = 1 << 16
 MAX_LAYERS = 1 << 12
 MAX_STAGES = 1 << 10
 MAX_NAME = 128
+# The part of what the weights leave that a worker gives to keys and values, if it doesn't say otherwise.
+KV_SHARE: Final = 0.25
 ASSET_PART_BYTES = 1 << 20
 MAX_ASSET_BYTES = 64 << 20  # of a tokenizer's file; brokers keep them in memory, and the largest known have some 30 MB
 
@@ -39,6 +41,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 RequestId = Name
 Incarnation = Name
 Endpoint = Annotated[str, msgspec.Meta(max_length=256)]
+Part = Annotated[float, msgspec.Meta(gt=0, le=1)]  # of a whole
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # of CURVE; its secret half stays where it was made

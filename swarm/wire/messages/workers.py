@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from swarm.wire.messages.common import (
+    KV_SHARE,
     MAX_LAYERS,
     MAX_ROWS,
     MAX_SEQUENCES,
@@ -16,6 +17,7 @@ from swarm.wire.messages.common import (
     LayerIndex,
     Message,
     Name,
+    Part,
     Position,
     PublicKey,
     Record,
@@ -91,7 +93,8 @@ class LinkCost(Record, frozen=True):
 class Hello(Message, frozen=True, kw_only=True):
     """A worker introduces itself, at its first contact and after every reconnection, with all it holds. ``key``: by
     which others know it when it knocks at their doors. ``ticket``: by which a relay knows its own door, if need be.
-    ``build``: of which version of Swarm it is.
+    ``build``: of which version of Swarm it is. ``kv_share``: the part of what weights leave of ``memory_bytes`` that it
+    gives to keys and values.
 
     ``epoch`` is the last one it heard of, in the life that ``lineage`` names. The broker takes no number from a worker:
     whoever is welcomed by another life begins anew with that one's.
@@ -119,6 +122,7 @@ class Hello(Message, frozen=True, kw_only=True):
     ticket: Ticket = ""
     v: Version = 2
     build: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    kv_share: Part = KV_SHARE
 
 
 class Probe(Message, frozen=True):

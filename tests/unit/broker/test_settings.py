@@ -16,6 +16,8 @@ from swarm.wire.messages import NOBODYS
 OTHER: dict[str, object] = {
     "broker.mode": "batch",
     "broker.prefill_chunk": 100,
+    "broker.prefix_share": 0.5,
+    "broker.prefix_policy": "frequent",
     "plan.objective": "latency",
     "plan.standby": "all",
     "plan.pins": {"a": "0-3"},

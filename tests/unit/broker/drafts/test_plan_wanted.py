@@ -12,7 +12,6 @@ from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.recovery.speeds import LOOK_AGAIN_S
 from swarm.wire.messages import (
     Denied,
     Hop,
@@ -447,10 +446,11 @@ def test_a_pace_that_lasts_moves_layers(make_bench: Callable[..., Bench]) -> Non
     measured = {row["worker"]: row for row in plan_of(bench)["stages"]}  # type: ignore[attr-defined]
     assert measured["w1"]["seen_s"] == pytest.approx(0.015)
     assert measured["w1"]["expected_s"] == pytest.approx(0.003, rel=0.1)
-    bench.tick(LOOK_AGAIN_S + 1)
+    cooldown_s = PlanRules().cooldown_s
+    bench.tick(cooldown_s + 1)
     assert lengths(bench) == {"w0": 5, "w1": 1}
     assert bench.epoch == 2
-    bench.tick(3 * LOOK_AGAIN_S)
+    bench.tick(3 * cooldown_s)
     assert bench.epoch == 2
 
 

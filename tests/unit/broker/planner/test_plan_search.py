@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.broker.planner import tables
-from swarm.broker.planner.bound import lower_bound
+from swarm.broker.planner.bound import lower_bound, most_layers
 from swarm.broker.planner.orders import good_line
 from swarm.broker.planner.problem import OVERHEAD_BYTES, Device, Line, Link, Model, Problem, Share, Shortage
 from swarm.broker.planner.search import along
@@ -48,7 +48,7 @@ def cut(problem: Problem) -> list[tuple[str, int, int]]:
 def may_hold(problem: Problem, index: int, layers: LayerRange) -> bool:
     """Said once more, in other words than the search's."""
     chosen = problem.devices[index]
-    needed = problem.model.needed_bytes(layers, problem.kv_positions) + chosen.standby_bytes
+    needed = problem.model.needed_bytes(layers, problem.kv_positions, chosen.kv_share) + chosen.standby_bytes
     if needed > chosen.memory_bytes or (chosen.max_layers is not None and len(layers) > chosen.max_layers):
         return False
     return chosen.pinned is None or chosen.pinned == layers
@@ -106,6 +106,7 @@ def chance_device(random: Random, name: str, num_layers: int) -> Device:
         pinned=LayerRange(first, random.randint(first + 1, num_layers)) if random.random() < 0.1 else None,
         held=LayerRange(0, 1) if random.random() < 0.3 else None,
         standby_bytes=random.choice([0, 0, MIB]),
+        kv_share=random.choice([0.25, 0.25, 0.1, 0.6]),
     )
 
 
@@ -213,6 +214,16 @@ def test_a_small_memory_limits_a_share() -> None:
         for name, first, stop in cut(Problem(model_of(*(1,) * 6), (device("a"), device("small", 1), device("c"))))
     }
     assert lengths in ({"a": 3, "small": 1, "c": 2}, {"a": 2, "small": 1, "c": 3})
+
+
+def test_who_gives_more_of_its_memory_to_keys_and_values_holds_more_layers_beside_them() -> None:
+    """Each by its own share: what is promised to positions must be there."""
+    model = model_of(*(1,) * 6, kv_bytes=(MIB,) * 6)
+    half, quarter = device("half", 200, kv_share=0.5), device("quarter", 200)
+    lengths = {name: stop - first for name, first, stop in cut(Problem(model, (half, quarter), kv_positions=28))}
+    assert lengths == {"half": 4, "quarter": 2}
+    assert most_layers(Problem(model, (half, quarter), kv_positions=28)).tolist() == [4, 2]
+    assert model.kv_positions(LayerRange(0, 1), 101 * MIB, 0.5) == 2 * model.kv_positions(LayerRange(0, 1), 101 * MIB)
 
 
 def test_a_device_that_would_make_it_slower_is_left_out() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.state.blocks import BLOCK
-from swarm.broker.state.prefix import PrefixCache, PrefixIndex, Retired
+from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, Retired
 from swarm.wire.messages import Cancel, Finished, SequencePosition, Step
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
 
 A = tuple(range(100))
 B = (7,) * 100
+RECENT = PrefixRules()
 
 
 # --- the index -------------------------------------------------------------------------------------------------------
@@ -80,12 +81,12 @@ def test_of_several_holders_the_latest_is_named_and_forgetting_one_leaves_the_ot
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def cache(*ended: int) -> PrefixCache:
+def cache(*ended: int, rules: PrefixRules = RECENT) -> PrefixCache:
     """These sequences have ended, in this order, each with two blocks of its own."""
-    made = PrefixCache(enabled=True)
+    made = PrefixCache(rules)
     for sequence in ended:
         made.acknowledge(sequence, (sequence,) * 70, 70)
-        assert made.retire(sequence) == Retired(sequence, 2)
+        assert made.retire(sequence, 99) == Retired(sequence, 2)
     return made
 
 
@@ -99,6 +100,28 @@ def test_eviction_takes_the_longest_unused_first_and_no_more_than_needed() -> No
     assert list(some.evict(0, 1)) == [3]
     assert list(some.evict(100, 100)) == [1]
     assert (some.num_blocks, some.find((1,) * 70)) == (0, None)
+
+
+def test_what_is_begun_from_often_is_kept_longest_where_that_is_the_policy() -> None:
+    """Whoever holds the same beginning counts as used with it; of equal ones the longest unused goes first."""
+    some = cache(1, 2, 3, rules=PrefixRules(policy="frequent"))
+    some.acknowledge(4, (1,) * 70 + (9,) * 70, 128)
+    assert some.retire(4, 99) is not None
+    some.index.use(1)
+    some.index.use(2)
+    some.index.use(4)
+    assert list(some.evict(1, 0)) == [3]
+    assert list(some.evict(1, 0)) == [2]
+    assert list(some.evict(1, 0)) == [1]
+    some.acknowledge(5, (2,) * 70, 70)
+    assert some.index.uses(5) == 0
+    assert some.index.uses(4) == 2
+
+
+def test_no_more_than_its_share_is_kept() -> None:
+    """Counted in blocks of all the room that there is."""
+    some = cache(1, 2, 3, rules=PrefixRules(share=0.5))
+    assert [some.blocks_beyond(room) for room in (4, 10, 12, 100)] == [4, 1, 0, 0]
 
 
 def test_what_is_pinned_stays() -> None:
@@ -120,19 +143,19 @@ def test_what_another_holds_too_is_not_kept() -> None:
     for sequence in (1, 2, 3):
         some.acknowledge(sequence, A, 64)
     some.acknowledge(4, B, 31)
-    assert some.retire(4) is None
-    assert some.retire(1) is None
+    assert some.retire(4, 99) is None
+    assert some.retire(1, 99) is None
     some.pin(2)
-    assert some.retire(2) == Retired(2, 2)
-    assert some.retire(3) is None
+    assert some.retire(2, 99) == Retired(2, 2)
+    assert some.retire(3, 99) is None
     assert some.find(A) == (2, 64)
 
 
 def test_a_cache_that_is_off_keeps_and_finds_nothing() -> None:
     """Whatever it is told."""
-    off = PrefixCache(enabled=False)
+    off = PrefixCache(PrefixRules(is_kept=False))
     off.acknowledge(1, A, 96)
-    assert (off.find(A), off.retire(1), off.num_blocks) == (None, None, 0)
+    assert (off.find(A), off.retire(1, 99), off.num_blocks) == (None, None, 0)
 
 
 # --- in the scheduler ------------------------------------------------------------------------------------------------
@@ -211,6 +234,22 @@ def test_retired_sequences_make_room(make_bench) -> None:
     bench.say(submit("b", prompt=B, max_tokens=8))
     step = bench.pipe[0]
     assert (step.release, opened(step)) == ((1,), [(2, None, 0)])
+
+
+def test_an_ended_sequence_beyond_the_share_is_let_go(make_bench) -> None:
+    """The share is for all that is kept: the longest unused makes room, and what is larger than all of it is released
+    like any other."""
+    bench = make_bench(settings(prefix=PrefixRules(share=0.25))).serve(1, kv_capacity=12 * BLOCK)
+    bench.say(submit("a", num_prompt=70, max_tokens=1))
+    bench.run_dry()
+    assert list(bench.state.prefix.retired) == [1]
+    bench.say(submit("b", prompt=B, max_tokens=1))
+    bench.run_dry()
+    assert list(bench.state.prefix.retired) == [2]
+    bench.say(submit("long", num_prompt=150, max_tokens=1))
+    bench.run_dry()
+    assert list(bench.state.prefix.retired) == [2]
+    assert 3 in [gone for step in steps(bench.log) for gone in step.release]
 
 
 def test_a_copy_is_not_worth_the_sequences_own_room(make_bench) -> None:
@@ -295,7 +334,9 @@ def test_a_new_epoch_forgets_all_beginnings(make_bench) -> None:
 @pytest.mark.parametrize("chunk", [256, 4])
 def test_without_kv_every_token_computes_its_whole_sequence(make_bench, chunk: int) -> None:
     """``kv_cache`` off: for every token all that is known goes in again from position 0, cut to nothing before."""
-    of = settings(scheduler=scheduling(kv_cache=False, prefill_chunk=chunk).scheduler, prefix_cache=False)
+    of = settings(
+        scheduler=scheduling(kv_cache=False, prefill_chunk=chunk).scheduler, prefix=PrefixRules(is_kept=False)
+    )
     bench = make_bench(of).serve(1)
     bench.say(submit(num_prompt=6, max_tokens=3))
     known = list(submit(num_prompt=6).prompt)
