@@ -131,7 +131,7 @@ def test_racks() -> None:
     for sequence in (1, 3, 4, 5):
         arena.release(sequence)
     assert len(arena) == arena.used == 0
-    assert not any(arena._racks.values())
+    assert not arena._racks
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------

@@ -62,3 +62,16 @@ def test_what_is_promised_there(llama: Path) -> None:
     """No test holds a GPU's kernels to the bits, so they are named inexact."""
     executor = stages(llama, "cuda", "float32").stages[0]
     assert "inexact" in describe(executor._skeleton, executor._stage().modules.values())
+
+
+def test_keys_and_values_take_what_is_counted(llama: Path) -> None:
+    """By the GPU's own count; and all is free again at the end."""
+    pipeline = stages(llama, "cuda", "float32")
+    logits(pipeline, 32)
+    pipeline.release(1)
+    before = torch.cuda.memory_allocated()
+    logits(pipeline, 32)
+    counted = sum(stage._arena.allocated_bytes for stage in pipeline.stages)
+    assert counted <= torch.cuda.memory_allocated() - before <= counted * 1.05 + (1 << 20)
+    pipeline.release(1)
+    assert torch.cuda.memory_allocated() - before <= 1 << 20

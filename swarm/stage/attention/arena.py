@@ -1,9 +1,12 @@
-"""Keys and values of every sequence, by sequence and layer, in blocks of 32 positions.
+"""Keys and values of every sequence, by sequence and layer.
 
-Sequences of like length share a *rack*: one piece of address space per layer with a place for each, as long as such a
-sequence may ever become. So neighbours can be multiplied in one product, and nothing is gathered, copied or moved as
-they grow. On a CPU the system commits pages when they are first written and takes them back at release, so what is
-written counts, in blocks; elsewhere a place is committed when it is made, so what is reserved counts.
+On a CPU, sequences of like length share a *rack*: one piece of address space per layer with a place for each, as long
+as such a sequence may ever become. So neighbours can be multiplied in one product, and nothing is gathered, copied or
+moved as they grow. The system commits pages when they are first written and takes them back at release, so what is
+written counts, in blocks of 32 positions.
+
+Elsewhere memory is committed when it is asked for. There a sequence has a rack of its own, which is made larger, and
+copied, whenever it has grown by 128 positions; what is allocated counts.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class Rack:
-    """Places for sequences of up to ``positions`` positions."""
+    """Places for sequences of up to ``positions`` positions; if it is one sequence's own, for so many as yet."""
 
     positions: int
     free: list[int]  # descending, so that the lowest is taken first and sequences lie side by side
@@ -111,10 +114,10 @@ class KvArena:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._counts_written = device.type == "cpu"
+        self._has_pages = device.type == "cpu"  # which are committed by writing
         self._num_places = _PLACES if device.type == "cpu" and sys.platform == "linux" else 1
         self._held: dict[int, _Held] = {}
-        self._racks: dict[int, list[Rack]] = {}
+        self._racks: list[Rack] = []
         self.used = 0
 
     def __len__(self) -> int:
@@ -123,21 +126,30 @@ class KvArena:
     def open(self, sequence: int, limit: int) -> None:
         self.release(sequence)
         rack = self._rack_for(limit)
-        taken = 0 if self._counts_written else round_up(limit)
-        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit), taken)
-        self.used += taken
+        self._held[sequence] = _Held(rack, rack.free.pop(), round_up(limit), 0)
+
+    @property
+    def wasted(self) -> int:
+        """Positions that a sequence may count for beyond the blocks that it fills."""
+        return self._counted(1) - round_up(1)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of memory that were asked for: on a CPU, of address space."""
+        slabs = (slab for rack in self._racks for slab in rack.slabs.values())
+        return sum(slab.keys.nbytes + slab.values.nbytes for slab in slabs)
 
     def _rack_for(self, limit: int) -> Rack:
-        """Find or make a rack with a free place for this many positions, rounded up to a power of two."""
-        positions = CELL
-        while positions < limit:
+        """Find or make a rack with a free place for this many positions, rounded up to a power of two; where there are
+        no pages, an empty one that grows."""
+        positions = CELL if self._has_pages else 0
+        while 0 < positions < limit:
             positions *= 2
-        racks = self._racks.setdefault(positions, [])
-        for rack in racks:
-            if rack.free:
+        for rack in self._racks if self._has_pages else ():
+            if rack.free and rack.positions == positions:
                 return rack
-        racks.append(Rack(positions, list(range(self._num_places))[::-1]))
-        return racks[-1]
+        self._racks.append(Rack(positions, list(range(self._num_places))[::-1]))
+        return self._racks[-1]
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
         """Open a sequence with a copy of the first ``position`` positions of another one."""
@@ -155,9 +167,12 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
-        if held.taken > held.limit:
-            self.used -= held.taken - held.limit
-            held.taken = held.limit
+        taken = self._counted(limit)
+        if held.taken > taken:
+            self.used -= held.taken - taken
+            held.taken = taken
+            if not self._has_pages:
+                self._resize(held.rack, taken)
             for layer in held.layers if self._num_places > 1 else ():
                 held.rack.slabs[layer].cut(held.place, held.limit)
 
@@ -167,8 +182,8 @@ class KvArena:
 
     def copy_in(self, sequence: int, layer: int, block: int, data: torch.Tensor) -> None:
         """Take a block that ``copy_out`` gave, here or on another machine."""
-        region = self.make(sequence, layer, data[0], data[1])
         self._take(self._held[sequence], (block + 1) * GRID)
+        region = self.make(sequence, layer, data[0], data[1])
         region.write(block * GRID, data[0], data[1])
 
     def release(self, sequence: int) -> None:
@@ -180,7 +195,7 @@ class KvArena:
         held.rack.free.append(held.place)
         held.rack.free.sort(reverse=True)
         if len(held.rack.free) == self._num_places:
-            self._racks[held.rack.positions].remove(held.rack)
+            self._racks.remove(held.rack)
 
     def _clear(self, held: _Held) -> None:
         """Forget what was written. A place that is used again must read as zeros: there may have been NaNs."""
@@ -201,13 +216,12 @@ class KvArena:
         held = self._held.get(sequence)
         if position == 0 and held is not None:
             self._clear(held)
-            if self._counts_written:
-                self.used -= held.taken
-                held.taken = 0
+            self.used -= held.taken
+            held.taken = 0
 
     def keep(self, layers: LayerRange) -> None:
         """Drop what other layers hold."""
-        for rack in (rack for racks in self._racks.values() for rack in racks):
+        for rack in self._racks:
             for layer in [layer for layer in rack.slabs if not layers.first <= layer < layers.stop]:
                 del rack.slabs[layer]
         for held in self._held.values():
@@ -230,10 +244,25 @@ class KvArena:
         self._take(self._held[row.sequence], row.start + row.count)
 
     def _take(self, held: _Held, position: int) -> None:
-        more = round_up(position) - held.taken
+        more = self._counted(position) - held.taken
         if more > 0:
             held.taken += more
             self.used += more
+            if not self._has_pages:
+                self._resize(held.rack, held.taken)
+
+    def _counted(self, positions: int) -> int:
+        """What so many positions count for: attention reads whole cells, so where there are no pages they are there."""
+        return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
+
+    def _resize(self, rack: Rack, positions: int) -> None:
+        """Give one sequence's rack another size, layer after layer, so that little is held twice."""
+        kept = min(rack.positions, positions)
+        rack.positions = positions
+        for layer, old in rack.slabs.items():
+            new = self._new_slab(positions, old.keys.shape[1], old.sizes, old.keys.dtype, old.layouts)
+            new.region(0).copy(old.region(0), kept)
+            rack.slabs[layer] = new
 
     def place(self, sequence: int) -> tuple[Rack, int]:
         """Where the sequence lies, in every layer."""
@@ -255,21 +284,21 @@ class KvArena:
     def slab(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
         """A layer of a rack, made when it is first needed."""
         if layer not in rack.slabs:
-            rack.slabs[layer] = self._new_slab(rack.positions, keys, values)
+            sizes, layouts = (keys.shape[2], values.shape[2]), layouts_of(keys)
+            rack.slabs[layer] = self._new_slab(rack.positions, keys.shape[0], sizes, keys.dtype, layouts)
         if rack.slabs[layer].layouts is not layouts_of(keys):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
         return rack.slabs[layer]
 
-    def _new_slab(self, positions: int, keys: torch.Tensor, values: torch.Tensor) -> Slab:
-        layouts, sizes = layouts_of(keys), (keys.shape[2], values.shape[2])
+    def _new_slab(
+        self, positions: int, heads: int, sizes: tuple[int, int], dtype: torch.dtype, layouts: tuple[Layout, Layout]
+    ) -> Slab:
         shapes = [
-            (self._num_places, keys.shape[0], positions // layout.unit, layout.numbers(size))
+            (self._num_places, heads, positions // layout.unit, layout.numbers(size))
             for layout, size in zip(layouts, sizes, strict=True)
         ]
         with torch.inference_mode(False):  # forks and copies write outside of a pass
-            (key_part, key_pages), (value_part, value_pages) = (
-                _zeros(shape, keys.dtype, self._device) for shape in shapes
-            )
+            (key_part, key_pages), (value_part, value_pages) = (_zeros(shape, dtype, self._device) for shape in shapes)
         pages = tuple(each for each in (key_pages, value_pages) if each is not None)
         return Slab(key_part, value_part, sizes, layouts, pages)
 

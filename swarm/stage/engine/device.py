@@ -71,6 +71,15 @@ def clock_of(device: torch.device) -> DeviceClock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that may still be had: of the device's own memory, or where it computes in the machine's, of that."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return int(psutil.virtual_memory().available)
+
+
 def memory_of(device: torch.device) -> dict[str, float]:
     """Bytes: what this process uses of the device's memory, the most it ever did, and what the device has in all.
 

@@ -23,7 +23,7 @@ from swarm.stage.attention.grid import GRID
 from swarm.stage.attention.passes import Tally
 from swarm.stage.engine import rounding
 from swarm.stage.engine.counters import Counters
-from swarm.stage.engine.device import clock_of, device_of, memory_of
+from swarm.stage.engine.device import clock_of, device_of, free_memory, memory_of
 from swarm.stage.engine.draws import Draws, draw_all
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.engine.grammars import Grammars
@@ -67,7 +67,7 @@ class TorchExecutor:
     """See :class:`swarm.stage.executor.Executor`.
 
     ``dtype`` "auto" is the checkpoint's own where the device is good at it, else float32. ``memory_limit``: bytes that
-    this worker may use in all (default: what the machine has free). ``kv_share``: the part of what the weights leave
+    this worker may use in all (default: what the device has free). ``kv_share``: the part of what the weights leave
     that keys and values may take. ``threads`` compute while other steps are in flight (default: torch's own choice),
     ``threads_alone`` when there is no other (default: all cores that the process may use).
     """
@@ -96,7 +96,7 @@ class TorchExecutor:
         check_cut(self._skeleton.config)
         self._steady = self._device.type == "cpu" and self._prove_kernels()
         self._loader = Loader(self._checkpoint, self._manifest, self._skeleton)
-        self.memory_bytes = memory_limit if memory_limit is not None else psutil.virtual_memory().available
+        self.memory_bytes = memory_limit if memory_limit is not None else free_memory(self._device)
         self.kv_share = kv_share
         self._arena = KvArena(self._device)
         self._clock = clock_of(self._device)
@@ -185,7 +185,7 @@ class TorchExecutor:
         left_to_torch = sorted(self._left_to_torch)
         kernels = describe(self._skeleton, stage.modules.values(), left_to_torch, steady=self._steady)
         return Capacity(
-            kv_tokens=self._capacity(layers, room),
+            kv_tokens=max(0, self._capacity(layers, room) - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
             load_s=loaded - began,
             warm_up_s=warm_up_s,
