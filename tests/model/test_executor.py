@@ -284,7 +284,19 @@ def test_measured_costs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(cost.seconds > 0 for cost in costs)
     assert executor.stats()["loaded_bytes"] == 0
     executor = TorchExecutor(str(llama), memory_limit=MANY, threads=2, threads_alone=2)
-    assert not any(cost.alone for cost in executor.measure())
+    costs = executor.measure()
+    alone, among = ({(c.kind, c.rows, c.context) for c in costs if c.alone is each} for each in (True, False))
+    assert alone == among
+
+
+def test_a_stage_that_rested_takes_longer(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which counts for steps that are alone, and for what a step takes beside its layers."""
+    monkeypatch.setattr(measure._Bench, "after_rests", lambda self, threads: 0.5)
+    costs = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=1).measure()
+    found = {(c.kind, c.rows, c.context, c.alone): c.seconds for c in costs}
+    for (kind, rows, context, is_alone), seconds in found.items():
+        more = seconds - found[kind, rows, context, False]
+        assert more == pytest.approx(0.5 if is_alone and kind == "stage" else 0.0)
 
 
 def test_what_a_sibling_has_measured(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

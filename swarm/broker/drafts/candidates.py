@@ -111,7 +111,7 @@ class Table:
             for problem, chosen in self._problems(kv_positions):
                 line = in_this_order(problem)
                 if line is not None:
-                    found.append(tables.step_seconds(self._honest(problem, chosen), line))
+                    found.append(tables.told_seconds(self._honest(problem, chosen), line))
             if found:
                 return min(found)
         return None
@@ -123,7 +123,7 @@ class Table:
         honest = self._honest(problem, chosen)
         if self._rules.mode == "auto" and not problem.takes_turns and len(line) > 1 and self._on_one_machine(line):
             return None  # they would take turns, and are looked at so
-        return tables.step_seconds(honest, line), problem, line, chosen
+        return tables.told_seconds(honest, line), problem, line, chosen
 
     def _on_one_machine(self, line: Line) -> bool:
         used = [self._workers[share.device].hello for share in line]
@@ -249,7 +249,7 @@ class Table:
         honest = self._honest(problem, chosen)
         excluded = tuple((name, "it is excluded by hand") for name in sorted(self._rules.exclude))
         objective = "latency" if self._is_latency else "throughput"
-        others = self._others(problem, chosen, tables.step_seconds(honest, line))
+        others = self._others(problem, chosen, tables.told_seconds(honest, line))
         told = forecast(honest, line, self._load, objective, others + excluded, thorough=self._thorough)
         if problem.kv_positions < self._rules.kv_positions:
             note = f"there is no room for keys and values of {self._rules.kv_positions} positions everywhere"
@@ -328,7 +328,7 @@ class Table:
     def _now_s(self, kv_positions: int) -> float | None:
         """Predict what a step takes with the plan in force; None if it can't go on."""
         in_force = self._in_force(kv_positions)
-        return None if in_force is None else tables.step_seconds(*in_force)
+        return None if in_force is None else tables.told_seconds(*in_force)
 
     def _current_line(self) -> tuple[Problem, Line] | None:
         """Lay out the plan in force, with the room that the rules ask for if it has it."""

@@ -35,10 +35,10 @@ class StageForecast:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """``step_s``: from one step to the next; ``broker_s`` of it for the ways between the broker and the first and last
-    stage. ``even_s``: the same if the same workers had even shares; None if those
-    would not fit. ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while
-    a plan is waited for: ``one_more_s``, with another worker like the quickest, on a machine of its own, and what a
-    step would take with those left out. ``is_thorough``: that was done.
+    stage, and ``beside_s`` for what it takes whatever the plan. ``even_s``: the same if the same workers had even
+    shares; None if those would not fit. ``left_out``: (worker, why). What takes a search is looked for only when
+    somebody asks, never while a plan is waited for: ``one_more_s``, with another worker like the quickest, on a machine
+    of its own, and what a step would take with those left out. ``is_thorough``: that was done.
     """
 
     objective: str
@@ -53,6 +53,7 @@ class Forecast:
     like: str = ""
     is_thorough: bool = False
     notes: tuple[str, ...] = ()
+    beside_s: float = 0.0
 
     @property
     def bottleneck(self) -> StageForecast:
@@ -85,8 +86,9 @@ def forecast(
         load=load,
         takes_turns=problem.takes_turns,
         stages=_stages(problem, line),
-        step_s=tables.step_seconds(problem, line),
+        step_s=tables.told_seconds(problem, line),
         broker_s=sum(_ways(problem, line)),
+        beside_s=tables.beside_s(problem),
         even_s=_even(problem, line),
         left_out=left_out + _left_out(problem, line, thorough and len(problem.devices) <= EXACT),
         is_thorough=thorough,
@@ -134,13 +136,13 @@ def even_line(problem: Problem, line: Line) -> Line | None:
 
 def _even(problem: Problem, line: Line) -> float | None:
     even = even_line(problem, line)
-    return None if even is None else tables.step_seconds(problem, even)
+    return None if even is None else tables.told_seconds(problem, even)
 
 
 def _left_out(problem: Problem, line: Line, thorough: bool) -> tuple[tuple[str, str], ...]:
     used = {share.device for share in line}
     rest = [i for i in range(len(problem.devices)) if i not in used]
-    now = tables.step_seconds(problem, line)
+    now = tables.told_seconds(problem, line)
     return tuple(
         (problem.devices[index].name, why_left_out(problem, index, now, thorough and count < MAX_EXPLAINED))
         for count, index in enumerate(rest)
@@ -156,7 +158,7 @@ def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> st
     forced = solve(replace(problem, tolerance=0.0), frozenset((index,)))
     if isinstance(forced, Shortage):
         return "no cut of the layers leaves it a share that fits"
-    then = tables.step_seconds(problem, forced)
+    then = tables.told_seconds(problem, forced)
     if _ms(then) == _ms(now):
         return f"the step would take as long with it: {_ms(then)}"
     if then < now:
@@ -195,6 +197,8 @@ def sentences(found: Forecast) -> tuple[str, ...]:
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
     if found.broker_s >= found.step_s / 100:
         said.append(f"{_ms(found.broker_s)} of a step are the broker's ways to the first stage and from the last")
+    if found.beside_s >= found.step_s / 100:
+        said.append(f"{_ms(found.beside_s)} of a step pass beside the stages, whatever the plan")
     said += _said_of_relayed(found.stages)
     said += _said_of_left_out(found.left_out)
     return tuple(text for text in (*said, *found.notes) if text)
@@ -248,6 +252,7 @@ def as_json(found: Forecast) -> Json:
         "takes_turns": found.takes_turns,
         "step_s": found.step_s,
         "broker_s": found.broker_s,
+        "beside_s": found.beside_s,
         "tokens_per_second": round(found.tokens_per_s, 2),
         "bottleneck": found.bottleneck.worker,
         "margin": round(found.margin, 4),

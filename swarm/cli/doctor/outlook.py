@@ -15,6 +15,7 @@ from swarm.broker.drafts.proposals import propose
 from swarm.broker.planner.gauge import StageGauge
 from swarm.broker.planner.load import Load, Shape, Speeds
 from swarm.broker.planner.problem import Model, Shortage
+from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.broker.settings import plan_rules
 from swarm.broker.state import State, Worker
 from swarm.cli.doctor.checks import PROMPT, Outlook
@@ -82,7 +83,7 @@ def _prompt_s(hello: Hello, found: Proposal, chunk: int) -> float:
     shapes = [Shape.of([(at, min(chunk, PROMPT - at), at + chunk >= PROMPT)]) for at in starts]
     times = [[stage.step_s(shape) for stage in stages] for shape in shapes]
     if found.forecast.takes_turns:
-        return sum(map(sum, times))
+        return sum(map(sum, times)) + len(times) * (STEP_S + HOP_S * (len(stages) - 1))
     return sum(times[0]) + sum(max(of_chunk) for of_chunk in times[1:])
 
 

@@ -9,7 +9,9 @@ Workers that are started together on one machine would disturb each other, so th
 host. Who has waited for it long enough measures all the same; who was forked from the same process as the one before
 takes what that one found. And where a model is larger than the processor's cache,
 its weights come from memory in every step: then the cache is emptied before each run, so that the one layer here,
-which might stay in it, is not quicker than it will be among others. Where a container limits the processor's time,
+which might stay in it, is not quicker than it will be among others. Where a step goes through all stages before the
+next one begins, each stage has rested when it comes: its code and the cores have gone cold, which costs a millisecond
+or two, and is measured after such rests. Where a container limits the processor's time,
 what was measured is stretched accordingly (see ``quota``).
 """
 
@@ -22,10 +24,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
 import torch
+from msgspec import structs
 
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
@@ -46,6 +50,8 @@ _PROMPTS = (16, 64)  # and _CHUNK, which fills the long sequence too
 _DECODES = (1, 4, 16, 64)
 _LONG_DECODES = (1, 16)
 _NUM_RUNS = 4
+_REST_S = 0.003  # as long as other stages take, and the broker
+_NUM_RESTS = 9
 _BUDGET_S = 0.1  # for one figure; the first run of a kernel is slow and doesn't count
 _PATIENCE_S = 1.0  # in all: past it, larger sizes are left out
 _TURN_S = 15.0  # how long to wait for the others of this host
@@ -89,10 +95,16 @@ def _what(skeleton: Skeleton, threads: int, threads_alone: int) -> str:
 
 def _measured(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
     bench = _Bench(skeleton)
-    found = bench.measure(threads, alone=False)
-    if threads_alone != threads:
-        found += bench.measure(threads_alone, alone=True)
-    return tuple(found)
+    among = bench.measure(threads)
+    alone = among if threads_alone == threads else bench.measure(threads_alone)
+    rested_s = bench.after_rests(threads_alone)
+    return (*among, *(_alone(cost, rested_s) for cost in alone))
+
+
+def _alone(cost: LayerCost, rested_s: float) -> LayerCost:
+    """The figure of a step that is alone: its stages have rested."""
+    seconds = cost.seconds + (rested_s if cost.kind == "stage" else 0.0)
+    return structs.replace(cost, alone=True, seconds=seconds)
 
 
 class _Bench:
@@ -110,7 +122,7 @@ class _Bench:
         self._scratch = _scratch(skeleton)
         self._limit = quota.cores() if skeleton.device.type == "cpu" else None
 
-    def measure(self, threads: int, *, alone: bool) -> list[LayerCost]:
+    def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while that doesn't take too long."""
         ends = time.perf_counter() + _PATIENCE_S
         stretch = max(1.0, threads / (self._limit or threads))
@@ -122,7 +134,7 @@ class _Bench:
             return time.perf_counter() < ends or not any(cost.kind == kind for cost in found)
 
         def add(kind: str, rows: int, context: int, seconds: float) -> None:
-            found.append(LayerCost(kind, rows, context, max(1e-9, stretch * seconds), alone))  # type: ignore[arg-type]
+            found.append(LayerCost(kind, rows, context, max(1e-9, stretch * seconds), alone=False))  # type: ignore[arg-type]
 
         def add_layers(kind: str, rows: tuple[Row, ...]) -> None:
             if is_wanted(kind):
@@ -151,6 +163,23 @@ class _Bench:
         self._arena.reset()
         return found
 
+    def after_rests(self, threads: int) -> float:
+        """What a stage's step takes longer when the stage has rested, and others have computed meanwhile."""
+        if self._skeleton.device.type != "cpu":
+            return 0.0
+        self._arena.open(0, 2 * GRID)
+        thin, thick = (self._pass(stage, self._decode(1, _SHORT), threads) for stage in (self._thin, self._thick))
+        at_once, rested = self._best(thin, thick)[0], []
+        for _ in range(_NUM_RESTS):
+            self._empty_cache()
+            thick()
+            time.sleep(_REST_S)
+            began = time.perf_counter()
+            thin()
+            rested.append(time.perf_counter() - began)
+        self._arena.reset()
+        return max(0.0, median(rested) - at_once)
+
     def _best(self, *ways: Callable[[], object]) -> list[float]:
         """The least seconds of each, run in turns."""
         for once in ways:
@@ -158,8 +187,7 @@ class _Bench:
         best, ends = [float("inf")] * len(ways), time.perf_counter() + _BUDGET_S * len(ways)
         for _ in range(_NUM_RUNS):
             for index, once in enumerate(ways):
-                if self._scratch is not None:
-                    self._scratch.add_(1)
+                self._empty_cache()
                 began = time.perf_counter()
                 once()
                 self._wait()
@@ -167,6 +195,10 @@ class _Bench:
             if time.perf_counter() > ends:
                 break
         return best
+
+    def _empty_cache(self) -> None:
+        if self._scratch is not None:
+            self._scratch.add_(1)
 
     def _wait(self) -> None:
         if self._skeleton.device.type == "cuda":

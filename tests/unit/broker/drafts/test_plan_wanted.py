@@ -11,6 +11,7 @@ from swarm.broker.drafts.proposals import propose
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load
 from swarm.broker.planner.problem import Shortage
+from swarm.broker.planner.tables import STEP_S
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.wire.messages import (
     Denied,
@@ -117,7 +118,7 @@ def test_the_mode_says_whether_stages_take_turns(make_bench: Callable[..., Bench
     bench.tick()
     forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
     assert forecast.takes_turns is in_turns  # type: ignore[union-attr]
-    assert forecast.step_s == pytest.approx(0.006 if in_turns else 0.003, rel=0.001)  # type: ignore[union-attr]
+    assert forecast.step_s == pytest.approx(0.006 + STEP_S if in_turns else 0.003, rel=0.001)  # type: ignore[union-attr]
 
 
 def test_overlapped_is_measured_by_the_slowest(make_bench: Callable[..., Bench]) -> None:
@@ -228,7 +229,10 @@ def test_the_broker_s_ways_are_in_a_step_that_waits_for_them(make_bench: Callabl
     bench.tick()
     told = bench.state.book.current.forecast  # type: ignore[union-attr]
     assert told.broker_s == pytest.approx(0.01)
-    assert told.step_s == pytest.approx(sum(s.compute_s + s.hop_s for s in told.stages) + told.broker_s)
+    parts = sum(s.compute_s + s.hop_s for s in told.stages)
+    assert told.step_s == pytest.approx(parts + told.broker_s + told.beside_s)
+    assert told.beside_s == STEP_S
+    assert any("2 ms of a step pass beside the stages" in text for text in why_of(bench))
     assert sum(s.hop_s for s in told.stages) == pytest.approx(0.02, rel=0.05)
     assert any("10 ms of a step are the broker's ways" in text for text in why_of(bench))
     bench = make_bench(ruled(objective="throughput", caps=caps))
@@ -339,7 +343,7 @@ def test_suppositions_change_nothing(make_bench: Callable[..., Bench]) -> None:
     bench.take()
     without = plan_of(bench, without=("slow",))
     assert without["state"] == "would be made"
-    assert without["step_s"] == pytest.approx(0.006)
+    assert without["step_s"] == pytest.approx(0.006 + STEP_S)
     assert without["now_step_s"] is None
     more = plan_of(bench, more=1, like="quick")
     assert [stage["worker"] for stage in more["stages"]].count("quick+1") == 1  # type: ignore[attr-defined]
