@@ -11,7 +11,7 @@ from swarm.broker.planner import tables
 from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, forecast, why_left_out
 from swarm.broker.planner.load import MOST_S, Load, Speeds
 from swarm.broker.planner.problem import Device, Line, Link, Model, Problem, Share, Shortage
-from swarm.broker.planner.recover import Return, soonest
+from swarm.broker.planner.recover import CHUNK_S, ORDERS_S, Replays, Return, soonest
 from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.solve import EXACT, in_this_order, solve
 from swarm.broker.planner.standby import standby
@@ -27,10 +27,11 @@ MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The way back after a death, as predicted. ``choice``: who takes what, in words."""
+    """The way back after a death, as predicted. ``is_warm``: nothing is loaded. ``choice``: who takes what."""
 
     load_s: float
     replay_s: float
+    is_warm: bool
     choice: str
 
 
@@ -86,6 +87,7 @@ class Table:
         self._relayed = _ways(state, workers, Way.RELAYED)
         self._far = _far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
         self._is_latency = rules.objective == "latency"
+        self._context = 0  # positions before those that are replayed
         self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
 
@@ -228,7 +230,7 @@ class Table:
             held=worker.layers if own else None,
             kept=worker.kept if own else (),
             load_bytes_per_s=worker.load_bytes_per_s,
-            replay_s=pace * (speeds.replay_s if speeds else unknown / 16),
+            replay_s=pace * (speeds.replay_s(self._context) if speeds else unknown / 16),
             pinned=pin,
             max_layers=self._rules.caps.get(name),
             cant_reach=self._shut.get(own, frozenset()) if own else frozenset(),
@@ -264,16 +266,19 @@ class Table:
         kept = standby(everybody, line, self._rules.standby)
         return tuple((self._ids[index], layers) for index, layers in sorted(kept.items()))
 
-    def come_back(self, fallen: Plan, positions: int) -> Proposal | None:
+    def come_back(self, fallen: Plan, replays: Replays) -> Proposal | None:
         """Find the way back as ``proposals.come_back`` says; all workers at hand are looked at."""
+        self._context = replays.context
         places, everybody = self._places(), list(range(len(self._ids)))
         survivors = tuple(Share(places[s.incarnation], s.layers) for s in fallen.stages if s.incarnation in places)
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
             problem = self._problem(everybody, kv_positions, takes_turns=self._takes_turns(fallen))
             honest = self._honest(problem, everybody)
-            found = soonest(honest, survivors, positions)
+            found = soonest(honest, survivors, replays)
             if found is not None and tables.is_open(honest, found.line):
-                back = Back(found.load_s, found.replay_s, self._choice(problem, found))
+                replay_s = found.replay_s + replays.chunks * CHUNK_S
+                is_warm, load_s = not found.load_s, ORDERS_S + found.load_s
+                back = Back(load_s, replay_s, is_warm, self._choice(problem, found))
                 return replace(self._proposal(problem, found.line, everybody), back=back)
         return None
 

@@ -22,6 +22,7 @@ from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.drafts.steered import steered, without_the_cordoned
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import NOBODY, Shortage
+from swarm.broker.planner.recover import Replays
 from swarm.broker.planner.solve import EXACT
 from swarm.broker.state import Plan, State, Worker, WorkerState
 from swarm.wire.messages import Suppose
@@ -83,16 +84,16 @@ def _proposed(
     return Shortage(text or nobody, 0)
 
 
-def come_back(state: State, rules: PlanRules, fallen: Plan, positions: int) -> Proposal | None:
+def come_back(state: State, rules: PlanRules, fallen: Plan, replays: Replays) -> Proposal | None:
     """Propose, after the death of some of a plan's stages, the same plan, its lost layers with whoever lets sequences
-    run again soonest. ``positions``: of all sequences that run. None if that can't be done, and a plan must be made
+    run again soonest. ``replays``: of all sequences that run. None if that can't be done, and a plan must be made
     from scratch."""
     rules = steered(state, rules, fallen)
     leaving = [w for w in state.workers.values() if w.state is WorkerState.LEAVING and w.incarnation in fallen.members]
     workers = [*_usable(state, rules), *leaving]
     if state.manifest is None or not any(w.incarnation in fallen.members for w in workers):
         return None
-    found = Table(state, rules, workers, Suppose()).come_back(fallen, positions)
+    found = Table(state, rules, workers, Suppose()).come_back(fallen, replays)
     by_id = {w.incarnation: w for w in workers}
     if found is None or any(by_id[incarnation].refuses(layers) for incarnation, layers in found.shares):
         return None

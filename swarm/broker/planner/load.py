@@ -84,10 +84,9 @@ class Speeds:
         chunk = _at(self.prefill, CHUNK) + self.prefill_slope * CHUNK * load.context / 2
         return decode + load.positions * chunk / CHUNK
 
-    @property
-    def replay_s(self) -> float:
-        """One layer's time for one position of a chunk, as a replay computes it."""
-        return _at(self.prefill, CHUNK) / CHUNK
+    def replay_s(self, context: int = 0) -> float:
+        """One layer's time for one position of a chunk, as a replay computes it, with so many positions before it."""
+        return _at(self.prefill, CHUNK) / CHUNK + self.prefill_slope * context
 
     def stage_s(self, load: Load) -> float:
         return _at(self.stage, load.rows) + load.positions / CHUNK * _at(self.stage, CHUNK)

@@ -11,7 +11,7 @@ Gaps are filled one after the other, the largest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,11 @@ from swarm.wire.messages import LayerRange
 _Places = tuple[int | slice, int | slice]
 
 LOAD_S = 0.05  # whatever is loaded, it takes so long: a file is opened, kernels are warmed
+# The same for every way, so for the forecast alone; measured on serving swarms (tools/bench_recovery.py): what orders
+# and their answers take though nothing is loaded; and what a chunk takes beside its computing: the broker's turn, the
+# log, sockets, and steps of running answers between two chunks.
+ORDERS_S = 0.02
+CHUNK_S = 0.009
 ABOUT = 0.1  # ways that differ by less than this part of the time, or this many seconds, are equally soon
 ABOUT_S = 0.02
 
@@ -40,12 +45,30 @@ class Return:
     taken: tuple[Share, ...]
 
 
-def soonest(problem: Problem, survivors: Line, positions: int) -> Return | None:
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """What must be computed again: ``positions`` of all sequences together, in so many ``chunks``, with ``context``
+    positions before each, on average."""
+
+    positions: int
+    chunks: int = 0
+    context: int = 0
+
+    @classmethod
+    def of(cls, sequences: Iterable[int], chunk: int) -> Replays:
+        """``sequences``: each one's positions."""
+        lengths = list(sequences)
+        total = sum(lengths)
+        context = sum(length * length for length in lengths) // (2 * total) if total else 0
+        return cls(total, sum(-(-length // chunk) for length in lengths), context)
+
+
+def soonest(problem: Problem, survivors: Line, replays: Replays) -> Return | None:
     """Find the way back that is soonest by prediction. ``survivors``: with the layers that they hold, in pipeline
-    order. ``positions``: of all sequences together. None if the lost layers have no room in this way."""
+    order. None if the lost layers have no room in this way."""
     if not survivors:
         return None
-    pipeline = _Pipeline(problem, survivors, positions)
+    pipeline = _Pipeline(problem, survivors, replays.positions)
     while (gap := pipeline.largest_gap()) is not None:
         if not pipeline.fill(gap):
             return None

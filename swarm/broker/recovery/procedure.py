@@ -30,6 +30,7 @@ from swarm.broker.drafts.draft import draft
 from swarm.broker.drafts.proposals import Wanted, come_back
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
+from swarm.broker.planner.recover import Replays
 from swarm.broker.recovery.inventory import keep_what_fits, live_at
 from swarm.broker.recovery.orders import Orders, Standby
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
@@ -43,7 +44,7 @@ from swarm.broker.state import (
     WorkerState,
 )
 from swarm.broker.state.blocks import BLOCK
-from swarm.broker.state.recoveries import Recovery
+from swarm.broker.state.recoveries import Predicted, Recovery
 from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import (
     Activate,
@@ -348,13 +349,13 @@ class Procedure:
         """If a plan fell while requests were under way: how they go on soonest."""
         if self._fallen is None or not (self._state.running or len(self._state.waiting)):
             return None
-        positions = sum(sequence.kv for sequence in self._state.running)
-        return come_back(self._state, self.wanted.rules, self._fallen, positions)
+        replays = Replays.of((sequence.kv for sequence in self._state.running), self._settings.rebuild.chunk)
+        return come_back(self._state, self.wanted.rules, self._fallen, replays)
 
     def _note_way_back(self, found: Proposal, epoch: int, now: float) -> None:
         back = found.back
         choice = "a plan from scratch" if back is None else back.choice
-        predicted = None if back is None else (back.load_s, back.replay_s)
+        predicted = None if back is None else Predicted(back.load_s, back.replay_s, back.is_warm)
         self._state.recoveries.planned(epoch, choice, predicted, now)
 
     def _still_gathers(self, now: float) -> bool:

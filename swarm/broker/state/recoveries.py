@@ -51,6 +51,15 @@ class Few(Generic[T]):
         return [*map(str, self.first), *between, *map(str, self.last)]
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the way back should take. ``is_warm``: nothing is loaded."""
+
+    load_s: float
+    replay_s: float
+    is_warm: bool
+
+
 @dataclass(slots=True)
 class Recovery:
     """Moments are seconds of the broker's clock; None: it has not come to that."""
@@ -63,8 +72,7 @@ class Recovery:
     heard_at: float | None = None  # when the lost worker last gave a sign of life
     epoch: int = 0
     choice: str = ""
-    predicted_load_s: float | None = None
-    predicted_replay_s: float | None = None
+    predicted: Predicted | None = None
     planned_at: float | None = None
     prepared_at: float | None = None
     activated_at: float | None = None
@@ -77,9 +85,11 @@ class Recovery:
     least_layer_positions: int = 0
 
     def as_json(self) -> Json:
-        predicted: Json = {"load_s": self.predicted_load_s, "replay_s": self.predicted_replay_s, "total_s": None}
-        if self.predicted_load_s is not None and self.predicted_replay_s is not None:
-            predicted["total_s"] = self.predicted_load_s + self.predicted_replay_s
+        found = self.predicted
+        predicted: Json = dict.fromkeys(("load_s", "replay_s", "total_s"))
+        if found is not None:
+            total_s = found.load_s + found.replay_s
+            predicted = {"load_s": found.load_s, "replay_s": found.replay_s, "total_s": total_s}
         return {
             "epoch": self.epoch,
             "cause": "; then ".join(self.causes.words()),
@@ -88,7 +98,7 @@ class Recovery:
             "workers": self.workers.kept,
             "lost": [[layers.first, layers.stop] for layers in self.lost.kept],
             "choice": self.choice,
-            "warm": self.predicted_load_s == 0.0,
+            "warm": found is not None and found.is_warm,
             "sequences": self.num_sequences,
             "layer_positions": self.layer_positions,
             "least_layer_positions": self.least_layer_positions,
@@ -145,11 +155,11 @@ class Recoveries:
         if layers is not None:
             found.lost.add(layers)
 
-    def planned(self, epoch: int, choice: str, predicted: tuple[float, float] | None, now: float) -> None:
+    def planned(self, epoch: int, choice: str, predicted: Predicted | None, now: float) -> None:
         if self.current is None:
             return
         self.current.epoch, self.current.choice, self.current.planned_at = epoch, choice, now
-        self.current.predicted_load_s, self.current.predicted_replay_s = predicted or (None, None)
+        self.current.predicted = predicted
         self.current.prepared_at = self.current.activated_at = self.current.replayed_at = None
         self.current.resumed_first_at = None
 

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.broker.planner import tables
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share
-from swarm.broker.planner.recover import ABOUT, ABOUT_S, LOAD_S, Return, soonest
+from swarm.broker.planner.recover import ABOUT, ABOUT_S, LOAD_S, Replays, Return, soonest
 from swarm.broker.planner.standby import Standby, standby
 from swarm.wire.messages import LayerRange, layers_of
 
@@ -45,7 +45,7 @@ def without(problem: Problem, survivors: Line) -> Problem:
 
 
 def found(problem: Problem, survivors: Line, positions: int = 100) -> Return:
-    result = soonest(without(problem, survivors), survivors, positions)
+    result = soonest(without(problem, survivors), survivors, Replays(positions))
     assert result is not None
     layers = [layer for share in result.line for layer in range(share.layers.first, share.layers.stop)]
     assert layers == list(range(problem.model.num_layers))
@@ -64,6 +64,12 @@ def test_neighbours_share_what_is_lost() -> None:
     assert result.taken == line((0, 4, 6), (2, 6, 8))
     assert result.load_s == pytest.approx(LOAD_S + 0.2)
     assert result.replay_s == pytest.approx(4 * 100 * 0.0001)
+
+
+def test_what_is_replayed() -> None:
+    """Each sequence by itself in chunks; a position has half of its sequence before it, on average over all of them."""
+    assert Replays.of([], 256) == Replays(0, 0, 0)
+    assert Replays.of([1, 256, 257], 256) == Replays(514, 4, (1 + 256**2 + 257**2) // (2 * 514))
 
 
 def test_the_ends_of_the_pipeline() -> None:
@@ -110,8 +116,8 @@ def test_no_room() -> None:
     """Survivors that can't hold more, and nobody else: it can't be done in this way."""
     tight = tuple(device(f"w{i}", memory_bytes=(64 + 45) * MIB, held=LayerRange(4 * i, 4 * i + 4)) for i in range(3))
     survivors = line((0, 0, 4), (2, 8, 12))
-    assert soonest(without(Problem(model(), tight), survivors), survivors, 10) is None
-    assert soonest(Problem(model(), tight), (), 10) is None
+    assert soonest(without(Problem(model(), tight), survivors), survivors, Replays(10)) is None
+    assert soonest(Problem(model(), tight), (), Replays(10)) is None
 
 
 def test_by_exhaustive_search() -> None:
@@ -139,7 +145,7 @@ def test_by_exhaustive_search() -> None:
         if stop < num:
             survivors.append(Share(1, LayerRange(stop, num)))
         problem = Problem(model(num), devices, takes_turns=chance.random() < 0.5)
-        result = soonest(problem, tuple(survivors), 50)
+        result = soonest(problem, tuple(survivors), Replays(50))
         ways = list(every_way(problem, tuple(survivors), LayerRange(first, stop), 50))
         assert (result is None) == (not ways)
         if result is not None:

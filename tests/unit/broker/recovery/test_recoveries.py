@@ -10,6 +10,7 @@ import pytest
 from swarm.broker.actions import Note
 from swarm.broker.core import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.planner.recover import CHUNK_S, ORDERS_S
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.state import PlanPhase
 from swarm.broker.state.recoveries import Few
@@ -237,8 +238,8 @@ def test_every_part_is_timed_beside_the_prediction(make_bench: Callable[..., Ben
     assert recovery["evidence"] == "w1: its connection closed"
     assert recovery["choice"] == "w0 takes layers 2–2 (warm); w2 takes layers 3–3 (warm)"
     predicted = recovery["predicted"]
-    assert predicted["load_s"] == 0.0
-    assert predicted["replay_s"] > 0.0
+    assert predicted["load_s"] == ORDERS_S
+    assert CHUNK_S < predicted["replay_s"] < 2 * CHUNK_S  # one chunk, and its computing
     assert predicted["total_s"] == predicted["load_s"] + predicted["replay_s"]
     assert measured["load_s"] == pytest.approx(0.5)
     assert measured["resume_s"] == pytest.approx(0.25)
