@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,25 @@ class Booted:
     def journal(self, *words: str) -> str:
         return self.run("journalctl", "--no-pager", "-o", "cat", *words).stdout[-8000:]
 
+    def outside(self, pid: int) -> int:
+        """The number by which this system knows a process of that one."""
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with suppress(OSError):
+                numbers = next(line for line in status.read_text().splitlines() if line.startswith("NSpid:")).split()
+                if numbers[-1] == str(pid) and _space(status.parent.name) == _space(self.leader):
+                    return int(numbers[1])
+        raise ProcessLookupError(pid)
+
     def until(self, holds: Callable[[], Any], what: str) -> Any:
         give_up_at = time.monotonic() + SOON_S
         while not (found := holds()):
             assert time.monotonic() < give_up_at, f"{what}\n{self.journal('-n', '40')}"
             time.sleep(0.2)
         return found
+
+
+def _space(pid: int | str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
 
 
 def _environment() -> dict[str, str]:

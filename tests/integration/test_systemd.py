@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ with Client(reconnect_timeout_s=60.0) as client:
     answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
     print(answer.text)
 """
+MEMORY = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 OTHERS = "10.88.0.1"  # an address that other machines could reach
 USER = "ann"
 # Sooner than as shipped, so that a test need not wait for a minute. A worker's compute thread stands still for ever
@@ -145,6 +147,30 @@ def test_a_worker_that_hangs_is_ended_and_started_again(serving: Booted, expecte
         serving.until(lambda: _pid(serving, "swarm-worker@w1") not in (0, before), "another process is there")
         serving.run("rm", "/run/swarm/hang-w1")
     assert serving.journal("-u", "swarm-worker@w1", "--grep", "Watchdog timeout")
+
+
+@pytest.mark.skipif(not MEMORY.exists(), reason=f"no {MEMORY}, by which a test could limit a process's memory")
+def test_a_worker_at_the_end_of_its_memory_is_started_again(serving: Booted, expected: str) -> None:
+    """The kernel ends it at the next page that it wants. (In there, systemd has no say about memory: so the limit is
+    set from outside, and takes effect as MemoryMax does.)"""
+    before = _pid(serving, "swarm-worker@w1")
+    with under_way(serving, expected), _limited(serving.outside(before)):
+        serving.until(lambda: _pid(serving, "swarm-worker@w1") not in (0, before), "another process is there")
+    serving.until(lambda: serving.shown("swarm-worker@w1", "ActiveState") == "active", "it is ready")
+    assert serving.journal("-u", "swarm-worker@w1", "--grep", "status=9/KILL")
+
+
+@contextmanager
+def _limited(pid: int) -> Iterator[None]:
+    """No more memory for this process, from now on."""
+    group = MEMORY.parent / f"swarm-test-{pid}"
+    group.mkdir()
+    try:
+        (group / MEMORY.name).write_text("65536")
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        group.rmdir()
 
 
 def test_all_workers_are_started_anew_one_after_the_other(serving: Booted, expected: str) -> None:

@@ -15,11 +15,13 @@ A patch that does not apply any more must be made anew against the code as it is
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -29,9 +31,10 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PLAY = str(HERE / "play.py")
 PATCHES = sorted(HERE.glob("*.patch"))
 NUM_SCHEDULES = 120
-LIMIT_S = 200.0  # for one; it takes a tenth of that on a machine that does nothing else
+LIMIT_S = 200  # for one; it takes a tenth of that on a machine that does nothing else
 NOTICED = (1, 3)  # exit codes: a test failed; a schedule noticed
 HEADER = re.compile(r"# caught by: (?:sim(?: ([a-z_,]+))??(?: from (\d+))?|(tests/\S+))$")
 # Some plugins take longer to load than such a test takes.
@@ -68,12 +71,44 @@ class Catcher:
 
     def command(self, root: Path) -> list[str]:
         if self.tests:
-            return [sys.executable, "-m", "pytest", "-x", "-q", "--assert=plain", *WITHOUT, *self.tests.split()]
-        play = str(HERE / "play.py")
-        return [sys.executable, play, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
+            return ["-m", "pytest", "-x", "-q", "--assert=plain", *WITHOUT, *self.tests.split()]
+        return [PLAY, str(root), str(self.first), str(NUM_SCHEDULES), self.kinds]
 
 
-def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Done:
+    code: int
+    output: str
+
+
+class Zygote:
+    """The process that all who look are forked from (``zygote.py``)."""
+
+    def __init__(self) -> None:
+        of = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        hashes = os.environ | {"PYTHONHASHSEED": "0"}
+        self._process = subprocess.Popen([sys.executable, str(HERE / "zygote.py")], env=hashes, **of)  # type: ignore[call-overload]
+
+    def look(self, root: Path, command: list[str], output: Path) -> Done:
+        order = {"root": str(root), "command": command, "output": str(output), "limit_s": LIMIT_S}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return Done(int(self._process.stdout.readline()), output.read_text())
+
+    def end(self) -> None:
+        with self._process:
+            self._process.stdin.close()
+        assert self._process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.end()
+
+
+def try_out(zygote: Zygote, patch: str | None, catcher: Catcher, root: Path) -> Done:
     """Let the catcher look at a copy of the package, broken or not."""
     shutil.copytree(ROOT / "swarm", root / "swarm", ignore=LEFT_OUT)
     (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
@@ -84,10 +119,7 @@ def try_out(patch: str | None, catcher: Catcher, root: Path) -> subprocess.Compl
             (root / read_by_tests).symlink_to(ROOT / read_by_tests)
     if patch is not None:
         applier.apply(patch, root)
-    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
-    return subprocess.run(
-        catcher.command(root), cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    return zygote.look(root, catcher.command(root), root / "said.txt")
 
 
 def test_there_are_enough() -> None:
@@ -96,22 +128,20 @@ def test_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_a_mutant_is_caught(path: Path, tmp_path: Path) -> None:
+def test_a_mutant_is_caught(path: Path, tmp_path: Path, zygote: Zygote) -> None:
     """It is noticed, as a broken rule or a failed test, not as a crash of whoever looks."""
     patch = path.read_text()
     catcher = Catcher.of(patch)
-    done = try_out(patch, catcher, tmp_path)
-    assert done.returncode in NOTICED, f"nobody noticed that: {patch}\n{done.stdout}{done.stderr}"
+    done = try_out(zygote, patch, catcher, tmp_path)
+    assert done.code in NOTICED, f"nobody noticed that: {patch}\n{done.output}"
     if catcher.tests:
-        assert "FAILED " in done.stdout, done.stdout + done.stderr
+        assert "FAILED " in done.output, done.output
         return
-    noticed = re.match(r"seed (\d+): ", done.stdout)
-    assert noticed is not None, done.stdout + done.stderr
+    noticed = re.search(r"^seed (\d+): ", done.output, re.MULTILINE)
+    assert noticed is not None, done.output
     # The same schedule without the patch: it is the patch that was noticed.
-    same = [sys.executable, str(HERE / "play.py"), str(ROOT), noticed[1], "1", catcher.kinds]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
-    held = subprocess.run(same, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert held.returncode == 0, held.stdout + held.stderr
+    held = zygote.look(ROOT, [PLAY, str(ROOT), noticed[1], "1", catcher.kinds], tmp_path / "held.txt")
+    assert held.code == 0, held.output
 
 
 def unit_tests() -> dict[str, set[str]]:
@@ -125,16 +155,16 @@ def unit_tests() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", sorted(unit_tests()))
-def test_without_a_patch_unit_tests_pass(folder: str, tmp_path: Path) -> None:
+def test_without_a_patch_unit_tests_pass(folder: str, tmp_path: Path, zygote: Zygote) -> None:
     """The same copy, unbroken, passes: it is the patch that they notice."""
-    done = try_out(None, Catcher(tests=" ".join(sorted(unit_tests()[folder]))), tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = try_out(zygote, None, Catcher(tests=" ".join(sorted(unit_tests()[folder]))), tmp_path)
+    assert done.code == 0, done.output
 
 
-def test_without_a_patch_schedules_hold(tmp_path: Path) -> None:
+def test_without_a_patch_schedules_hold(tmp_path: Path, zygote: Zygote) -> None:
     """The same copy, unbroken, notices nothing."""
-    done = try_out(None, Catcher(), tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = try_out(zygote, None, Catcher(), tmp_path)
+    assert done.code == 0, done.output
 
 
 def test_a_patch_finds_its_lines_where_they_have_moved(tmp_path: Path) -> None:
