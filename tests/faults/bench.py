@@ -195,10 +195,9 @@ class Bench:
         return pipeline
 
     async def order(self) -> list[str]:
-        """The workers' names in the order of the pipeline."""
-        stages = (await self.client.query("plan"))["stages"]
-        assert isinstance(stages, list)
-        return [str(stage["worker"]) for stage in stages]
+        """The workers' names in the order of the pipeline, when one serves: between two plans there is none."""
+        plan = await self.swarm.until(self.client, "plan", lambda plan: plan["state"] == "serving")
+        return [str(stage["worker"]) for stage in plan["stages"]]
 
     async def nodes(self) -> list[dict[str, Any]]:
         nodes: Any = (await self.client.query("nodes"))["workers"]
