@@ -26,6 +26,7 @@ with Client(reconnect_timeout_s=60.0) as client:
 MEMORY = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 OTHERS = "10.88.0.1"  # an address that other machines could reach
 USER = "ann"
+NEWER = "0.999.0"
 # Sooner than as shipped, so that a test need not wait for a minute. A worker's compute thread stands still for ever
 # once a file is there.
 IMPATIENT = "[Service]\nWatchdogSec=4\n"
@@ -173,13 +174,38 @@ def _limited(pid: int) -> Iterator[None]:
         group.rmdir()
 
 
-def test_all_workers_are_started_anew_one_after_the_other(serving: Booted, expected: str) -> None:
-    before = [_pid(serving, unit) for unit in UNITS if "worker" in unit]
+def test_a_newer_package_is_taken_over_while_it_serves(serving: Booted, expected: str) -> None:
+    """As docs/operations.md tells it: install, workers one after the other, then broker and gateway."""
+    before = [_pid(serving, unit) for unit in UNITS]
     with under_way(serving, expected):
+        _install_newer(serving)
+        done = serving.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
+        assert done.returncode == 0, done.stderr
         done = serving.run(str(PROGRAMS / "swarmctl"), "upgrade", "--rolling", "--yes")
         assert done.returncode == 0, done.stderr
-    after = [_pid(serving, unit) for unit in UNITS if "worker" in unit]
-    assert not set(after) & {*before, 0}
+        assert {row["version"] for row in _versions(serving) if row["process"] != "broker"} == {NEWER}
+        serving.systemctl("restart", "swarm-broker", "swarm-gateway")
+    assert {row["version"] for row in _versions(serving)} == {NEWER}
+    assert not {_pid(serving, unit) for unit in UNITS} & {*before, 0}
+
+
+def _install_newer(system: Booted) -> None:
+    """The same, with the next version's number, where Python looks first."""
+    place = "import pathlib, swarm.version; print(pathlib.Path(swarm.version.__file__).parent)"
+    swarm = system.run(str(PROGRAMS / "python"), "-c", place).stdout.strip()
+    path = next((system.root / PROGRAMS.parent.relative_to("/") / "lib").glob("python*/site-packages/checkout.pth"))
+    done = system.run("sh", "-c", f"mkdir /opt/newer && cp -r {swarm} /opt/newer/swarm && chmod -R a+rX /opt/newer")
+    assert done.returncode == 0, done.stderr
+    done = system.run(
+        "sh", "-c", f"sed -i 's/^__version__ = .*/__version__ = \"{NEWER}\"/' /opt/newer/swarm/version.py"
+    )
+    assert done.returncode == 0, done.stderr
+    path.write_text("/opt/newer\n" + path.read_text())
+
+
+def _versions(system: Booted) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = json.loads(system.swarmctl("version", "--json"))["processes"]
+    return rows
 
 
 def test_who_dies_again_and_again_is_never_parked(serving: Booted, expected: str) -> None:
