@@ -22,7 +22,7 @@ from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
     from swarm.config import Settings
-    from swarm.config.sections import WorkerSettings
+    from swarm.config.worker import WorkerSettings
 
 RETRY_S: Final = 0.005  # how soon to try again: a fresh connection takes a moment
 PATIENCE_S: Final = 5.0  # for the connection; on a network that is no slower, the message is on its way then

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarm.config.sections import MAX_WORKER_NAME
+from swarm.config.worker import MAX_WORKER_NAME
 from swarm.errors import WireError
 from swarm.stage.model.checkpoint import for_show
 from swarm.stage.shell.introduction import code_without
