@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from swarm.broker.service import STRIKES
-from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, Place, PullChannel, RouterChannel
+from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door import connection, listener
 from swarm.wire.door.keys import address_and_key, is_address, keyed
 from swarm.wire.door.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
@@ -28,6 +29,7 @@ from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.greeting import greeting as greeting_of
 from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.schema import schema
 from swarm.wire.sockets import Context, bind_free_port, endpoint_of

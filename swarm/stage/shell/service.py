@@ -45,8 +45,8 @@ from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.shell.probing import LinkProbe
 from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
 from swarm.stage.shell.way import StepDoor, Way, broker_host
-from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import ORDER, WORKER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
 from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import (

@@ -13,10 +13,10 @@ from swarm import failpoints
 from swarm.errors import ConfigError
 from swarm.log import get_logger
 from swarm.wire.addresses import host_of, is_loopback, reaching
-from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
 from swarm.wire.door.keys import KeyPair, Lock, address_and_key, keyed, public_key_in, reached
 from swarm.wire.messages import Edge
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.tensors import Bytes
 
