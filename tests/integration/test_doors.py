@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swarm.broker.service import STRIKES
+from swarm.broker.reception import STRIKES
 from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.dealer import DealerChannel, Link
