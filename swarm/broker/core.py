@@ -314,8 +314,7 @@ class BrokerCore:
         if flight is None:
             self.state.count("stale_steps")
             return
-        self._lost_steps.one_came_through()
-        self._members.lies.step_came_through()
+        self.state.setbacks.step_came_through()
         self.state.count("step_seconds", now - flight.sent_at)
         self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
         self._tracer.finished(flight.sent_at, now, done)

@@ -13,18 +13,16 @@ from swarm.broker.state.recoveries import Predicted
 
 @dataclass(slots=True)
 class Fallen:
-    """``plan``: the one whose way back is looked for; None while one serves, or none ever did. ``chunk``: positions
-    that are replayed at a time."""
+    """Reads ``state.book.fallen``. ``chunk``: positions that are replayed at a time."""
 
     state: State
     wanted: Wanted
     chunk: int
-    plan: Plan | None = None
 
     def holders(self, coming: Plan | None) -> tuple[str, ...]:
         """Whom a broker that starts again should wait for: until the plan to come serves, the sequences are with the
         members of the one in force, or with those that are left of the one that fell."""
-        before = self.state.book.current or self.plan
+        before = self.state.book.current or self.state.book.fallen
         members = set() if before is None else before.members
         left = [w.name for w in self.state.workers.values() if w.incarnation in members and not w.is_gone]
         named = () if coming is None else (stage.name for stage in coming.stages)
@@ -32,10 +30,11 @@ class Fallen:
 
     def way_back(self) -> Proposal | None:
         """If a plan fell while requests were under way: how they go on soonest."""
-        if self.plan is None or not (self.state.running or len(self.state.waiting)):
+        fallen = self.state.book.fallen
+        if fallen is None or not (self.state.running or len(self.state.waiting)):
             return None
         replays = Replays.of((sequence.kv for sequence in self.state.running), self.chunk)
-        return come_back(self.state, self.wanted.rules, self.plan, replays)
+        return come_back(self.state, self.wanted.rules, fallen, replays)
 
     def note_way_back(self, found: Proposal, epoch: int, now: float) -> None:
         """For the record of the recovery: which way was taken, and how long it should take."""

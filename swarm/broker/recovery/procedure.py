@@ -178,9 +178,7 @@ class Procedure:
             return
         if book.current is None:
             self._orders.fence(epoch)
-        book.waits_for = "the workers to load their layers"
-        book.awaited = set(book.coming.members)
-        book.deadline = now + self._settings.prepare_timeout_s
+        book.load(book.coming, now + self._settings.prepare_timeout_s)
         self._orders.prepare(book.coming, self._neighbour, self._settings.max_sequences, now)
         if not book.coming.stages[0].relay:
             self._out.append(TryDoor(epoch, book.coming.stages[0].endpoint))
@@ -292,18 +290,15 @@ class Procedure:
         book = self._state.book
         if self._gathering.goes_on(now):
             return
-        self._fallen.plan = self.restart.end() or self._fallen.plan
+        self._state.book.find(self.restart.end())
         found = self._fallen.way_back() or self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
             return
         book.epoch += 1
-        book.coming = draft(self._state, found, book.epoch)
+        book.prepare(draft(self._state, found, book.epoch))
         if book.current is None:
             self._fallen.note_way_back(found, book.epoch, now)
-        book.phase = PlanPhase.PREPARING
-        book.prepared = {}
-        book.awaited = set()
         book.waits_for = f"the journal to write epoch {book.epoch}"
         if self._state.journal_problem:
             book.waits_for += f", which it can't: {self._state.journal_problem}"
@@ -331,13 +326,7 @@ class Procedure:
     def _activate(self, now: float) -> None:
         """Everybody is ready: raise the fence, say what stays, and wait for what is really there."""
         book = self._state.book
-        plan = book.coming
-        assert plan is not None
-        book.current, book.coming = plan, None
-        book.phase = PlanPhase.ACTIVATING
-        book.capacity = dict(book.prepared)
-        book.awaited = set(plan.members)
-        book.deadline = now + self._settings.activate_timeout_s
+        plan = book.activate(now + self._settings.activate_timeout_s)
         self._state.rebuilding.clear()
         self.standby.forget()
         self._state.recoveries.prepared(now)
@@ -349,20 +338,17 @@ class Procedure:
 
     def _serve(self, now: float) -> None:
         book = self._state.book
-        assert book.current is not None
-        book.phase = PlanPhase.SERVING
-        book.waits_for = ""
-        book.gauge.begin(gauges(self._state, self.wanted.rules.mode, book.current))
-        for stage in book.current.stages:
+        plan = book.serve()
+        book.gauge.begin(gauges(self._state, self.wanted.rules.mode, plan))
+        for stage in plan.stages:
             self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")
-        stages = [f"{s.name} {s.layers}" for s in book.current.stages]
+        stages = [f"{s.name} {s.layers}" for s in plan.stages]
         capacity = book.kv_blocks * BLOCK
         for worker in self._state.workers.values():
-            if not worker.is_gone and worker.incarnation not in book.current.members:
+            if not worker.is_gone and worker.incarnation not in plan.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
-        self._out.note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
-        self._fallen.plan = None
+        self._out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=capacity)
         self.recovered(self._state.recoveries.activated(len(self._state.running), now))
         self.rebuilder.begin(now)
         self._release_the_leaving(now)
@@ -392,22 +378,12 @@ class Procedure:
 
     def _abandon(self) -> None:
         """The plan under way is void; the one in force, if whole, stays."""
-        book = self._state.book
         self.standby.forget()
-        book.coming = None
-        book.awaited = set()
-        if book.phase is PlanPhase.PREPARING:
-            book.phase = PlanPhase.SERVING if book.current is not None else PlanPhase.NONE
-            book.waits_for = "" if book.current is not None else "a new plan"
+        self._state.book.abandon()
 
     def _stop_serving(self) -> None:
         """Nothing is dispatched any more, and what is in the pipe no longer counts."""
-        book = self._state.book
-        self._fallen.plan = self._fallen.plan or book.current
-        book.current = book.coming = None
-        book.phase = PlanPhase.NONE
-        book.awaited = set()
-        book.waits_for = "a new plan"
+        self._state.book.fall()
         self._state.rebuilding.clear()
         self._state.empty_stages()
         self._out.append(ClosePipe())

@@ -49,6 +49,10 @@ class DoorBook:
     times: int = 0
     closed_s: float = 0.0  # in all, without the time that runs now
     opened_at: float = 0.0
+    closed: set[str] = field(default_factory=set)  # which
+    closed_at: float = 0.0
+    look_at: float = 0.0  # when there may be descriptors again
+    pause_s: float = 0.0  # between two looks
 
     def notes(self, now: float) -> list[str]:
         """For as long as this broker lives; while a door is closed, ``problem`` says more."""
@@ -59,6 +63,17 @@ class DoorBook:
         return [
             f"newcomers were kept waiting {often}, {self.closed_s:.1f} s in all, until {ago_s:.0f} s ago: {self.reason}"
         ]
+
+
+@dataclass(slots=True)
+class Setbacks:
+    """What went wrong since a step came through the last time, though nobody died."""
+
+    lost: int = 0  # times that steps were lost
+    damaged: int = 0  # messages that came damaged
+
+    def step_came_through(self) -> None:
+        self.lost = self.damaged = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +100,7 @@ class State:
     journal_figures: Json = field(default_factory=dict)
     process_figures: dict[str, float] = field(default_factory=dict)
     doors: DoorBook = field(default_factory=DoorBook)
+    setbacks: Setbacks = field(default_factory=Setbacks)
     recoveries: Recoveries = field(default_factory=Recoveries)
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_kept=False)))
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -144,7 +160,9 @@ class State:
         strange = [i for i in self.shelf.weights if i not in self.requests or not self.requests[i].ended]
         if strange:
             yield f"{strange} stand among the ended, and are not"
-        if wrong := self.shelf.check() or self.archive.check():
+        if bool(self.doors.closed) is not bool(self.doors.problem):
+            yield f"the doors {sorted(self.doors.closed)} are closed, and it is told: {self.doors.problem!r}"
+        if wrong := self.book.check() or self.shelf.check() or self.archive.check():
             yield wrong
 
     def forgive(self, pause_s: float, now: float) -> None:
