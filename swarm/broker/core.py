@@ -150,7 +150,7 @@ class BrokerCore:
         self._members = Members(
             self.state, settings.member_settings, self._procedure, self._requests, out=self._out, now=now
         )
-        self._hosts = Hosts(self._out)
+        self._hosts = Hosts(self.state.hosts, self._out)
         self._doors = Doors(self.state.doors, self._out)
         self._inquiries = Inquiries(
             self.state,
