@@ -13,34 +13,34 @@ class Hosts:
     """Has them start workers, and tells who asked for some. Keeps ``state.hosts``."""
 
     def __init__(self, book: HostBook, out: Outbox) -> None:
-        self._book = book
+        self._known = book
         self._out = out
 
     def hello(self, client: bytes, message: HostHello) -> None:
         """A host says that it is there (again); one that was restarted takes its former self's place."""
-        former = [c for c, h in self._book.hosts.items() if (h.host, h.pid) == (message.host, message.pid)]
+        former = [c for c, h in self._known.connected.items() if (h.host, h.pid) == (message.host, message.pid)]
         for connection in former:
-            del self._book.hosts[connection]
-        self._book.hosts[client] = message
-        for ticket in self._book.tickets.values():
+            del self._known.connected[connection]
+        self._known.connected[client] = message
+        for ticket in self._known.tickets.values():
             if ticket.host in former:
                 ticket.host = client  # the same process on a new connection: it may still answer
 
     def join(self, client: bytes, message: Join) -> None:
-        if not self._book.hosts:
+        if not self._known.connected:
             reason = "no `swarm up` is connected that could start a worker: run `swarm worker --url …` on the machine"
             self._refuse(client, reason)
             return
-        host = list(self._book.hosts)[-1]
-        ticket = self._book.promise(client, host)
-        if len(self._book.tickets) > MAX_TICKETS:
-            oldest = self._book.tickets.pop(next(iter(self._book.tickets)))
+        host = list(self._known.connected)[-1]
+        ticket = self._known.promise(client, host)
+        if len(self._known.tickets) > MAX_TICKETS:
+            oldest = self._known.tickets.pop(next(iter(self._known.tickets)))
             self._refuse(oldest.asker, "the host has not answered, and too many have asked since: look at its log")
         order = StartWorkers(ticket=ticket, count=message.count, memory_limit=message.memory_limit)
         self._out.append(SayClient(host, order))
 
     def done(self, message: HostDone) -> None:
-        ticket = self._book.tickets.pop(message.ticket, None)
+        ticket = self._known.tickets.pop(message.ticket, None)
         if ticket is None:
             return
         body: dict[str, object] = {"started": list(message.started)}
@@ -50,12 +50,12 @@ class Hosts:
 
     def unreachable(self, client: bytes) -> None:
         """A client is gone. If it was a host, whoever waits for it to start workers is told."""
-        host = self._book.hosts.pop(client, None)
+        host = self._known.connected.pop(client, None)
         if host is None:
             return
-        for number in [n for n, ticket in self._book.tickets.items() if ticket.host == client]:
+        for number in [n for n, ticket in self._known.tickets.items() if ticket.host == client]:
             reason = f"the `swarm up` on {host.host} (pid {host.pid}) went away before it answered: ask again"
-            self._refuse(self._book.tickets.pop(number).asker, reason)
+            self._refuse(self._known.tickets.pop(number).asker, reason)
 
     def _refuse(self, asker: bytes, reason: str) -> None:
         self._out.append(SayClient(asker, Report(what="join", ok=False, body={"error": reason})))

@@ -77,7 +77,7 @@ class Ticket:
 class HostBook:
     """Who can start workers, by their connections, and who has asked them for some."""
 
-    hosts: dict[bytes, HostHello] = field(default_factory=dict)
+    connected: dict[bytes, HostHello] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     next_ticket: int = 1
 
@@ -89,7 +89,7 @@ class HostBook:
 
     def check(self) -> str | None:
         """The first rule that does not hold, in words."""
-        if any(ticket.host not in self.hosts for ticket in self.tickets.values()):
+        if any(ticket.host not in self.connected for ticket in self.tickets.values()):
             return "somebody waits for a host that is gone"
         return None
 
