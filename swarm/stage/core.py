@@ -34,12 +34,8 @@ from swarm.stage.actions import (
     Action,
     Compute,
     CutOff,
-    Exit,
-    Introduce,
     Note,
     OpenEdge,
-    SendAssets,
-    StartBeats,
     Tell,
     UseLayers,
 )
@@ -61,9 +57,9 @@ from swarm.stage.events import (
     Tick,
 )
 from swarm.stage.executor import Forwarded
-from swarm.stage.finite import in_words, not_finite
 from swarm.stage.heard import Heard
 from swarm.stage.log import ActivationLog
+from swarm.stage.membership import Membership
 from swarm.stage.order import StepOrder, Work
 from swarm.stage.preparation import Preparation
 from swarm.stage.recheck import Rechecks
@@ -71,13 +67,12 @@ from swarm.stage.replay import Replays
 from swarm.stage.sequences import HeldTokens, Holdings, wrong_row
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.door.keys import address_and_key, public_key_in
+from swarm.wire.finite import in_words, not_finite
 from swarm.wire.messages import (
     NOBODYS,
     REPLAY_STEP,
     Activate,
     Activated,
-    Alive,
-    Denied,
     Dismiss,
     Expect,
     Fence,
@@ -89,8 +84,6 @@ from swarm.wire.messages import (
     Order,
     Prepare,
     Recheck,
-    Rejoin,
-    Release,
     Replay,
     SequencePosition,
     Shun,
@@ -99,11 +92,6 @@ from swarm.wire.messages import (
     Trouble,
     Welcome,
 )
-
-EX_TEMPFAIL = 75  # the exit code that means: start again
-EX_CONFIG = 78  # the exit code that means: starting again will not help
-DEFAULT_LEASE_S = 10.0
-HELLO_AGAIN_S = 2.0  # a broker answers at once, and waits for longer when it was started again; twice is to join anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +119,7 @@ class StageCore:
     rechecks: Rechecks = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
     work: Work | None = None
-    welcome: Welcome | None = None
-    parked: bool = False
-    heard_at: float = 0.0
-    introduced_at: float | None = None  # when Hello was said, until it is answered
+    membership: Membership = field(init=False)
     idle_since: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
     statistics: StageStatistics = field(default_factory=StageStatistics)
@@ -143,11 +128,20 @@ class StageCore:
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.membership = Membership(self._out, self._note)
         self.preparation = Preparation(self.settings.incarnation)
         self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
         own = self.settings
         self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
         self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self.membership.welcome
+
+    @property
+    def parked(self) -> bool:
+        return self.membership.parked
 
     @property
     def sequences(self) -> dict[int, HeldTokens]:
@@ -172,17 +166,16 @@ class StageCore:
                 self._stop_work("failed", now)
                 self._trouble(f"step {step} of epoch {epoch} failed: {reason}", step=step)
             case Leisure() | AsideComputed() | AsideFailed():
-                self._recheck(event)
+                self._out.extend(self.rechecks.handle(event, is_idle=self._is_idle))
             case OrderArrived(order):
-                self.heard_at = now
                 self._cause = order.cause
+                self.membership.heard(now)
                 self._take_order(order, now)
                 self._tell_door()
             case Loaded() | LoadFailed() | StandbyLoaded():
                 self._loaded(event)
             case BrokerConnected():
-                self.heard_at = now
-                self._introduce(now)
+                self.membership.connected(now)
             case Tick():
                 self._tick(now)
         self._start_work(now)
@@ -209,10 +202,10 @@ class StageCore:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _take_order(self, order: Order, now: float) -> None:
-        if self.parked:
-            self.parked = False
-            self._note("unparked")
-        if self._take_membership_order(order):
+        if isinstance(order, Welcome):
+            self._welcome(order)
+            return
+        if self.membership.take(order):
             return
         if order.lineage != self.lineage:
             self._count("stale_orders")
@@ -233,41 +226,15 @@ class StageCore:
             case Replay():
                 self._replay(order)
             case Recheck() | TellDigest():
-                self._recheck_ordered(order)
+                self._recheck(order)
             case _:
                 self._count("unexpected_orders")
 
-    def _take_membership_order(self, order: Order) -> bool:
-        """Take an order about membership; False if it is about something else."""
-        match order:
-            case Welcome():
-                self._welcome(order)
-            case Denied(reason=reason):
-                self._out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
-            case Rejoin(reason=reason):
-                self._note("rejoining", "warning", reason=reason)
-                self._introduce(self.heard_at)
-            case Release(reason=reason, again=again):
-                self._out.append(Exit(EX_TEMPFAIL if again else 0, reason))
-            case Alive():
-                pass  # hearing it is all it is for
-            case _:
-                return False
-        return True
-
-    def _introduce(self, now: float) -> None:
-        self.introduced_at = now
-        self._out.append(Introduce())
-
     def _welcome(self, order: Welcome) -> None:
-        self.welcome = order
-        self.introduced_at = None
         if order.lineage != self.lineage:
             self._begin_anew(order)
         self.fence = max(self.fence, order.epoch)
-        self._out.append(StartBeats(order.beat_endpoint, order.beat_interval_s))
-        if order.wants:
-            self._out.append(SendAssets(order.wants))
+        self.membership.begin(order)
 
     def _begin_anew(self, order: Welcome) -> None:
         """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
@@ -371,13 +338,11 @@ class StageCore:
         else:
             self._out.extend(self.replays.take_order(order, self.layers))
 
-    def _recheck_ordered(self, order: Recheck | TellDigest) -> None:
+    def _recheck(self, order: Recheck | TellDigest) -> None:
         if order.epoch < self.fence:
             self._count("stale_orders")
-        elif isinstance(order, TellDigest):
-            self._out.append(self.rechecks.tell_digest(order))
         else:
-            self._out.extend(self.rechecks.take_order(order))
+            self._out.extend(self.rechecks.obey(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Tell what is held, for Activated."""
@@ -472,15 +437,10 @@ class StageCore:
         """Something waits to be done whenever there is time for it: feed ``Leisure`` then."""
         return self.rechecks.wants_time and not self.parked
 
-    def _recheck(self, event: Leisure | AsideComputed | AsideFailed) -> None:
-        match event:
-            case Leisure():
-                is_idle = self.work is None and self.replays.current is None and not self.steps.ready
-                self._out.extend(self.rechecks.start() if is_idle and not self.parked else ())
-            case AsideComputed(ticket, forwarded):
-                self._out.extend(self.rechecks.computed(ticket, forwarded))
-            case AsideFailed(ticket, reason):
-                self._out.extend(self.rechecks.failed(ticket, reason))
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing is under way or due, and this worker serves."""
+        return self.work is None and self.replays.current is None and not self.steps.ready and not self.parked
 
     # --- steps out -------------------------------------------------------------------------------------------------
 
@@ -523,18 +483,10 @@ class StageCore:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
-        lease_s = self.welcome.lease_s if self.welcome is not None else DEFAULT_LEASE_S
-        if not self.parked and self.welcome is not None and now - self.heard_at > lease_s:
-            self._park(f"nothing heard from the broker for {lease_s:.0f} s")
-        if self.introduced_at is not None and now - self.introduced_at > HELLO_AGAIN_S:
-            self._introduce(now)  # that Hello, or the answer to it, was lost
+        self.membership.tick(now)
         missing = self.steps.missing(now)
         if missing is not None:
             self._trouble(missing, damaged=True)
-
-    def _park(self, reason: str) -> None:
-        self.parked = True
-        self._note("parked", "warning", reason=reason)
 
     def _trouble(
         self, reason: str, not_finite: NotFinite | None = None, *, damaged: bool = False, **about: object

@@ -24,10 +24,9 @@ from swarm.wire.door.mechanisms import PULL, Mechanism, asks
 from swarm.wire.door.nearby import BackDoor
 from swarm.wire.door.nearby import listen as listen_nearby
 from swarm.wire.door.relay.outreach import Outreach
-from swarm.wire.door.watch import Poll
+from swarm.wire.door.watch import Poll, Wake
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import DATA_PORTS, Frames, bind_free_port, endpoint_of
-from swarm.wire.wake import Wake
 
 _AT_ONCE = 64  # messages and descriptors with news that are looked at before the time is
 

@@ -23,11 +23,11 @@ from swarm.wire.channel import BEAT_QUEUE, AsyncPullChannel, Place, RouterChanne
 from swarm.wire.codec import BEAT, CLIENT, DATA
 from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.listener import Arrived, Overstepped, PeerLost
+from swarm.wire.door.watch import Wake
 from swarm.wire.messages import Describe, Row, Step
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import DATA_QUEUE, PushChannel
 from swarm.wire.sockets import DATA_PORTS, Context, Frames, bind_free_port
-from swarm.wire.wake import Wake
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 20

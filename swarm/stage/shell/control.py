@@ -18,7 +18,8 @@ from swarm.clock import Clock
 from swarm.errors import ConfigError, ForeignMessage, WireError
 from swarm.lock.rotation import Home
 from swarm.log import Damper, get_logger
-from swarm.stage.core import EX_CONFIG, StageCore
+from swarm.stage.actions import EX_CONFIG
+from swarm.stage.core import StageCore
 from swarm.stage.shell.equipment import Equipment
 from swarm.stage.shell.probing import LinkProbe
 from swarm.stage.shell.way import StepDoor, Way

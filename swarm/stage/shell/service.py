@@ -306,7 +306,7 @@ class WorkerService:
             log.error("address_changed", worker=self._name, was=self._door.host, is_now=now_at)
             self._exit_code = 1
             self._stop.set()
-        self._control.renew_after(self._core.heard_at, LOOK_AGAIN_S)
+        self._control.renew_after(self._core.membership.heard_at, LOOK_AGAIN_S)
 
     def _stats(self) -> dict[str, float]:
         """Counters of the core and the executor. Read across threads: a value may be a moment old."""

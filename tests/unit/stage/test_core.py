@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarm.stage import actions as act
-from swarm.stage.core import EX_CONFIG
+from swarm.stage.actions import EX_CONFIG
 from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, ComputeFenced, Loaded, LoadFailed, Tick
 from swarm.stage.executor import Forwarded
 from swarm.stage.order import GAP_PATIENCE_S, MAX_EARLY
