@@ -244,7 +244,7 @@ class Tick:
 
 
 def described(event: Event) -> dict[str, object] | None:
-    """Tell an event in a line of the log; None for the clock and for beats, which come all the time and cause little."""
+    """Tell an event in a line of the log; None for the clock and for beats, which come often and cause little."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
         case Tick() | BeatHeard() | JournalFigures() | ProcessFigures():

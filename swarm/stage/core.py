@@ -60,11 +60,11 @@ from swarm.stage.executor import Forwarded
 from swarm.stage.heard import Heard
 from swarm.stage.log import ActivationLog
 from swarm.stage.membership import Membership
-from swarm.stage.order import StepOrder, Work
+from swarm.stage.order import StepOrder, Turn
 from swarm.stage.preparation import Preparation
 from swarm.stage.recheck import Rechecks
 from swarm.stage.replay import Replays
-from swarm.stage.sequences import HeldTokens, Holdings, wrong_row
+from swarm.stage.sequences import HeldTokens, Holdings
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.door.keys import address_and_key, public_key_in
 from swarm.wire.finite import in_words, not_finite
@@ -118,11 +118,9 @@ class StageCore:
     replays: Replays = field(init=False)
     rechecks: Rechecks = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
-    work: Work | None = None
+    turn: Turn = field(init=False)
     membership: Membership = field(init=False)
-    idle_since: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
-    statistics: StageStatistics = field(default_factory=StageStatistics)
     heard: Heard = field(default_factory=Heard)
     _cause: str = ""  # the broker's event that the order or step at hand follows from
     _out: list[Action] = field(default_factory=list)
@@ -132,8 +130,13 @@ class StageCore:
         self.preparation = Preparation(self.settings.incarnation)
         self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
         own = self.settings
+        self.turn = Turn(own.name, own.num_layers, own.profile_every, self.holdings, self._out, self._count)
         self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
         self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
+
+    @property
+    def statistics(self) -> StageStatistics:
+        return self.turn.statistics
 
     @property
     def welcome(self) -> Welcome | None:
@@ -304,7 +307,7 @@ class StageCore:
         self.fence = self.active = order.epoch
         self.heard.begin(prepared)
         self.steps.begin(order.first_step)
-        self.idle_since = now
+        self.turn.idle_since = now
         self.layers = prepared.layers
         self._out.append(UseLayers(prepared.layers, self.preparation.kept))
         self.holdings.keep_only(order.live, prepared.layers)
@@ -400,37 +403,23 @@ class StageCore:
 
     def _start_work(self, now: float) -> None:
         """Begin the next step if nothing is under way, or the next replay if no step is due."""
-        while self.work is None and self.replays.current is None and self.steps.ready and not self.parked:
-            arrived, arrived_at = self.steps.ready.popleft()
-            idle_s = max(0.0, arrived_at - self.idle_since)
-            self.work = Work(arrived, arrived_at, now, idle_s, len(self.steps.ready))
-            step = arrived.step
-            self._cause = step.cause
+        while self.turn.work is None and self.replays.current is None and self.steps.ready and not self.parked:
             assert self.layers is not None
+            step = self.turn.begin(self.steps, now)
+            self._cause = step.cause
             self.replays.forget(step.release)
             self.replays.resumed(step.rows)
-            problem = self.holdings.apply_header(step, self.layers) or wrong_row(self.sequences, step.rows)
+            problem = self.turn.go_on(self.layers, now)
             if problem is not None:
                 self._stop_work("refused", now)
                 self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
                 return
-            if step.rows:
-                self._out.append(
-                    Compute(step.epoch, step.step, self.holdings.batch(arrived, is_last=self._is_last), step.cause)
-                )
-                return
-            self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
-        if self.work is None and self.layers is not None and not self.parked:
+        if self.turn.work is None and self.layers is not None and not self.parked:
             found = self.replays.start(self.layers)
             if isinstance(found, Compute):
                 self._out.append(found)
             elif found is not None:
                 self._trouble(found)
-
-    @property
-    def _is_last(self) -> bool:
-        """Has this stage the model's last layer?"""
-        return self.layers is not None and self.layers.stop == self.settings.num_layers
 
     @property
     def wants_time(self) -> bool:
@@ -440,7 +429,7 @@ class StageCore:
     @property
     def _is_idle(self) -> bool:
         """Nothing is under way or due, and this worker serves."""
-        return self.work is None and self.replays.current is None and not self.steps.ready and not self.parked
+        return self.turn.work is None and self.replays.current is None and not self.steps.ready and not self.parked
 
     # --- steps out -------------------------------------------------------------------------------------------------
 
@@ -450,35 +439,15 @@ class StageCore:
             assert self.layers is not None
             self._out.extend(self.replays.computed(forwarded, self.layers))
             return
-        if self.work is None or self.work.arrived.step.step != step or epoch != self.active:
+        if self.turn.is_of(step) and epoch == self.active:
+            assert self.layers is not None
+            self.turn.computed(forwarded, self.layers, now)
+        else:
             self._stop_work("fenced", now)
-            return
-        assert self.layers is not None
-        for row in self.work.arrived.step.rows:
-            self.sequences[row.sequence].set_position(self.layers, row.start + row.count)
-        if forwarded.hidden is not None:
-            self.log.append_rows(self.work.arrived.step.rows, self.layers.stop, forwarded.hidden)
-        self._pass_on(forwarded, now)
-
-    def _pass_on(self, forwarded: Forwarded, now: float) -> None:
-        work, self.work = self.work, None
-        assert work is not None
-        assert self.layers is not None
-        step = work.arrived.step
-        hop = work.hop(self.settings.name, self.layers, forwarded, now)
-        self._out.append(work.passed_on(hop, forwarded, is_last=self._is_last))
-        for name, amount in work.amounts(forwarded):
-            self._count(name, amount)
-        self.idle_since = now
-        if step.rows:
-            self.statistics.computed(step, forwarded, hop, work.num_waiting)
-            if self.settings.profile_every and self.statistics.calls % self.settings.profile_every == 0:
-                self._out.append(Note("profile", "info", self.statistics.profile()))
 
     def _stop_work(self, why: str, now: float) -> None:
-        self._count(f"steps_{why}")
-        self.work = self.replays.current = None
-        self.idle_since = now
+        self.turn.stop(why, now)
+        self.replays.current = None
 
     # --- time --------------------------------------------------------------------------------------------------------
 

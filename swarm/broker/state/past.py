@@ -55,6 +55,6 @@ class Past:
 
 
 def following(former: Lineage, chance: Random) -> Lineage:
-    """Name the next life of a broker: of this journal, or of a new one if there was none."""
+    """Name the next life: of this journal, or the first one of a new journal, if there was none."""
     journal = former.journal or chance.randbytes(8).hex()
     return Lineage(journal, former.generation + 1 + chance.randrange(_MOST_AT_ONCE))
