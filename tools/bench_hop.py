@@ -35,11 +35,11 @@ from bench_lib import report
 from nacl._sodium import ffi, lib
 
 from swarm.wire import tensors
-from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
 from swarm.wire.door.keys import KeyPair, Lock, by_relay, public_of
 from swarm.wire.door.relay import Relay
 from swarm.wire.messages import Hop, LayerRange, Row, Step, TensorSpec
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import DATA_PORTS, bind, endpoint_of
 

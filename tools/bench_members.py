@@ -37,11 +37,12 @@ from swarm.demo import model_path
 from swarm.lock.enrol import enrol
 from swarm.lock.invitation import Invitation, read
 from swarm.stage.model.checkpoint import Checkpoint
-from swarm.wire.channel import DealerChannel, Link, PushChannel
 from swarm.wire.codec import BEAT, ORDER, WORKER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import KeyPair, keyed, new_pair, reached
 from swarm.wire.greeting import greeting, read_greeting
 from swarm.wire.messages import PROTOCOL_VERSION, Beat, Hello, Manifest, Rejoin, Welcome
+from swarm.wire.push import PushChannel
 from swarm.wire.schema import schema
 
 PROCESSES = 4

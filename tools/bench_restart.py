@@ -40,8 +40,8 @@ from recovery_swarm import Parts, percentile
 
 from swarm.demo import model_path
 from swarm.params import SamplingParams
-from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.messages import Accepted, Submit
 
 WHAT = ("restart", "acceptance", "overhead")

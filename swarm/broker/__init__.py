@@ -1,6 +1,7 @@
 """The broker: takes requests in, runs them through the stages, and keeps its word while workers and itself die.
 
-``core`` decides: ``handle(event, now) -> actions``. ``service`` is the process around it: sockets, timers, threads.
+``core`` decides: ``handle(event, now) -> actions``. ``service`` is the process around it: sockets, timers, threads;
+``reception`` its doors.
 ``actions`` and ``events`` are its words; ``settings`` connects the user's settings. Rooms, each may use those above
 it::
 

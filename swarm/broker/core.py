@@ -60,11 +60,11 @@ from swarm.broker.reports.latencies import Latencies
 from swarm.broker.reports.statistics import PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
-from swarm.broker.state import Flight, SequenceState, State, WorkerState
+from swarm.broker.state import State, WorkerState
 from swarm.broker.state.past import Past
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
-from swarm.broker.steps import scheduler
+from swarm.broker.steps import landing, scheduler
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
     NOBODYS,
@@ -150,7 +150,7 @@ class BrokerCore:
         self._members = Members(
             self.state, settings.member_settings, self._procedure, self._requests, out=self._out, now=now
         )
-        self._hosts = Hosts(self._out)
+        self._hosts = Hosts(self.state.hosts, self._out)
         self._doors = Doors(self.state.doors, self._out)
         self._inquiries = Inquiries(
             self.state,
@@ -165,7 +165,6 @@ class BrokerCore:
             judgements=self.judgements,
         )
         self._lost_steps = LostSteps(self.state, self._members, self._procedure, self._out)
-        self._usual_step_s = 0.0  # moving average of a step's way through all stages
         self._num_events = 0
         if past is not None:
             self._restore(past, now)
@@ -315,9 +314,8 @@ class BrokerCore:
         if flight is None:
             self.state.count("stale_steps")
             return
-        self._lost_steps.one_came_through()
-        self._members.lies.step_came_through()
-        self._take_step_time(now - flight.sent_at)
+        self.state.setbacks.step_came_through()
+        self.state.count("step_seconds", now - flight.sent_at)
         self.state.book.gauge.finished(done.step, done.hops, now - flight.sent_at)
         self._tracer.finished(flight.sent_at, now, done)
         if self._statistics.finished(now - flight.sent_at, done) and self._statistics.is_due(
@@ -325,7 +323,7 @@ class BrokerCore:
         ):
             self._out.note("profile", "info", **self._statistics.profile())
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
-        self._acknowledge(done, flight)
+        landing.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
         rebuilding = not self.state.rebuilding.is_idle
         self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))
         self._requests.growth.sampled(done.sampled, done.hops, now)
@@ -333,36 +331,7 @@ class BrokerCore:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.ends.end(sequence, "failed", now, failure.reason)
-        self._put_off(done, flight)
-
-    def _put_off(self, done: StepDone, flight: Flight) -> None:
-        """Have those drawn for again that the last stage could not draw for yet."""
-        for sequence_id in done.late:
-            sequence = self.state.sequences.get(sequence_id)
-            if sequence is None or sequence.stay != flight.stays.get(sequence_id):
-                continue  # it has given its room back since
-            if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
-                sequence.draw_again()
-                self.state.running.refresh(sequence)
-                self.state.count("draws_put_off")
-
-    def _acknowledge(self, done: StepDone, flight: Flight) -> None:
-        """Every stage has done these rows: their keys and values are everywhere."""
-        for sequence_id, position in ((k.sequence, k.position) for k in done.kv):
-            sequence = self.state.sequences.get(sequence_id)
-            if sequence is None or sequence.stay != flight.stays.get(sequence_id):
-                continue  # it has given its room back since
-            if sequence.state is SequenceState.RUNNING:
-                sequence.acknowledge(position)
-                self.state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
-                if not self.settings.scheduler.kv_cache and sequence.kv == sequence.scheduled == sequence.sampled:
-                    sequence.drop_kv()
-                    self.state.running.refresh(sequence)
-
-    def _take_step_time(self, seconds: float) -> None:
-        self.state.count("step_seconds", seconds)
-        weight = 0.1 if self._usual_step_s else 1.0
-        self._usual_step_s += weight * (seconds - self._usual_step_s)
+        landing.put_off(self.state, done.late, flight)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -422,10 +391,10 @@ class BrokerCore:
 
     def judgements(self, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence."""
-        return self._members.vigil.judgements(self._usual_step_s, now)
+        return self._members.vigil.judgements(now)
 
     def _tick(self, now: float) -> None:
-        self._members.tick(self._usual_step_s, now)
+        self._members.tick(now)
         self._lost_steps.tick(now)
         self._requests.tick(now)
         self._tracer.forget_old(now)

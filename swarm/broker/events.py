@@ -217,7 +217,7 @@ class DoorClosed:
 
 @dataclass(frozen=True, slots=True)
 class DescriptorsCounted:
-    """So many are open, and so many may be, now."""
+    """This many descriptors are open now, and this many may be."""
 
     used: int
     limit: int
@@ -244,7 +244,7 @@ class Tick:
 
 
 def described(event: Event) -> dict[str, object] | None:
-    """What a line of the log says of it; None for the clock and for beats, which come all the time and cause little."""
+    """Tell an event in a line of the log; None for the clock and for beats, which come often and cause little."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
         case Tick() | BeatHeard() | JournalFigures() | ProcessFigures():

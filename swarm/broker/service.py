@@ -1,8 +1,7 @@
 """The broker's process: sockets and timers around the core. It decides nothing.
 
-One asyncio loop owns everything. Each loop below turns what arrives into an event; ``_feed`` hands it to the core and
-carries out what the core asks for. Four doors: clients at the port, workers' control at the port after it, beats and
-finished steps at ports of their own that workers are told when they join.
+One asyncio loop owns everything. ``reception`` makes an event of whatever arrives; ``_feed`` hands it to the core and
+carries out what the core asks for.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import os
 import resource
 import signal
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from random import SystemRandom
@@ -26,22 +25,14 @@ from swarm import failpoints
 from swarm.broker import actions as act
 from swarm.broker.core import BrokerCore
 from swarm.broker.events import (
-    AssetPartArrived,
-    BeatHeard,
-    ClientSaid,
     ClientStuck,
     ClientUnreachable,
     DescriptorsCounted,
-    DoorClosed,
     DoorTried,
     Event,
-    MessageRefused,
     ProcessFigures,
     RulesChanged,
-    StepFinished,
     Tick,
-    WorkerDisconnected,
-    WorkerSaid,
     described,
 )
 from swarm.broker.journal import Write, written
@@ -53,32 +44,21 @@ from swarm.broker.lockkeeper import LockKeeper
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
 from swarm.broker.questions.solver import Solver
 from swarm.broker.questions.status import status
+from swarm.broker.reception import Reception
 from swarm.broker.settings import Endpoints, core_settings, plan_rules
 from swarm.broker.state.past import Past, following
 from swarm.clock import Clock, SystemClock
-from swarm.errors import ForeignMessage, WireError
-from swarm.log import Damper, get_logger
+from swarm.errors import WireError
+from swarm.log import get_logger
 from swarm.service import handed, words
 from swarm.service.unit import Unit
-from swarm.wire.channel import AsyncPullChannel, RouterChannel
-from swarm.wire.codec import BEAT, CLIENT, DATA, ORDER, SERVER, WORKER
-from swarm.wire.door.keys import address_and_key, is_address, reached
-from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
+from swarm.wire.codec import DATA, ORDER, SERVER
+from swarm.wire.door.keys import reached
 from swarm.wire.door.relay import Relay
 from swarm.wire.door.trying import why_unreachable
-from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
-from swarm.wire.messages import (
-    NOBODYS,
-    AssetPart,
-    ClientMessage,
-    Hello,
-    Malformed,
-    StepDone,
-    WorkerMessage,
-)
+from swarm.wire.messages import NOBODYS
 from swarm.wire.push import PushChannel
-from swarm.wire.schema import client_schema, schema
-from swarm.wire.sockets import Frames, bind
+from swarm.wire.sockets import bind
 from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
@@ -87,8 +67,6 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 FIGURES_S = 1.0  # between two looks at what this process takes
 RETRY_S = 0.002  # how soon a step that could not be sent is tried again: a fresh edge takes a moment to connect
-STEP_QUEUE = 64
-STRIKES = 16  # messages that can't be understood, until their client must knock again
 
 _POINTS: dict[type, str] = {
     act.Dispatch: "broker.dispatch",
@@ -148,33 +126,23 @@ class BrokerService:
         self._tells_events = settings.log.level == "debug"
         self._host = settings.broker.host
         self._keeper = keeper = LockKeeper(settings)
-        places, port = keeper.places, settings.broker.port
-        self._front = RouterChannel(places("client"), port, CLIENT.frame_limit_bytes)
-        self._control = RouterChannel(places("worker"), port + 1, WORKER.frame_limit_bytes)
-        self._beats = AsyncPullChannel(places("beat"), BEAT.frame_limit_bytes, 1024, port=keeper.port(2))
-        self._steps = AsyncPullChannel(places("data"), DATA.limit_bytes, STEP_QUEUE, port=keeper.port(3))
-        self._doors: dict[str, RouterChannel | AsyncPullChannel] = {
-            "client": self._front,
-            "worker": self._control,
-            "beat": self._beats,
-            "data": self._steps,
-        }
-        beats, steps = (failpoints.retold("broker.advertise", c.endpoint) for c in (self._beats, self._steps))
-        self._dampers: defaultdict[str, Damper] = defaultdict(Damper)  # one for each door
-        self._strikes: Counter[bytes] = Counter()  # messages of clients that are connected and can't be understood
-        key, others = keeper.pair and keeper.pair.public, keeper.addresses
+        self._reception = reception = Reception(settings, keeper, clock, self._feed)
+        others = keeper.addresses
         # Without others, nobody needs it.
         self._relay = (
-            Relay([bind(host, port + 4) for host in (self._host, *others)], self._fail_soon) if others else None
+            Relay([bind(host, reception.port + 4) for host in (self._host, *others)], self._fail_soon)
+            if others
+            else None
         )
-        endpoints = Endpoints(beats, steps, f"tcp://*:{port + 4}" if others else "")
+        endpoints = Endpoints(*reception.advertised, f"tcp://*:{reception.port + 4}" if others else "")
+        key = keeper.pair and keeper.pair.public
         self._core = BrokerCore(core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
         if unused := handed.left():
             log.warning(
                 "handed_doors_unused", at=unused, note="swarm-broker.socket names other doors than the settings"
             )
-        keeper.keep(self._doors, self._front, self._control, self._feed, self._core.workers_here)
-        log.info("broker_listens", clients=self._front.endpoint, workers=self._control.endpoint, others=others)
+        keeper.keep(reception.doors, reception.front, reception.control, self._feed, self._core.workers_here)
+        log.info("broker_listens", clients=reception.front.endpoint, workers=reception.control.endpoint, others=others)
 
     def _open_journal(self, settings: Settings) -> Past | None:
         """On disk if there is a state directory, else in memory. What the journal tells of the past."""
@@ -227,10 +195,10 @@ class BrokerService:
         self._unit.manager.ready()
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(self._serve_clients()),
-                group.create_task(self._serve_workers()),
-                group.create_task(self._hear_beats()),
-                group.create_task(self._take_finished_steps()),
+                group.create_task(self._reception.serve_clients()),
+                group.create_task(self._reception.serve_workers()),
+                group.create_task(self._reception.hear_beats()),
+                group.create_task(self._reception.take_finished_steps()),
                 group.create_task(self._retry_unsent()),
                 group.create_task(self._tick()),
                 group.create_task(self._watch_itself()),
@@ -252,150 +220,19 @@ class BrokerService:
             reader.close()
         if self._writer is not None:
             self._writer.close()
-        for channel in self._doors.values():
+        for channel in self._reception.doors.values():
             channel.close()
         if self._relay is not None:
             self._relay.close()
         self._close_pipe()
 
-    # --- what arrives ------------------------------------------------------------------------------------------------
-
-    async def _serve_clients(self) -> None:
-        async for event in self._front:
-            match event:
-                case Arrived(peer, frames, key):
-                    if self._greeted(self._front, "client", event, client_schema()):
-                        continue
-                    try:
-                        message, _ = CLIENT.decode(frames)
-                    except WireError as error:
-                        self._client_refused(peer, str(error))
-                    else:
-                        self._client_said(peer, key, message)
-                case Overstepped(peer, reason):
-                    self._client_refused(peer, reason)
-                case PeerLost(peer):
-                    self._strikes.pop(peer, None)
-                    self._feed(ClientUnreachable(peer))
-                case GateClosed():
-                    self._feed(_closed("client", event))
-
-    def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
-        """What is about keys, and what who knocked with such a key may not say, is answered here."""
-        began = self._clock.now()
-        if not self._keeper.takes(client, key, message):
-            self._feed(ClientSaid(client, message, self._keeper.account(key)))
-        now = self._clock.now()
-        self._keeper.took(client, key, now - began, now)
-
-    def _client_refused(self, client: bytes, reason: str) -> None:
-        """It is told why. Who goes on like that must knock again: a loop that is wrong shall not keep us busy."""
-        self._refused(MessageRefused("client"), reason, client=client.hex())
-        self._front.send(client, SERVER.encode(Malformed(reason=reason[:4000])))
-        self._strikes[client] += 1
-        if self._strikes[client] >= STRIKES:
-            del self._strikes[client]
-            self._front.hang_up(client)
-
-    async def _serve_workers(self) -> None:
-        async for event in self._control:
-            match event:
-                case Arrived(peer, frames, key):
-                    if self._greeted(self._control, "worker", event, schema()):
-                        continue
-                    try:
-                        message, payload = WORKER.decode(frames)
-                        _check_speaker(message, peer, key)
-                    except WireError as error:
-                        self._worker_refused(peer, error)
-                    else:
-                        self._worker_said(peer, key, message, payload)
-                case Overstepped(peer, reason):
-                    self._worker_refused(peer, WireError(reason))
-                case PeerLost(peer):
-                    self._feed(WorkerDisconnected(peer))
-                case GateClosed():
-                    self._feed(_closed("worker", event))
-
-    def _worker_refused(self, worker: bytes, error: WireError) -> None:
-        """It may have been what everybody waits for, and nobody will say it again. Over a new connection the worker
-        says Hello, with all that it holds. (One of another build would say the same again: it is told.)"""
-        foreign = str(error) if isinstance(error, ForeignMessage) else ""
-        self._refused(MessageRefused("control", worker, foreign), str(error), worker=worker.decode(errors="replace"))
-        if not foreign:
-            self._control.hang_up(worker)
-
-    def _refused(self, event: MessageRefused, reason: str, **about: object) -> None:
-        """A message that can't be understood: counted, and told as often as a reader can bear."""
-        if (left_out := self._dampers[event.door].asks(self._clock.now())) is not None:
-            log.warning("message_refused", door=event.door, reason=reason, left_out=left_out, **about)
-        self._feed(event)
-
-    def _greeted(self, door: RouterChannel, name: str, event: Arrived, own: str) -> bool:
-        """Whether it is a greeting; it is answered with ours, and whoever knocks says what is to be said of it."""
-        theirs = read_greeting(event.frames)
-        if theirs is None:
-            return False
-        left_out = None
-        if why_strangers(theirs, own) is None:
-            door.speaks(event.peer, spoken_with(theirs))
-        else:
-            left_out = self._dampers[f"strangers, {name}"].asks(self._clock.now())
-        if left_out is not None:
-            is_of = str(theirs)[:500]
-            log.warning("stranger_greeted", door=name, peer=event.peer.hex(), is_of=is_of, left_out=left_out)
-        door.send(event.peer, greeting(own))
-        self._keeper.greeted(door, event.peer, event.key)
-        return True
-
-    def _worker_said(self, peer: bytes, key: str, message: WorkerMessage, payload: memoryview | None) -> None:
-        if self._keeper.takes_of_worker(peer, key, message):
-            return
-        if not isinstance(message, AssetPart):
-            self._feed(WorkerSaid(peer, message, self._keeper.owner(key)))
-            return
-        data = b"" if payload is None else bytes(payload)
-        self._feed(AssetPartArrived(peer, message.name, message.offset, message.total, data))
-
-    async def _hear_beats(self) -> None:
-        async for event in self._beats:
-            self._hear_beat(event)
-
-    def _hear_beat(self, event: Arrived | Overstepped | GateClosed) -> None:
-        if isinstance(event, GateClosed):
-            self._feed(_closed("beat", event))
-            return
-        try:
-            beat, _ = BEAT.decode(_within(event))
-            key = event.key if isinstance(event, Arrived) else ""
-        except WireError as error:
-            self._refused(MessageRefused("beat"), str(error))
-        else:
-            self._feed(BeatHeard(beat, key))
-
-    async def _take_finished_steps(self) -> None:
-        async for event in self._steps:
-            if isinstance(event, GateClosed):
-                self._feed(_closed("data", event))
-                continue
-            try:
-                message, _ = DATA.decode(_within(event))
-            except WireError as error:
-                self._refused(MessageRefused("data"), str(error))
-                continue
-            if isinstance(message, StepDone):
-                if failpoints.armed:
-                    failpoints.reached("broker.step_done")
-                self._feed(StepFinished(message))
-            else:
-                self._refused(MessageRefused("data"), f"a {type(message).__name__} came, which is not for the broker")
+    # --- time --------------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
             if failpoints.armed:
                 failpoints.reached("broker.tick")
-            for event in self._beats.waiting():  # nobody is judged while a beat of theirs lies unread
-                self._hear_beat(event)
+            self._reception.hear_waiting_beats()  # nobody is judged while a beat of theirs lies unread
             self._feed(Tick())
             self._unit.manager.alive()
             await asyncio.sleep(TICK_S)
@@ -458,14 +295,15 @@ class BrokerService:
     def _send(self, action: act.SayClient | act.OrderWorker | act.Dispatch) -> Event | None:
         """What its own schema refuses is a bug, or came of what somebody said: it is not sent, and whoever waits for it
         runs into a deadline. It must not end the process, which would say the same again after its next start."""
+        front, control = self._reception.front, self._reception.control
         try:
             match action:
                 case act.SayClient(client, message, payload):
-                    frames = SERVER.encode(message, payload, version=self._front.version_of(client))
-                    if not self._front.send(client, frames):
-                        return ClientStuck(client) if self._front.has(client) else ClientUnreachable(client)
+                    frames = SERVER.encode(message, payload, version=front.version_of(client))
+                    if not front.send(client, frames):
+                        return ClientStuck(client) if front.has(client) else ClientUnreachable(client)
                 case act.OrderWorker(peer, order):
-                    if not self._control.send(peer, ORDER.encode(order, version=self._control.version_of(peer))):
+                    if not control.send(peer, ORDER.encode(order, version=control.version_of(peer))):
                         log.warning("order_not_sent", worker=peer.decode(errors="replace"), kind=type(order).__name__)
                 case act.Dispatch(step):
                     self._unsent.append(DATA.encode(step))
@@ -481,7 +319,7 @@ class BrokerService:
             case act.CountDescriptors():
                 return DescriptorsCounted(num_descriptors(), descriptor_limit())
             case act.OpenDoor(door):
-                self._doors[door].let_in()
+                self._reception.doors[door].let_in()
             case act.Admit(door, keys):
                 self._keeper.admit(door, keys)
             case act.Solve(number, question):
@@ -535,31 +373,3 @@ class BrokerService:
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
-
-
-def _check_speaker(message: WorkerMessage, peer: bytes, key: str) -> None:
-    """Nobody speaks for another process, whose number its neighbours know. Others will be told to connect to a Hello's
-    address, and to hear who has its key: the one that it knocked with."""
-    named = getattr(message, "incarnation", None)
-    if named is not None and named.encode() != peer:
-        shown = peer.decode(errors="replace")
-        raise WireError(
-            f"{type(message).__name__.lower()}.incarnation {named!r} is not who says so, which is {shown!r}"
-        )
-    if not isinstance(message, Hello):
-        return
-    if not is_address(message.endpoint):
-        shown = address_and_key(message.endpoint)[0]
-        raise WireError(f"hello.endpoint {shown!r} is no address like tcp://127.0.0.1:20000")
-    if key and message.key != key:
-        raise WireError("hello.key is not the key of this connection")
-
-
-def _within(event: Arrived | Overstepped) -> Frames:
-    if isinstance(event, Overstepped):
-        raise WireError(event.reason)
-    return event.frames
-
-
-def _closed(door: str, event: GateClosed) -> Event:
-    return DoorClosed(door, event.code, descriptor_limit())

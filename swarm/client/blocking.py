@@ -9,7 +9,8 @@ from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from swarm.client.client import AsyncClient, What
+from swarm.client.client import AsyncClient
+from swarm.client.governing import What
 from swarm.client.request import Params, Prompt, RequestOptions
 from swarm.client.results import BatchPiece, Completion, Piece
 from swarm.client.stream import BatchStream, PromptStream

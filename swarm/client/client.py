@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
-from swarm.client.events import Ask, Failed, Reply, Revoke
+from swarm.client.events import Ask, Failed, Question, Reply, Revoke
+from swarm.client.governing import Governor
 from swarm.client.link import Link, Mailbox
 from swarm.client.model import ASK_TIMEOUT_S, ModelSource
 from swarm.client.request import (
@@ -28,42 +29,28 @@ from swarm.client.session import Session
 from swarm.client.stream import BatchStream, Call, Opened, PieceStream, PromptStream
 from swarm.client.text.checking import GrammarChecks
 from swarm.client.text.tokenizer import Chat, TextModel
-from swarm.errors import ClientError, InvalidRequest, RequestFailed, RequestTimeout, Unavailable
+from swarm.errors import ClientError, InvalidRequest, RequestTimeout, Unavailable
 from swarm.lock.access import Access, access_to
 from swarm.params import SamplingParams
 from swarm.wire.messages import (
     Describe,
     Description,
-    Invite,
-    Join,
-    Json,
-    LockMessage,
-    Query,
     Recall,
     Recalled,
     Report,
-    Rotate,
-    RotateBroker,
-    RotateMember,
-    Steer,
-    StopWorker,
     Submit,
-    Suppose,
 )
-from swarm.wire.messages import Revoke as RevokeKey
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_GOVERN_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before others get their turn
 
-What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "keys"]
 Wanted = tuple[Source, Wish]
 OnError = Callable[[int, ClientError], None]
 
 
-class AsyncClient:
+class AsyncClient(Governor):
     """Talks to one broker. Use it as an async context manager, or call :meth:`aclose` at the end.
 
     Nothing is connected before the first verb. Every verb that makes a request takes a prompt (text or token ids),
@@ -249,71 +236,11 @@ class AsyncClient:
         wanted = [_wanted(prompt, wish) for prompt, wish in zip(prompts, wishes, strict=True)]
         return BatchStream(self._stream(wanted), len(wanted))
 
-    # --- questions
-
     async def describe(self) -> Description:
         """The model, the limits, and what the swarm waits for, if anything."""
         answer = await self._ask(Describe())
         assert isinstance(answer, Description)  # the session matches answers to questions
         return answer
-
-    async def query(self, what: What, *, all: bool = False, request_id: str = "") -> Json:
-        """A report as ``swarmctl --json`` prints it. With "requests", ``all`` are also those that ended long ago, as
-        far as the broker's journal has them and an answer holds; ``request_id`` is one alone, if memory has it."""
-        return await self._govern(Query(what=what, all=all, request_id=request_id), ASK_TIMEOUT_S)
-
-    async def suppose_plan(self, suppose: Suppose) -> Json:
-        """The plan that would be made if things were so; nothing is changed."""
-        return await self._govern(Query(what="plan", suppose=suppose), ASK_TIMEOUT_S)
-
-    async def trace(self, request_id: str = "") -> Json:
-        """Where each token's time went, of a request under way or ended lately; the beginning of its id suffices, none
-        means the newest. Of one that ended long ago, or before the broker started again, only what its journal has."""
-        if len(request_id) > 128:
-            raise InvalidRequest("a request_id has at most 128 characters", code="request_id")
-        return await self._govern(Query(what="trace", request_id=request_id), ASK_TIMEOUT_S)
-
-    async def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
-        """Have a running ``swarm up`` start workers."""
-        if not 1 <= count <= 64:
-            raise InvalidRequest(f"count must be between 1 and 64, not {count}", code="count")
-        return await self._govern(Join(count=count, memory_limit=memory_limit), _GOVERN_TIMEOUT_S)
-
-    async def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
-        """Have a worker hand over its layers and leave. ``force``: even if the swarm can't serve without it. ``again``:
-        and end so that ``swarm up`` or systemd starts it anew."""
-        if not 1 <= len(worker) <= 128:
-            raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
-        return await self._govern(StopWorker(worker=worker, force=force, again=again), _GOVERN_TIMEOUT_S)
-
-    async def steer(self, steer: Steer) -> Json:
-        """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
-        return await self._govern(steer, _GOVERN_TIMEOUT_S)
-
-    async def invite(self, invite: Invite) -> Json:
-        """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
-        return await self._govern(invite, ASK_TIMEOUT_S)
-
-    async def revoke_key(self, name: str) -> Json:
-        """Take away a machine's key, or an invitation: by its name or how the key begins."""
-        if not 1 <= len(name) <= 128:
-            raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
-        return await self._govern(RevokeKey(name=name), ASK_TIMEOUT_S)
-
-    async def rotate_key(self, key: str) -> Json:
-        """Tell the broker the public key by which this machine will knock; the present one counts until it has."""
-        return await self._govern(Rotate(key=key), ASK_TIMEOUT_S)
-
-    async def rotate_broker_key(self, *, now: bool = False) -> Json:
-        """Have the broker change its own key; said again, how far that is. ``now``: put the old one away, whoever does
-        not know the new one yet. Who those are is in the answer."""
-        return await self._govern(RotateBroker(now=now), ASK_TIMEOUT_S)
-
-    async def rotate_member_key(self, name: str) -> Json:
-        """Have a member's machine change its key, by its name or how its key begins: now, or when it is there."""
-        if not 1 <= len(name) <= 128:
-            raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
-        return await self._govern(RotateMember(name=name), ASK_TIMEOUT_S)
 
     async def check_grammar(self, params: SamplingParams) -> None:
         """Find out whether the model can follow these parameters' grammar, as every request does before it is made.
@@ -330,18 +257,7 @@ class AsyncClient:
         """The model's tokenizer and chat template; None if it has none."""
         return (await self._model.get()).text
 
-    async def _govern(self, question: Query | Join | StopWorker | Steer | LockMessage, timeout_s: float) -> Json:
-        report = await self._ask(question, timeout_s)
-        assert isinstance(report, Report)
-        if not report.ok:
-            raise RequestFailed(str(report.body.get("error") or report.body.get("reason") or report.body))
-        return report.body
-
-    async def _ask(
-        self,
-        question: Describe | Query | Recall | Join | StopWorker | Steer | LockMessage,
-        timeout_s: float = ASK_TIMEOUT_S,
-    ) -> Reply:
+    async def _ask(self, question: Question, timeout_s: float = ASK_TIMEOUT_S) -> Reply:
         link = self._connect()
         answer, _ = await link.ask(Ask(link.new_key(), question, timeout_s))
         return answer

@@ -38,7 +38,7 @@ from swarm.client.events import (
 from swarm.client.session import Session
 from swarm.errors import ClientError, ConfigError, InvalidRequest, Unavailable, WireError
 from swarm.lock.rotation import Home
-from swarm.wire import channel as wire
+from swarm.wire import dealer as wire
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.door.keys import KeyPair, public_of
 from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers

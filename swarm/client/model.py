@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.client import assets
 from swarm.client.events import Ask
 from swarm.client.link import Link
 from swarm.client.request import Wish
+from swarm.client.text import assets
 from swarm.client.text.assemble import Assembler
 from swarm.client.text.grammar import GrammarChecker
 from swarm.client.text.tokenizer import ASSET_FILES, TextModel

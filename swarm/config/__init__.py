@@ -10,25 +10,22 @@ Every field states its unit, its default and the reason; ``python -m swarm.confi
 
 from __future__ import annotations
 
+from swarm.config.broker import BrokerSettings, HealthSettings, RecoverySettings
 from swarm.config.load import OTHER_VARIABLES, file_in_use, load, load_file, origins
+from swarm.config.plan import PlanSettings
 from swarm.config.sections import (
-    BrokerSettings,
     ClientSettings,
     GatewaySettings,
-    HealthSettings,
     LogSettings,
-    PlanSettings,
-    RecoverySettings,
-    Section,
     Settings,
     UpstreamSettings,
-    WorkerSettings,
     defaults,
     get,
-    is_loopback,
     setting_names,
 )
 from swarm.config.template import template
+from swarm.config.values import Section, is_loopback
+from swarm.config.worker import WorkerSettings
 
 __all__ = [
     "OTHER_VARIABLES",

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from swarm.config.sections import Settings, defaults, get, is_loopback, sections, setting_names
+from swarm.config.sections import Settings, defaults, get, sections, setting_names
+from swarm.config.values import is_loopback
 from swarm.errors import ConfigError
 
 DEFAULT_FILE = Path("config/swarm.toml")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ByteSize
 
-from swarm.config.sections import Section, Settings
+from swarm.config.sections import Settings
+from swarm.config.values import Section
 
 
 def template() -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from swarm.client.blocking import Client
-    from swarm.client.client import What
+    from swarm.client.governing import What
     from swarm.wire.messages import Json, Suppose
 
 app = typer.Typer(

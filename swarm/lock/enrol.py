@@ -12,8 +12,8 @@ import zmq
 
 from swarm.errors import Unavailable, WireError
 from swarm.lock.invitation import Invitation
-from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import KeyPair, keyed, public_of
 from swarm.wire.greeting import greeting, read_greeting, why_strangers
 from swarm.wire.messages import BrokerKey, Enrol, Enrolled, Malformed, ServerMessage

@@ -123,7 +123,7 @@ def is_kept(state_dir: Path, joined: Known) -> bool:
 
 
 def by_invitation(state_dir: Path, invitation: Invitation) -> Known | None:
-    """What was joined by this very invitation before. Raises ConfigError."""
+    """Find the membership that this very invitation brought before. Raises ConfigError."""
     key = public_of(invitation.secret)
     return next((known for known in every(state_dir) if known.invitation == key), None)
 
@@ -158,7 +158,7 @@ def every(state_dir: Path) -> list[Known]:
 
 
 def kept(state_dir: Path) -> Iterator[Known]:
-    """Those in the state directory."""
+    """Read the memberships in the state directory."""
     return (known for _, known in _files(state_dir))
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+EX_TEMPFAIL = 75  # the exit code that means: start again
+EX_CONFIG = 78  # the exit code that means: starting again will not help
+
+
 @dataclass(frozen=True, slots=True)
 class Introduce:
     """Say Hello to the broker with what is held (the shell adds what it knows of the machine)."""

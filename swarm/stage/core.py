@@ -34,12 +34,8 @@ from swarm.stage.actions import (
     Action,
     Compute,
     CutOff,
-    Exit,
-    Introduce,
     Note,
     OpenEdge,
-    SendAssets,
-    StartBeats,
     Tell,
     UseLayers,
 )
@@ -61,23 +57,22 @@ from swarm.stage.events import (
     Tick,
 )
 from swarm.stage.executor import Forwarded
-from swarm.stage.finite import in_words, not_finite
 from swarm.stage.heard import Heard
 from swarm.stage.log import ActivationLog
-from swarm.stage.order import StepOrder, Work
+from swarm.stage.membership import Membership
+from swarm.stage.order import StepOrder, Turn
 from swarm.stage.preparation import Preparation
 from swarm.stage.recheck import Rechecks
 from swarm.stage.replay import Replays
-from swarm.stage.sequences import HeldTokens, Holdings, wrong_row
+from swarm.stage.sequences import HeldTokens, Holdings
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.door.keys import address_and_key, public_key_in
+from swarm.wire.finite import in_words, not_finite
 from swarm.wire.messages import (
     NOBODYS,
     REPLAY_STEP,
     Activate,
     Activated,
-    Alive,
-    Denied,
     Dismiss,
     Expect,
     Fence,
@@ -89,8 +84,6 @@ from swarm.wire.messages import (
     Order,
     Prepare,
     Recheck,
-    Rejoin,
-    Release,
     Replay,
     SequencePosition,
     Shun,
@@ -99,11 +92,6 @@ from swarm.wire.messages import (
     Trouble,
     Welcome,
 )
-
-EX_TEMPFAIL = 75  # the exit code that means: start again
-EX_CONFIG = 78  # the exit code that means: starting again will not help
-DEFAULT_LEASE_S = 10.0
-HELLO_AGAIN_S = 2.0  # a broker answers at once, and waits for longer when it was started again; twice is to join anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +118,33 @@ class StageCore:
     replays: Replays = field(init=False)
     rechecks: Rechecks = field(init=False)
     steps: StepOrder = field(default_factory=StepOrder)
-    work: Work | None = None
-    welcome: Welcome | None = None
-    parked: bool = False
-    heard_at: float = 0.0
-    introduced_at: float | None = None  # when Hello was said, until it is answered
-    idle_since: float = 0.0
+    turn: Turn = field(init=False)
+    membership: Membership = field(init=False)
     counters: dict[str, float] = field(default_factory=dict)
-    statistics: StageStatistics = field(default_factory=StageStatistics)
     heard: Heard = field(default_factory=Heard)
     _cause: str = ""  # the broker's event that the order or step at hand follows from
     _out: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.membership = Membership(self._out, self._note)
         self.preparation = Preparation(self.settings.incarnation)
         self.holdings = Holdings(ActivationLog(self.settings.log_bytes), self._out)
         own = self.settings
+        self.turn = Turn(own.name, own.num_layers, own.profile_every, self.holdings, self._out, self._count)
         self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
         self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
+
+    @property
+    def statistics(self) -> StageStatistics:
+        return self.turn.statistics
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self.membership.welcome
+
+    @property
+    def parked(self) -> bool:
+        return self.membership.parked
 
     @property
     def sequences(self) -> dict[int, HeldTokens]:
@@ -172,17 +169,16 @@ class StageCore:
                 self._stop_work("failed", now)
                 self._trouble(f"step {step} of epoch {epoch} failed: {reason}", step=step)
             case Leisure() | AsideComputed() | AsideFailed():
-                self._recheck(event)
+                self._out.extend(self.rechecks.handle(event, is_idle=self._is_idle))
             case OrderArrived(order):
-                self.heard_at = now
                 self._cause = order.cause
+                self.membership.heard(now)
                 self._take_order(order, now)
                 self._tell_door()
             case Loaded() | LoadFailed() | StandbyLoaded():
                 self._loaded(event)
             case BrokerConnected():
-                self.heard_at = now
-                self._introduce(now)
+                self.membership.connected(now)
             case Tick():
                 self._tick(now)
         self._start_work(now)
@@ -209,10 +205,10 @@ class StageCore:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _take_order(self, order: Order, now: float) -> None:
-        if self.parked:
-            self.parked = False
-            self._note("unparked")
-        if self._take_membership_order(order):
+        if isinstance(order, Welcome):
+            self._welcome(order)
+            return
+        if self.membership.take(order):
             return
         if order.lineage != self.lineage:
             self._count("stale_orders")
@@ -233,41 +229,15 @@ class StageCore:
             case Replay():
                 self._replay(order)
             case Recheck() | TellDigest():
-                self._recheck_ordered(order)
+                self._recheck(order)
             case _:
                 self._count("unexpected_orders")
 
-    def _take_membership_order(self, order: Order) -> bool:
-        """Take an order about membership; False if it is about something else."""
-        match order:
-            case Welcome():
-                self._welcome(order)
-            case Denied(reason=reason):
-                self._out.append(Exit(EX_CONFIG, f"the broker does not take this worker: {reason}"))
-            case Rejoin(reason=reason):
-                self._note("rejoining", "warning", reason=reason)
-                self._introduce(self.heard_at)
-            case Release(reason=reason, again=again):
-                self._out.append(Exit(EX_TEMPFAIL if again else 0, reason))
-            case Alive():
-                pass  # hearing it is all it is for
-            case _:
-                return False
-        return True
-
-    def _introduce(self, now: float) -> None:
-        self.introduced_at = now
-        self._out.append(Introduce())
-
     def _welcome(self, order: Welcome) -> None:
-        self.welcome = order
-        self.introduced_at = None
         if order.lineage != self.lineage:
             self._begin_anew(order)
         self.fence = max(self.fence, order.epoch)
-        self._out.append(StartBeats(order.beat_endpoint, order.beat_interval_s))
-        if order.wants:
-            self._out.append(SendAssets(order.wants))
+        self.membership.begin(order)
 
     def _begin_anew(self, order: Welcome) -> None:
         """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
@@ -337,7 +307,7 @@ class StageCore:
         self.fence = self.active = order.epoch
         self.heard.begin(prepared)
         self.steps.begin(order.first_step)
-        self.idle_since = now
+        self.turn.idle_since = now
         self.layers = prepared.layers
         self._out.append(UseLayers(prepared.layers, self.preparation.kept))
         self.holdings.keep_only(order.live, prepared.layers)
@@ -371,13 +341,11 @@ class StageCore:
         else:
             self._out.extend(self.replays.take_order(order, self.layers))
 
-    def _recheck_ordered(self, order: Recheck | TellDigest) -> None:
+    def _recheck(self, order: Recheck | TellDigest) -> None:
         if order.epoch < self.fence:
             self._count("stale_orders")
-        elif isinstance(order, TellDigest):
-            self._out.append(self.rechecks.tell_digest(order))
         else:
-            self._out.extend(self.rechecks.take_order(order))
+            self._out.extend(self.rechecks.obey(order))
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Tell what is held, for Activated."""
@@ -435,27 +403,18 @@ class StageCore:
 
     def _start_work(self, now: float) -> None:
         """Begin the next step if nothing is under way, or the next replay if no step is due."""
-        while self.work is None and self.replays.current is None and self.steps.ready and not self.parked:
-            arrived, arrived_at = self.steps.ready.popleft()
-            idle_s = max(0.0, arrived_at - self.idle_since)
-            self.work = Work(arrived, arrived_at, now, idle_s, len(self.steps.ready))
-            step = arrived.step
-            self._cause = step.cause
+        while self.turn.work is None and self.replays.current is None and self.steps.ready and not self.parked:
             assert self.layers is not None
+            step = self.turn.begin(self.steps, now)
+            self._cause = step.cause
             self.replays.forget(step.release)
             self.replays.resumed(step.rows)
-            problem = self.holdings.apply_header(step, self.layers) or wrong_row(self.sequences, step.rows)
+            problem = self.turn.go_on(self.layers, now)
             if problem is not None:
                 self._stop_work("refused", now)
                 self._trouble(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
                 return
-            if step.rows:
-                self._out.append(
-                    Compute(step.epoch, step.step, self.holdings.batch(arrived, is_last=self._is_last), step.cause)
-                )
-                return
-            self._pass_on(Forwarded(None, (), (), 0.0, 0.0), now)
-        if self.work is None and self.layers is not None and not self.parked:
+        if self.turn.work is None and self.layers is not None and not self.parked:
             found = self.replays.start(self.layers)
             if isinstance(found, Compute):
                 self._out.append(found)
@@ -463,24 +422,14 @@ class StageCore:
                 self._trouble(found)
 
     @property
-    def _is_last(self) -> bool:
-        """Has this stage the model's last layer?"""
-        return self.layers is not None and self.layers.stop == self.settings.num_layers
-
-    @property
     def wants_time(self) -> bool:
         """Something waits to be done whenever there is time for it: feed ``Leisure`` then."""
         return self.rechecks.wants_time and not self.parked
 
-    def _recheck(self, event: Leisure | AsideComputed | AsideFailed) -> None:
-        match event:
-            case Leisure():
-                is_idle = self.work is None and self.replays.current is None and not self.steps.ready
-                self._out.extend(self.rechecks.start() if is_idle and not self.parked else ())
-            case AsideComputed(ticket, forwarded):
-                self._out.extend(self.rechecks.computed(ticket, forwarded))
-            case AsideFailed(ticket, reason):
-                self._out.extend(self.rechecks.failed(ticket, reason))
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing is under way or due, and this worker serves."""
+        return self.turn.work is None and self.replays.current is None and not self.steps.ready and not self.parked
 
     # --- steps out -------------------------------------------------------------------------------------------------
 
@@ -490,51 +439,23 @@ class StageCore:
             assert self.layers is not None
             self._out.extend(self.replays.computed(forwarded, self.layers))
             return
-        if self.work is None or self.work.arrived.step.step != step or epoch != self.active:
+        if self.turn.is_of(step) and epoch == self.active:
+            assert self.layers is not None
+            self.turn.computed(forwarded, self.layers, now)
+        else:
             self._stop_work("fenced", now)
-            return
-        assert self.layers is not None
-        for row in self.work.arrived.step.rows:
-            self.sequences[row.sequence].set_position(self.layers, row.start + row.count)
-        if forwarded.hidden is not None:
-            self.log.append_rows(self.work.arrived.step.rows, self.layers.stop, forwarded.hidden)
-        self._pass_on(forwarded, now)
-
-    def _pass_on(self, forwarded: Forwarded, now: float) -> None:
-        work, self.work = self.work, None
-        assert work is not None
-        assert self.layers is not None
-        step = work.arrived.step
-        hop = work.hop(self.settings.name, self.layers, forwarded, now)
-        self._out.append(work.passed_on(hop, forwarded, is_last=self._is_last))
-        for name, amount in work.amounts(forwarded):
-            self._count(name, amount)
-        self.idle_since = now
-        if step.rows:
-            self.statistics.computed(step, forwarded, hop, work.num_waiting)
-            if self.settings.profile_every and self.statistics.calls % self.settings.profile_every == 0:
-                self._out.append(Note("profile", "info", self.statistics.profile()))
 
     def _stop_work(self, why: str, now: float) -> None:
-        self._count(f"steps_{why}")
-        self.work = self.replays.current = None
-        self.idle_since = now
+        self.turn.stop(why, now)
+        self.replays.current = None
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
-        lease_s = self.welcome.lease_s if self.welcome is not None else DEFAULT_LEASE_S
-        if not self.parked and self.welcome is not None and now - self.heard_at > lease_s:
-            self._park(f"nothing heard from the broker for {lease_s:.0f} s")
-        if self.introduced_at is not None and now - self.introduced_at > HELLO_AGAIN_S:
-            self._introduce(now)  # that Hello, or the answer to it, was lost
+        self.membership.tick(now)
         missing = self.steps.missing(now)
         if missing is not None:
             self._trouble(missing, damaged=True)
-
-    def _park(self, reason: str) -> None:
-        self.parked = True
-        self._note("parked", "warning", reason=reason)
 
     def _trouble(
         self, reason: str, not_finite: NotFinite | None = None, *, damaged: bool = False, **about: object

@@ -6,15 +6,17 @@ Those of an epoch are numbered without a gap: an earlier number is a duplicate, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.stage.actions import SendDone, SendStep
+from swarm.stage.actions import Action, Compute, Note, SendDone, SendStep
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Forwarded
-from swarm.wire.messages import Hop, LayerRange, SequencePosition, StepDone
+from swarm.stage.sequences import Holdings, wrong_row
+from swarm.stage.statistics import StageStatistics
+from swarm.wire.messages import Hop, LayerRange, SequencePosition, Step, StepDone
 
 MAX_EARLY = 64  # steps that may wait for an earlier one; more are never in flight
 GAP_PATIENCE_S = 1.0
@@ -117,3 +119,79 @@ class Work:
         yield "compute_s", forwarded.compute_s
         yield "sample_s", forwarded.sample_s
         yield "idle_s", self.idle_s
+
+
+@dataclass(slots=True)
+class Turn:
+    """One step at a time: what it says of sequences is done, its rows are computed, its output is logged and sent.
+    Appends to ``out``."""
+
+    name: str  # of this worker
+    num_layers: int  # of the model
+    profile_every: int
+    holdings: Holdings
+    out: list[Action]
+    count: Callable[[str, float], None]
+    statistics: StageStatistics = field(default_factory=StageStatistics)
+    work: Work | None = None
+    idle_since: float = 0.0
+
+    def begin(self, steps: StepOrder, now: float) -> Step:
+        """Take the next step that is ready."""
+        arrived, arrived_at = steps.ready.popleft()
+        idle_s = max(0.0, arrived_at - self.idle_since)
+        self.work = Work(arrived, arrived_at, now, idle_s, len(steps.ready))
+        return arrived.step
+
+    def go_on(self, layers: LayerRange, now: float) -> str | None:
+        """Do what the step says of sequences, then have its rows computed. Returns which rule it breaks, if any."""
+        assert self.work is not None
+        arrived = self.work.arrived
+        step = arrived.step
+        problem = self.holdings.apply_header(step, layers) or wrong_row(self.holdings.sequences, step.rows)
+        if problem is not None:
+            return problem
+        if step.rows:
+            batch = self.holdings.batch(arrived, is_last=self._is_last(layers))
+            self.out.append(Compute(step.epoch, step.step, batch, step.cause))
+        else:
+            self._pass_on(Forwarded(None, (), (), 0.0, 0.0), layers, now)
+        return None
+
+    def is_of(self, step: int) -> bool:
+        """Is it the turn of this step?"""
+        return self.work is not None and self.work.arrived.step.step == step
+
+    def computed(self, forwarded: Forwarded, layers: LayerRange, now: float) -> None:
+        """The rows are computed: their positions count, and what goes out is logged before it is sent."""
+        assert self.work is not None
+        rows = self.work.arrived.step.rows
+        for row in rows:
+            self.holdings.sequences[row.sequence].set_position(layers, row.start + row.count)
+        if forwarded.hidden is not None:
+            self.holdings.log.append_rows(rows, layers.stop, forwarded.hidden)
+        self._pass_on(forwarded, layers, now)
+
+    def stop(self, why: str, now: float) -> None:
+        """Nothing comes of the step at hand."""
+        self.count(f"steps_{why}", 1)
+        self.work = None
+        self.idle_since = now
+
+    def _pass_on(self, forwarded: Forwarded, layers: LayerRange, now: float) -> None:
+        work, self.work = self.work, None
+        assert work is not None
+        step = work.arrived.step
+        hop = work.hop(self.name, layers, forwarded, now)
+        self.out.append(work.passed_on(hop, forwarded, is_last=self._is_last(layers)))
+        for name, amount in work.amounts(forwarded):
+            self.count(name, amount)
+        self.idle_since = now
+        if step.rows:
+            self.statistics.computed(step, forwarded, hop, work.num_waiting)
+            if self.profile_every and self.statistics.calls % self.profile_every == 0:
+                self.out.append(Note("profile", "info", self.statistics.profile()))
+
+    def _is_last(self, layers: LayerRange) -> bool:
+        """Has this stage the model's last layer?"""
+        return layers.stop == self.num_layers

@@ -21,9 +21,10 @@ import numpy as np
 import xxhash
 
 from swarm.stage.actions import Action, ComputeAside, SendAside, Tell
+from swarm.stage.events import AsideComputed, AsideFailed, Leisure
 from swarm.stage.executor import Batch, SampleJob
-from swarm.stage.finite import not_finite
 from swarm.stage.log import ActivationLog
+from swarm.wire.finite import not_finite
 from swarm.wire.messages import Digested, LayerRange, Recheck, Rechecked, Row, Step, TellDigest, Trial
 
 if TYPE_CHECKING:
@@ -84,6 +85,20 @@ class Rechecks:
         hidden = self.log.read(order.sequence, order.boundary, 0, order.stop)
         digest = "" if hidden is None else digest_of(hidden)
         return Tell(Digested(epoch=order.epoch, incarnation=self.incarnation, ticket=order.ticket, digest=digest))
+
+    def obey(self, order: Recheck | TellDigest) -> list[Action]:
+        """Take an order of an epoch that counts."""
+        return [self.tell_digest(order)] if isinstance(order, TellDigest) else self.take_order(order)
+
+    def handle(self, event: Leisure | AsideComputed | AsideFailed, *, is_idle: bool) -> list[Action]:
+        """Go on with what is computed aside: ``is_idle`` says that nothing else waits to be computed."""
+        match event:
+            case Leisure():
+                return self.start() if is_idle else []
+            case AsideComputed(ticket, forwarded):
+                return self.computed(ticket, forwarded)
+            case AsideFailed(ticket, reason):
+                return self.failed(ticket, reason)
 
     def take_order(self, order: Recheck) -> list[Action]:
         """Send what the log has to those who compute it again; at boundary 0, begin with it."""

@@ -252,7 +252,7 @@ def _named(place: str, shape: inspect.Type) -> str:
 
 
 def _field(shape: inspect.StructType, part: str) -> inspect.Field | None:
-    """The field that ``.name`` or ``[number]`` means."""
+    """Find the field that ``.name`` or ``[number]`` means."""
     if part[0] == ".":
         return next((field for field in shape.fields if field.encode_name == part[1:]), None)
     return next((field for index, field in enumerate(shape.fields) if part == f"[{index}]"), None)

@@ -27,9 +27,9 @@ from swarm.wire.door.knocking import Knocker, TurnedAway, Word, knocks
 from swarm.wire.door.nearby import found, is_own
 from swarm.wire.door.relay.rendezvous import JOINED, Side, is_ticket, preamble
 from swarm.wire.door.sealing import Session
+from swarm.wire.door.watch import Wake
 from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting, written
 from swarm.wire.tensors import Bytes
-from swarm.wire.wake import Wake
 
 DATA_QUEUE: Final = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway
 _HANDSHAKE_S: Final = 3.0

@@ -22,8 +22,9 @@ import zmq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from swarm.errors import ConfigError, WireError
-from swarm.wire.channel import Arrived, Place, RouterChannel
+from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.door.listener import Arrived
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.messages import (
     ASSET_PART_BYTES,

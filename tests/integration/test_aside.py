@@ -6,9 +6,9 @@ import socket
 import time
 
 from swarm.stage.shell.way import LINGER_S, PATIENCE_S, RETRY_S, AsideEdge, Way
-from swarm.wire.channel import PullChannel
 from swarm.wire.door.keys import keyed, new_pair
 from swarm.wire.messages import Edge
+from swarm.wire.pull import PullChannel
 
 SOON_S = 10.0
 LIMIT = 1 << 26

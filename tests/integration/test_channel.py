@@ -19,23 +19,15 @@ import zmq
 
 from swarm.errors import ConfigError
 from swarm.wire import tensors
-from swarm.wire.channel import (
-    BEAT_QUEUE,
-    Arrived,
-    AsyncPullChannel,
-    DealerChannel,
-    Link,
-    Overstepped,
-    PeerLost,
-    Place,
-    PullChannel,
-    RouterChannel,
-)
+from swarm.wire.channel import BEAT_QUEUE, AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import BEAT, CLIENT, DATA
+from swarm.wire.dealer import DealerChannel, Link
+from swarm.wire.door.listener import Arrived, Overstepped, PeerLost
+from swarm.wire.door.watch import Wake
 from swarm.wire.messages import Describe, Row, Step
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import DATA_QUEUE, PushChannel
 from swarm.wire.sockets import DATA_PORTS, Context, Frames, bind_free_port
-from swarm.wire.wake import Wake
 
 HOST = "127.0.0.1"
 LIMIT = 1 << 20
@@ -426,7 +418,7 @@ def test_a_receiver_that_does_not_read_stops_the_sender(pull: PullChannel, push:
 
 CONSUMER = """if True:
     import sys, zmq
-    from swarm.wire.channel import PullChannel
+    from swarm.wire.pull import PullChannel
     port = int(sys.argv[1])
     pull = PullChannel("127.0.0.1", 1 << 20, range(port, port + 1), key=b"")
     print("ready", flush=True)

@@ -23,7 +23,6 @@ from swarm.stage.shell.compute import ComputeThread
 from swarm.stage.shell.vitals import Vitals
 from swarm.stage.shell.way import StepDoor, Way
 from swarm.testing import FakeExecutor, fake_manifest
-from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
 from swarm.wire.door.keys import address_and_key, keyed, new_pair
 from swarm.wire.messages import (
@@ -42,6 +41,7 @@ from swarm.wire.messages import (
     Step,
     Welcome,
 )
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 
 PATIENCE_S = 10.0

@@ -14,7 +14,6 @@ from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire import tensors
-from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
 from swarm.wire.messages import (
     Activate,
@@ -31,6 +30,7 @@ from swarm.wire.messages import (
     TensorSpec,
     Trouble,
 )
+from swarm.wire.pull import PullChannel
 from tests.integration.test_compute_thread import PATIENCE_S, Stage
 
 Frames = list[bytes]

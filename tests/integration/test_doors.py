@@ -17,21 +17,23 @@ from typing import Any
 import psutil
 import pytest
 
-from swarm.broker.service import STRIKES
-from swarm.wire.channel import AsyncPullChannel, DealerChannel, Link, Place, PullChannel, RouterChannel
+from swarm.broker.reception import STRIKES
+from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door import connection, listener
 from swarm.wire.door.keys import address_and_key, is_address, keyed
 from swarm.wire.door.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.door.mechanisms import named, told
+from swarm.wire.door.watch import Wake
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.greeting import Greeting, read_greeting
 from swarm.wire.greeting import greeting as greeting_of
 from swarm.wire.messages import Describe, Description, Hello, Malformed, Probe, Probed
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.schema import schema
 from swarm.wire.sockets import Context, bind_free_port, endpoint_of
-from swarm.wire.wake import Wake
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 from tests.unit.broker.bench import FakeWorker

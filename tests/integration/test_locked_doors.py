@@ -17,11 +17,13 @@ import zmq
 from swarm.errors import Unavailable
 from swarm.lock.enrol import enrol
 from swarm.lock.invitation import Invitation
-from swarm.wire.channel import DealerChannel, Link, Place, PullChannel, RouterChannel
+from swarm.wire.channel import Place, RouterChannel
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import Lock, keyed, new_pair
 from swarm.wire.door.listener import Arrived, PeerLost
 from swarm.wire.door.mechanisms import named, told
 from swarm.wire.door.zmtp import as_command, framed, greeting
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import Context, bind_free_port
 from tests.integration.crowd import KINDS, Crowd, Door, recorded

@@ -16,8 +16,8 @@ import pytest
 from swarm.lock.enrol import enrol
 from swarm.lock.invitation import Invitation
 from swarm.wire.addresses import is_loopback
-from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import KeyPair, keyed, new_pair
 from swarm.wire.greeting import read_greeting
 from swarm.wire.messages import (

@@ -15,9 +15,9 @@ import pytest
 import zmq
 
 from swarm.errors import ConfigError
-from swarm.wire.channel import PullChannel
 from swarm.wire.door import nearby
 from swarm.wire.door.keys import Lock, address_and_key, keyed, new_pair
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 
 HOST = "127.0.0.1"

@@ -26,8 +26,9 @@ from swarm.cli.output import Progress
 from swarm.cli.up.host import BrokerLink
 from swarm.cli.up.supervisor import Answer, Asked, Event, Served
 from swarm.stage.shell import keeper
-from swarm.wire.channel import Arrived, Place, RouterChannel
+from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.door.listener import Arrived
 from swarm.wire.messages import (
     ClientMessage,
     HostDone,

@@ -217,7 +217,7 @@ def test_loopback_needs_no_keys(host: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("512MB", 512_000_000), ("2GiB", 2 << 30), (1024, 1024)])
-def test_sizes(text: object, expected: int) -> None:
+def test_sizes_may_be_written_with_units(text: object, expected: int) -> None:
     """Sizes are numbers of bytes, or text with a decimal or binary unit."""
     assert config.load(overrides={"worker.log_bytes": text}).worker.log_bytes == expected
 

@@ -43,7 +43,7 @@ def answer(*texts: str) -> str:
     return str(tokenizer.decode(ids[:-1]))
 
 
-def test_files() -> None:
+def test_its_files_are_ordinary_and_small() -> None:
     """Ordinary Hugging Face files, no more than 5 MB together."""
     files = {path.name: path.stat().st_size for path in model_path().iterdir()}
     assert set(files) == {
@@ -56,7 +56,7 @@ def test_files() -> None:
     assert sum(files.values()) <= 5_000_000
 
 
-def test_shape() -> None:
+def test_it_can_be_cut_into_stages() -> None:
     """Enough layers to cut, grouped-query attention, and a chat template."""
     config = json.loads((model_path() / "config.json").read_text())
     assert config["model_type"] == "llama"
@@ -65,7 +65,7 @@ def test_shape() -> None:
     assert "chat_template" in json.loads((model_path() / "tokenizer_config.json").read_text())
 
 
-def test_tokens() -> None:
+def test_any_text_survives_its_tokens() -> None:
     """A prompt begins with the begin token, special tokens are single tokens, and any text survives the round trip."""
     _, tokenizer = loaded()
     assert tokenizer("cat")["input_ids"][0] == tokenizer.bos_token_id

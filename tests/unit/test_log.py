@@ -90,7 +90,7 @@ def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ready" in quiet.getvalue()
 
 
-def test_level() -> None:
+def test_what_is_below_the_level_is_not_written() -> None:
     """What is below the level is not written."""
     stream = io.StringIO()
     configured(stream, level="warning")

@@ -45,7 +45,7 @@ def test_the_defaults_are_right_and_greedy() -> None:
         ("seed", 0, MAX_SEED),
     ],
 )
-def test_ranges(field: str, low: float, high: float) -> None:
+def test_both_ends_of_a_range_are_allowed_and_no_more(field: str, low: float, high: float) -> None:
     """Both ends are allowed, one step beyond is not; the error names field, value and range; its code is the field."""
     enough = {"max_tokens": 1_000_000} if field == "min_tokens" else {}
     for value in (low, high):

@@ -200,15 +200,12 @@ OWNERS = {
     "PlanBook": {
         "awaited": "recovery",
         "changed_at": "recovery",
-        "coming": "recovery",
-        "current": "recovery",
         "epoch": "recovery",
         "deadline": "recovery",
         "phase": "recovery",
         "prepared": "recovery",
         "waits_for": "recovery",
         "written": "recovery",
-        "capacity": "recovery",
     },
     "Rebuilding": {
         "began_at": "recovery",

@@ -8,7 +8,7 @@ doubles while that goes wrong: a crowd that waits outside would fill it again at
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarm.broker.actions import CountDescriptors, OpenDoor, Outbox
 from swarm.broker.events import DescriptorsCounted, DoorClosed
@@ -28,52 +28,48 @@ class Doors:
 
     book: DoorBook
     out: Outbox
-    closed: set[str] = field(default_factory=set)
-    closed_at: float = 0.0
-    look_at: float = 0.0
-    pause_s: float = PAUSE_S
 
     def handle(self, event: DoorClosed | DescriptorsCounted, now: float) -> None:
         match event:
             case DoorClosed():
                 self._closed(event, now)
             case DescriptorsCounted(used, limit):
-                if self.closed and now >= self.look_at:
+                if self.book.closed and now >= self.book.look_at:
                     self._look(used, limit, now)
 
     def tick(self, now: float) -> None:
-        if self.closed and now >= self.look_at:
+        if self.book.closed and now >= self.book.look_at:
             self.out.append(CountDescriptors())
 
     def _closed(self, event: DoorClosed, now: float) -> None:
         reason, remedy = _reason(event)
-        if not self.closed:
+        if not self.book.closed:
             is_new = not self.book.times or now - self.book.opened_at > QUIET_S
-            self.pause_s = PAUSE_S if is_new else min(MAX_PAUSE_S, 2 * self.pause_s)
-            self.closed_at = now
+            self.book.pause_s = PAUSE_S if is_new else min(MAX_PAUSE_S, 2 * self.book.pause_s)
+            self.book.closed_at = now
             self.book.times += 1
             fields: dict[str, object] = {"door": event.door, "limit": event.limit, "reason": reason, "remedy": remedy}
             self.out.note("newcomers_wait", "warning" if is_new else "info", **fields)
-        self.closed.add(event.door)
-        self.look_at = now + self.pause_s
+        self.book.closed.add(event.door)
+        self.book.look_at = now + self.book.pause_s
         self.book.reason = f"{reason}: {remedy}"
-        doors = " and ".join(sorted(self.closed))
+        doors = " and ".join(sorted(self.book.closed))
         self.book.problem = f"newcomers wait at the {doors} door: {self.book.reason}"
 
     def _look(self, used: int, limit: int, now: float) -> None:
         if limit - used < room_for_opening(limit):
-            self.look_at = now + PAUSE_S
+            self.book.look_at = now + PAUSE_S
             return
-        self.out += [OpenDoor(door) for door in sorted(self.closed)]
-        self.closed.clear()
+        self.out += [OpenDoor(door) for door in sorted(self.book.closed)]
+        self.book.closed.clear()
         self.book.problem = ""
-        self.book.closed_s += now - self.closed_at
+        self.book.closed_s += now - self.book.closed_at
         self.book.opened_at = now
-        self.out.note("newcomers_let_in", after_s=round(now - self.closed_at, 1), used=used, limit=limit)
+        self.out.note("newcomers_let_in", after_s=round(now - self.book.closed_at, 1), used=used, limit=limit)
 
 
 def room_for_opening(limit: int) -> int:
-    """So many descriptors must be free."""
+    """Count the descriptors that must be free before doors are opened again."""
     return min(MOST_ROOM, max(LEAST_ROOM, limit // ROOM_SHARE))
 
 

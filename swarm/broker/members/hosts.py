@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swarm.broker.actions import Outbox, SayClient
+from swarm.broker.state import HostBook
 from swarm.wire.messages import HostDone, HostHello, Join, Report, StartWorkers
 
 MAX_TICKETS = 64  # joins that a host has not answered yet
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """A join that is under way. ``host`` is the connection it was sent to."""
-
-    asker: bytes
-    host: bytes
-
-
 class Hosts:
-    """Who can start workers, and who asked for some."""
+    """Has them start workers, and tells who asked for some. Keeps ``state.hosts``."""
 
-    def __init__(self, out: Outbox) -> None:
+    def __init__(self, book: HostBook, out: Outbox) -> None:
+        self._known = book
         self._out = out
-        self._hosts: dict[bytes, HostHello] = {}
-        self._tickets: dict[int, _Ticket] = {}
-        self._next_ticket = 1
 
     def hello(self, client: bytes, message: HostHello) -> None:
         """A host says that it is there (again); one that was restarted takes its former self's place."""
-        former = [c for c, h in self._hosts.items() if (h.host, h.pid) == (message.host, message.pid)]
+        former = [c for c, h in self._known.connected.items() if (h.host, h.pid) == (message.host, message.pid)]
         for connection in former:
-            del self._hosts[connection]
-        self._hosts[client] = message
-        for ticket in self._tickets.values():
+            del self._known.connected[connection]
+        self._known.connected[client] = message
+        for ticket in self._known.tickets.values():
             if ticket.host in former:
                 ticket.host = client  # the same process on a new connection: it may still answer
 
     def join(self, client: bytes, message: Join) -> None:
-        if not self._hosts:
+        if not self._known.connected:
             reason = "no `swarm up` is connected that could start a worker: run `swarm worker --url …` on the machine"
             self._refuse(client, reason)
             return
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        host = list(self._hosts)[-1]
-        self._tickets[ticket] = _Ticket(client, host)
-        if len(self._tickets) > MAX_TICKETS:
-            oldest = self._tickets.pop(next(iter(self._tickets)))
+        host = list(self._known.connected)[-1]
+        ticket = self._known.promise(client, host)
+        if len(self._known.tickets) > MAX_TICKETS:
+            oldest = self._known.tickets.pop(next(iter(self._known.tickets)))
             self._refuse(oldest.asker, "the host has not answered, and too many have asked since: look at its log")
         order = StartWorkers(ticket=ticket, count=message.count, memory_limit=message.memory_limit)
         self._out.append(SayClient(host, order))
 
     def done(self, message: HostDone) -> None:
-        ticket = self._tickets.pop(message.ticket, None)
+        ticket = self._known.tickets.pop(message.ticket, None)
         if ticket is None:
             return
         body: dict[str, object] = {"started": list(message.started)}
@@ -62,12 +50,12 @@ class Hosts:
 
     def unreachable(self, client: bytes) -> None:
         """A client is gone. If it was a host, whoever waits for it to start workers is told."""
-        host = self._hosts.pop(client, None)
+        host = self._known.connected.pop(client, None)
         if host is None:
             return
-        for number in [n for n, ticket in self._tickets.items() if ticket.host == client]:
+        for number in [n for n, ticket in self._known.tickets.items() if ticket.host == client]:
             reason = f"the `swarm up` on {host.host} (pid {host.pid}) went away before it answered: ask again"
-            self._refuse(self._tickets.pop(number).asker, reason)
+            self._refuse(self._known.tickets.pop(number).asker, reason)
 
     def _refuse(self, asker: bytes, reason: str) -> None:
         self._out.append(SayClient(asker, Report(what="join", ok=False, body={"error": reason})))

@@ -22,10 +22,6 @@ class LostSteps:
     members: Members
     procedure: Procedure
     out: Outbox
-    num_in_row: int = 0
-
-    def one_came_through(self) -> None:
-        self.num_in_row = 0
 
     def tick(self, now: float) -> None:
         plan, rebuilding = self.state.book.current, self.state.rebuilding
@@ -37,10 +33,10 @@ class LostSteps:
         if min(now - min(under_way), idle_s) > self._lost_after_s(plan):
             self.out.note("steps_lost", "error", steps=sorted(self.state.flights))
             self.state.count("steps_lost", len(self.state.flights))
-            self.num_in_row += 1
+            self.state.setbacks.lost += 1
             # Once or twice is the network's doing. If nothing else comes through, it is what these steps carry; or two
             # stages can't reach each other at all.
-            again = self.num_in_row > BLAME_AFTER_LOSSES
+            again = self.state.setbacks.lost > BLAME_AFTER_LOSSES
             apart = again and self._set_apart(plan, now)
             self.procedure.trouble(now, blame=again and not apart)
 
@@ -50,7 +46,7 @@ class LostSteps:
         positions = max((flight.num_tokens for flight in self.state.flights.values()), default=0)
         positions = max(positions, self.state.rebuilding.chunk if self.state.rebuilding.under_way else 0)
         usual_s = max(LOST_STEP_S, WIRE_FACTOR * self.members.vigil.on_the_wire_s(plan.members, positions))
-        return usual_s * 2.0 ** min(self.num_in_row, MOST_DOUBLINGS)
+        return usual_s * 2.0 ** min(self.state.setbacks.lost, MOST_DOUBLINGS)
 
     def _set_apart(self, plan: Plan, now: float) -> bool:
         """Edges were made anew again and again, and still a stage can't hand on what it has to the next one, which has

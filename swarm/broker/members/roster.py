@@ -395,9 +395,9 @@ class Members:
         reason = "the broker does not know this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
-    def tick(self, usual_step_s: float, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Verdicts and deadlines are carried out, leases renewed."""
-        for incarnation, judgement in self.vigil.judgements(usual_step_s, now).items():
+        for incarnation, judgement in self.vigil.judgements(now).items():
             worker = self._state.workers[incarnation]
             if judgement.verdict.is_out and not worker.is_gone:
                 blame = judgement.verdict is Verdict.HUNG and self.vigil.computes(incarnation)

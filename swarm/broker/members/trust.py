@@ -40,16 +40,12 @@ class Lies:
     """See the module's text."""
 
     state: State
-    num_damaged_in_row: int = 0
-
-    def step_came_through(self) -> None:
-        self.num_damaged_in_row = 0
 
     def is_loss(self) -> bool:
         """A damaged message came: may a step have been in it, and is it to be acted on at once?"""
         self.state.count("damaged_messages")
-        self.num_damaged_in_row += 1
-        return self.num_damaged_in_row <= ACT_AT_ONCE
+        self.state.setbacks.damaged += 1
+        return self.state.setbacks.damaged <= ACT_AT_ONCE
 
     def judge(self, reporter: Worker, suspect: Worker, found: NotFinite, *, is_needed: bool) -> Finding:
         """``is_needed``: nobody else could compute what the suspect does."""

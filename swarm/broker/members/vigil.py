@@ -37,7 +37,7 @@ class Vigil:
         self._state = state
         self._settings = settings
 
-    def judgements(self, usual_step_s: float, now: float) -> dict[str, Judgement]:
+    def judgements(self, now: float) -> dict[str, Judgement]:
         """The verdict on every worker, with its evidence, and since when it has held."""
         found: dict[str, Judgement] = {}
         replays = self._replays()
@@ -45,7 +45,7 @@ class Vigil:
             if worker.is_gone:
                 found[incarnation] = self._last_verdict(worker)
             else:
-                expected = self._expected(worker, replays, usual_step_s)
+                expected = self._expected(worker, replays)
                 found[incarnation] = judge(worker.pulse, self._settings, expected, now)
         told = {incarnation: self._in_full(incarnation, found) for incarnation in found}
         return {incarnation: self._dated(incarnation, judgement, now) for incarnation, judgement in told.items()}
@@ -64,7 +64,7 @@ class Vigil:
         return judgement
 
     def _last_verdict(self, worker: Worker) -> Judgement:
-        """Of one that is gone: by what evidence. It may have gone by other ways than a verdict."""
+        """Why a departed worker left; it was not always by a verdict."""
         last = worker.judged
         if worker.state is WorkerState.LEFT:
             return Judgement(Verdict.LEFT, worker.reason)
@@ -87,9 +87,9 @@ class Vigil:
             for run in sequence.rebuilds[:1]
         ]
 
-    def _expected(self, worker: Worker, replays: list[Shape], usual_step_s: float) -> Expected:
+    def _expected(self, worker: Worker, replays: list[Shape]) -> Expected:
         """What is known of its steps. What those under way should take matters only while it computes."""
-        gauge = self._state.book.gauge
+        gauge, usual_step_s = self._state.book.gauge, self._state.pace.usual_step_s
         stage = gauge.stages.get(worker.name)
         if stage is None:
             return Expected(usual_step_s)

@@ -164,7 +164,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The model does not fit: in words, and how many bytes are missing."""
+    """Says that the model does not fit: in words, and how many bytes are missing."""
 
     text: str
     missing_bytes: int

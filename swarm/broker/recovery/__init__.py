@@ -19,5 +19,7 @@ resume     a sequence is level                             it goes back to the s
 =========  ==============================================  ============================================================
 
 ``restart`` is the broker's own death: what its journal knows is taken up, workers tell what they hold, and the plan
-goes on if it can. ``orders`` also asks workers to keep layers warm, so that the next load takes no time.
+goes on if it can. ``gathering`` says whether a plan is to be made yet, ``fallen`` how the sequences of one that fell go
+on soonest, ``speeds`` how quick workers really are. ``orders`` also asks workers to keep
+layers warm, so that the next load takes no time.
 """

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.state import State, Worker
-from swarm.wire.messages import Fence, Keep, Kept, LayerRange, Order, layers_of
+from swarm.broker.recovery.inventory import live_at
+from swarm.broker.state import Plan, Sequence, State, Worker
+from swarm.wire.messages import Activate, Edge, Fence, Keep, Kept, LayerRange, Order, Prepare, layers_of
 
 LEAST_BYTES = 1 << 20  # what takes less says nothing about how quickly a worker loads
 ORDER_AGAIN_S = 1.0  # until an order that everybody waits for is said again to who has not answered it
 
 
+OWN_NAME = "broker"  # as the last stage is told where to send
+
+
+class Neighbour(NamedTuple):
+    """The broker as a neighbour of stages: where the last one sends, and by which key the first one knows it."""
+
+    endpoint: str
+    key: str | None
+
+
 @dataclass(slots=True)
 class Orders:
+    """Tells workers, and tells those again who have not answered."""
+
     state: State
     out: Outbox
     given: dict[str, Order] = field(default_factory=dict)  # to those who are awaited, to be said again
@@ -30,6 +44,34 @@ class Orders:
         for worker in self.state.workers.values():
             if not worker.is_gone:
                 self.out.append(OrderWorker(worker.peer, Fence(epoch=epoch)))
+
+    def prepare(self, plan: Plan, broker: Neighbour, max_sequences: int, now: float) -> None:
+        """Have every stage of a plan load what it lacks."""
+        prepares = {
+            stage.incarnation: Prepare(
+                epoch=plan.epoch,
+                layers=stage.layers,
+                standby=plan.standby_of(stage.incarnation),
+                edge=_edge_after(plan, index, broker),
+                max_sequences=max_sequences,
+                before=plan.stages[index - 1].key if index else broker.key,
+                relay=stage.relay,
+            )
+            for index, stage in enumerate(plan.stages)
+        }
+        self.give(prepares, now)
+
+    def activate(self, plan: Plan, kept: list[Sequence], now: float) -> None:
+        """Have every stage begin with the plan. ``kept``: the sequences that stay."""
+        activates = {
+            stage.incarnation: Activate(
+                epoch=plan.epoch,
+                first_step=self.state.next_step,
+                live=live_at(self.state.workers[stage.incarnation], kept),
+            )
+            for stage in plan.stages
+        }
+        self.give(activates, now)
 
     def give(self, orders: Mapping[str, Order], now: float) -> None:
         """Tell all of them, each of whom answers."""
@@ -48,6 +90,14 @@ class Orders:
 
     def tell(self, incarnation: str, order: Order) -> None:
         self.out.append(OrderWorker(self.state.workers[incarnation].peer, order))
+
+
+def _edge_after(plan: Plan, index: int, broker: Neighbour) -> Edge:
+    """Where a stage sends its output."""
+    if index + 1 < len(plan.stages):
+        after = plan.stages[index + 1]
+        return Edge(after.incarnation, after.endpoint)
+    return Edge(OWN_NAME, broker.endpoint)
 
 
 @dataclass(slots=True)

@@ -25,35 +25,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import ClosePipe, OpenPipe, OrderWorker, Outbox, TryDoor, WriteEpoch
-from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.draft import draft
-from swarm.broker.drafts.proposals import Wanted, come_back
+from swarm.broker.drafts.proposals import Wanted
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
-from swarm.broker.planner.recover import Replays
-from swarm.broker.recovery.inventory import keep_what_fits, live_at
-from swarm.broker.recovery.orders import Orders, Standby
+from swarm.broker.recovery.fallen import Fallen
+from swarm.broker.recovery.gathering import Gathering
+from swarm.broker.recovery.inventory import keep_what_fits
+from swarm.broker.recovery.orders import OWN_NAME, Neighbour, Orders, Standby
 from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
 from swarm.broker.recovery.restart import Restart
 from swarm.broker.recovery.speeds import Paces, gauges
 from swarm.broker.state import (
-    Plan,
     PlanPhase,
     State,
     Worker,
     WorkerState,
 )
 from swarm.broker.state.blocks import BLOCK
-from swarm.broker.state.recoveries import Predicted, Recovery
+from swarm.broker.state.recoveries import Recovery
 from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import (
-    Activate,
     Activated,
     Dismiss,
-    Edge,
     Kept,
     LoadProgress,
-    Prepare,
     Prepared,
     Refused,
 )
@@ -71,9 +67,6 @@ class PlanSettings:
     rebuild: RebuildSettings = field(default_factory=RebuildSettings)
 
 
-OWN_NAME = "broker"  # as the last stage is told where to send
-
-
 class Procedure:
     """Keeps ``state.book``. Methods append what is to be done to ``out``."""
 
@@ -82,8 +75,7 @@ class Procedure:
     ) -> None:
         self._state = state
         self._settings = settings
-        self._data_endpoint = data_endpoint
-        self._key = key  # the broker's own
+        self._neighbour = Neighbour(data_endpoint, key)
         self._out = out
         self.rebuilder = Rebuilder(state, settings.rebuild, out)
         self.standby = Standby(state, out)
@@ -91,7 +83,8 @@ class Procedure:
         self.wanted = Wanted(state, settings.rules)
         self._paces = Paces(state)
         self._orders = Orders(state, out)
-        self._fallen: Plan | None = None  # the plan whose way back is looked for
+        self._gathering = Gathering(state, self.restart, settings.min_workers, settings.gather_s)
+        self._fallen = Fallen(state, self.wanted, settings.rebuild.chunk)
 
     # --- what moves the plan -----------------------------------------------------------------------------------------
 
@@ -121,7 +114,7 @@ class Procedure:
         """The set of workers changed; plan once it has been quiet for a moment. At once when all are there who were
         waited for, at the first start and after another one."""
         self._state.book.changed_at = now
-        if self.restart.is_complete or self._is_gathered():
+        if self._gathering.is_complete:
             self._start(now)
 
     def ruled(self, rules: PlanRules, now: float) -> None:
@@ -185,22 +178,8 @@ class Procedure:
             return
         if book.current is None:
             self._orders.fence(epoch)
-        book.waits_for = "the workers to load their layers"
-        book.awaited = set(book.coming.members)
-        book.deadline = now + self._settings.prepare_timeout_s
-        prepares = {
-            stage.incarnation: Prepare(
-                epoch=epoch,
-                layers=stage.layers,
-                standby=book.coming.standby_of(stage.incarnation),
-                edge=self._edge_after(book.coming, index),
-                max_sequences=self._settings.max_sequences,
-                before=book.coming.stages[index - 1].key if index else self._key,
-                relay=stage.relay,
-            )
-            for index, stage in enumerate(book.coming.stages)
-        }
-        self._orders.give(prepares, now)
+        book.load(book.coming, now + self._settings.prepare_timeout_s)
+        self._orders.prepare(book.coming, self._neighbour, self._settings.max_sequences, now)
         if not book.coming.stages[0].relay:
             self._out.append(TryDoor(epoch, book.coming.stages[0].endpoint))
 
@@ -297,7 +276,7 @@ class Procedure:
 
     def look_again(self, now: float) -> None:
         """Somebody asks what the swarm waits for: the answer is that of this moment."""
-        if self._state.book.phase is not PlanPhase.NONE or self._still_gathers(now):
+        if self._state.book.phase is not PlanPhase.NONE or self._gathering.goes_on(now):
             return
         found = self.wanted.now()
         if isinstance(found, Shortage):
@@ -309,20 +288,17 @@ class Procedure:
 
     def _start(self, now: float) -> None:
         book = self._state.book
-        if self._still_gathers(now):
+        if self._gathering.goes_on(now):
             return
-        self._fallen = self.restart.end() or self._fallen
-        found = self._way_back() or self.wanted.now()
+        self._state.book.find(self.restart.end())
+        found = self._fallen.way_back() or self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
             return
         book.epoch += 1
-        book.coming = draft(self._state, found, book.epoch)
+        book.prepare(draft(self._state, found, book.epoch))
         if book.current is None:
-            self._note_way_back(found, book.epoch, now)
-        book.phase = PlanPhase.PREPARING
-        book.prepared = {}
-        book.awaited = set()
+            self._fallen.note_way_back(found, book.epoch, now)
         book.waits_for = f"the journal to write epoch {book.epoch}"
         if self._state.journal_problem:
             book.waits_for += f", which it can't: {self._state.journal_problem}"
@@ -333,50 +309,8 @@ class Procedure:
         book = self._state.book
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
-        holders = self._holders(book.coming) or tuple(self.restart.awaited)
+        holders = self._fallen.holders(book.coming) or tuple(self.restart.awaited)
         return WriteEpoch(book.epoch, holders, self._state.manifest, blames)
-
-    def _holders(self, coming: Plan | None) -> tuple[str, ...]:
-        """Whom a broker that starts again should wait for: until the plan to come serves, the sequences are with the
-        members of the one in force, or with those that are left of the one that fell."""
-        before = self._state.book.current or self._fallen
-        members = set() if before is None else before.members
-        left = [w.name for w in self._state.workers.values() if w.incarnation in members and not w.is_gone]
-        named = () if coming is None else (stage.name for stage in coming.stages)
-        return tuple(dict.fromkeys([*named, *left]))
-
-    def _way_back(self) -> Proposal | None:
-        """If a plan fell while requests were under way: how they go on soonest."""
-        if self._fallen is None or not (self._state.running or len(self._state.waiting)):
-            return None
-        replays = Replays.of((sequence.kv for sequence in self._state.running), self._settings.rebuild.chunk)
-        return come_back(self._state, self.wanted.rules, self._fallen, replays)
-
-    def _note_way_back(self, found: Proposal, epoch: int, now: float) -> None:
-        back = found.back
-        choice = "a plan from scratch" if back is None else back.choice
-        predicted = None if back is None else Predicted(back.load_s, back.replay_s, back.is_warm)
-        self._state.recoveries.planned(epoch, choice, predicted, now)
-
-    def _still_gathers(self, now: float) -> bool:
-        """A swarm that starts with several workers makes its first plan with all of them; a broker that starts again,
-        with those of its last plan."""
-        awaited = self.restart.waits_for(now)
-        if awaited is not None:
-            self._state.book.waits_for = awaited
-            return True
-        joined, wanted = self._joined(), self._settings.min_workers
-        if self._state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self._settings.gather_s):
-            return False
-        self._state.book.waits_for = f"{wanted - len(joined)} more of {wanted} workers"
-        return True
-
-    def _is_gathered(self) -> bool:
-        """Several were asked for, and the last of them has come."""
-        return not self._state.book.epoch and 1 < self._settings.min_workers <= len(self._joined())
-
-    def _joined(self) -> list[float]:
-        return [w.joined_at for w in self._state.workers.values() if w.state is WorkerState.MEMBER]
 
     def _wait_for(self, shortage: Shortage) -> None:
         book = self._state.book
@@ -387,59 +321,34 @@ class Procedure:
             book.phase = PlanPhase.NONE
             self._state.ways.hurry(self._state.now)
 
-    def _edge_after(self, plan: Plan, index: int) -> Edge:
-        if index + 1 < len(plan.stages):
-            after = plan.stages[index + 1]
-            return Edge(after.incarnation, after.endpoint)
-        return Edge(OWN_NAME, self._data_endpoint)
-
     # --- cutting over ------------------------------------------------------------------------------------------------
 
     def _activate(self, now: float) -> None:
         """Everybody is ready: raise the fence, say what stays, and wait for what is really there."""
         book = self._state.book
-        plan = book.coming
-        assert plan is not None
-        book.current, book.coming = plan, None
-        book.phase = PlanPhase.ACTIVATING
-        book.capacity = dict(book.prepared)
-        book.awaited = set(plan.members)
-        book.deadline = now + self._settings.activate_timeout_s
+        plan = book.activate(now + self._settings.activate_timeout_s)
         self._state.rebuilding.clear()
         self.standby.forget()
         self._state.recoveries.prepared(now)
         self._state.empty_stages()
         kept = keep_what_fits(self._state)
         self._orders.fence(plan.epoch)
-        self._orders.give(
-            {
-                stage.incarnation: Activate(
-                    epoch=plan.epoch,
-                    first_step=self._state.next_step,
-                    live=live_at(self._state.workers[stage.incarnation], kept),
-                )
-                for stage in plan.stages
-            },
-            now,
-        )
+        self._orders.activate(plan, kept, now)
         self._out.append(OpenPipe(plan.epoch, plan.stages[0].endpoint))
 
     def _serve(self, now: float) -> None:
         book = self._state.book
-        assert book.current is not None
-        book.phase = PlanPhase.SERVING
-        book.waits_for = ""
-        book.gauge.begin(gauges(self._state, self.wanted.rules.mode, book.current))
-        for stage in book.current.stages:
+        plan = book.serve()
+        book.gauge.begin(gauges(self._state, self.wanted.rules.mode, plan))
+        for stage in plan.stages:
             self._state.workers[stage.incarnation].planned = stage.layers
         self._state.count("plans")
-        stages = [f"{s.name} {s.layers}" for s in book.current.stages]
+        stages = [f"{s.name} {s.layers}" for s in plan.stages]
         capacity = book.kv_blocks * BLOCK
         for worker in self._state.workers.values():
-            if not worker.is_gone and worker.incarnation not in book.current.members:
+            if not worker.is_gone and worker.incarnation not in plan.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
-        self._out.note("plan_serving", epoch=book.current.epoch, stages=stages, kv_capacity=capacity)
-        self._fallen = None
+        self._out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=capacity)
         self.recovered(self._state.recoveries.activated(len(self._state.running), now))
         self.rebuilder.begin(now)
         self._release_the_leaving(now)
@@ -469,22 +378,12 @@ class Procedure:
 
     def _abandon(self) -> None:
         """The plan under way is void; the one in force, if whole, stays."""
-        book = self._state.book
         self.standby.forget()
-        book.coming = None
-        book.awaited = set()
-        if book.phase is PlanPhase.PREPARING:
-            book.phase = PlanPhase.SERVING if book.current is not None else PlanPhase.NONE
-            book.waits_for = "" if book.current is not None else "a new plan"
+        self._state.book.abandon()
 
     def _stop_serving(self) -> None:
         """Nothing is dispatched any more, and what is in the pipe no longer counts."""
-        book = self._state.book
-        self._fallen = self._fallen or book.current
-        book.current = book.coming = None
-        book.phase = PlanPhase.NONE
-        book.awaited = set()
-        book.waits_for = "a new plan"
+        self._state.book.fall()
         self._state.rebuilding.clear()
         self._state.empty_stages()
         self._out.append(ClosePipe())

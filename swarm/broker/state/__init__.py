@@ -2,24 +2,24 @@
 
 Nothing in here sends, writes or decides what happens next. A sequence's positions and what it may become stand in
 ``sequences``; who waits in ``queue``, who runs in ``running``, whose keys and values others may share in ``prefix``;
-plans, epochs and what is to be brought level in ``plans``; workers, their pulses and verdicts in ``workers``, and whose
-doors can't be reached from where; what has
-ended, and what is asked of the journal about it, in ``archive``; when to look at a request again in ``timers``; what
-the journal tells of earlier brokers in ``past``. ``State.check`` has the rules of all, ``State.forgive`` the one answer
-to a pause of the broker's own.
+plans, epochs and what is to be brought level in ``plans``; workers, their pulses and verdicts, and whose doors can't be
+reached from where, in ``workers``; what has ended, and what is asked of the journal about it, in ``archive``; when to
+look at a request again in ``timers``; what the journal tells of earlier brokers in ``past``. ``State.check``
+has the rules of all, ``State.forgive`` the one answer to a pause of the broker's own.
 """
 
 from __future__ import annotations
 
 from swarm.broker.state.plans import Plan, PlanBook, PlanPhase, StagePlan
 from swarm.broker.state.sequences import Rebuild, Request, Sequence, SequenceState
-from swarm.broker.state.state import DoorBook, Flight, Gauges, State
+from swarm.broker.state.state import DoorBook, Flight, Gauges, HostBook, State
 from swarm.broker.state.workers import Worker, WorkerState
 
 __all__ = [
     "DoorBook",
     "Flight",
     "Gauges",
+    "HostBook",
     "Plan",
     "PlanBook",
     "PlanPhase",

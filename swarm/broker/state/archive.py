@@ -55,7 +55,7 @@ Asked = tuple[bytes, About, Account | None]  # who said what, on whose account
 
 
 def weight_of(request: Request) -> int:
-    """The memory that a request takes, in tokens."""
+    """Weigh a request by the memory that it takes, in tokens."""
     wanted = request.submit.params.logprobs
     each = 1 + (0 if wanted is None else LOGPROB_WEIGHT * (1 + wanted))
     total = len(request.submit.prompt)
@@ -81,11 +81,11 @@ class Shelf:
 
     @property
     def is_over(self) -> bool:
-        """There is too much; the newest stays in any case."""
+        """Is there too much? The newest stays in any case."""
         return len(self.weights) > MAX_KEPT or (self.weight > MAX_KEPT_WEIGHT and len(self.weights) > 1)
 
     def oldest(self) -> Iterator[str]:
-        """All but the newest; they may be removed meanwhile."""
+        """Yield all but the newest, the oldest first; they may be removed meanwhile."""
         return iter(list(self.weights)[:-1])
 
     def check(self) -> str | None:
@@ -120,7 +120,7 @@ class Archive:
         return len(waiting) == 1
 
     def take(self, request_id: str) -> list[Asked]:
-        """The journal has answered."""
+        """Hand over who waits for this answer of the journal."""
         waiting = self._asked.pop(request_id, [])
         self._num_asked -= len(waiting)
         return waiting

@@ -36,10 +36,12 @@ class Pace:
         self._least_s: float | None = None
         self._fill = 1.0
         self._num_ends = 0
+        self.usual_step_s = 0.0  # moving average of a step's way through all stages, whatever its size
 
     def step_done(self, tokens: int, sent_at: float, now: float) -> None:
         """A step of so many tokens came back."""
         seconds = max(0.0, now - sent_at)
+        self.usual_step_s += (0.1 if self.usual_step_s else 1.0) * (now - sent_at - self.usual_step_s)
         self._num_steps += 1
         self._tokens = _FADE * self._tokens + tokens
         self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self._done_at))

@@ -55,6 +55,6 @@ class Past:
 
 
 def following(former: Lineage, chance: Random) -> Lineage:
-    """Of the next life by this journal; of the first one by a new journal, if there was none."""
+    """Name the next life: of this journal, or the first one of a new journal, if there was none."""
     journal = former.journal or chance.randbytes(8).hex()
     return Lineage(journal, former.generation + 1 + chance.randrange(_MOST_AT_ONCE))

@@ -132,6 +132,7 @@ class PlanBook:
     changed_at: float = 0.0
     waits_for: str = NOBODY
     gauge: PlanGauge = field(default_factory=PlanGauge)  # how the current plan does
+    fallen: Plan | None = None  # the one whose way back is looked for, until another serves
 
     @property
     def serving(self) -> bool:
@@ -142,6 +143,55 @@ class PlanBook:
         """Keep the reasons for the plan in force, now that somebody has asked."""
         if self.current is not None:
             self.current = replace(self.current, forecast=forecast)
+
+    def prepare(self, plan: Plan) -> None:
+        """This plan is to come; nobody hears of it before the journal has its epoch."""
+        self.coming, self.phase = plan, PlanPhase.PREPARING
+        self.prepared, self.awaited = {}, set()
+
+    def load(self, plan: Plan, deadline: float) -> None:
+        """All who have a part in the plan to come are to say that they have loaded it."""
+        self.awaited, self.deadline = set(plan.members), deadline
+        self.waits_for = "the workers to load their layers"
+
+    def activate(self, deadline: float) -> Plan:
+        """The plan to come is in force; all are to say what they hold."""
+        assert self.coming is not None
+        self.current, self.coming = self.coming, None
+        self.phase, self.capacity = PlanPhase.ACTIVATING, dict(self.prepared)
+        self.awaited, self.deadline = set(self.current.members), deadline
+        return self.current
+
+    def serve(self) -> Plan:
+        """All have said it."""
+        assert self.current is not None
+        self.phase, self.waits_for, self.fallen = PlanPhase.SERVING, "", None
+        return self.current
+
+    def abandon(self) -> None:
+        """The plan to come is void; the one in force, if whole, stays."""
+        self.coming, self.awaited = None, set()
+        if self.phase is PlanPhase.PREPARING:
+            self.phase = PlanPhase.SERVING if self.current is not None else PlanPhase.NONE
+            self.waits_for = "" if self.current is not None else "a new plan"
+
+    def fall(self) -> None:
+        """No plan is in force any more."""
+        self.fallen = self.fallen or self.current
+        self.current = self.coming = None
+        self.phase, self.awaited, self.waits_for = PlanPhase.NONE, set(), "a new plan"
+
+    def find(self, fallen: Plan | None) -> None:
+        """The plan of a broker before this one, if there is anything of it."""
+        self.fallen = fallen or self.fallen
+
+    def check(self) -> str | None:
+        """The first rule that does not hold, in words."""
+        if self.phase is PlanPhase.SERVING and (self.current is None or self.fallen is not None):
+            return "a plan serves, and is not in force or has fallen"
+        if self.phase is PlanPhase.ACTIVATING and (self.current is None or self.coming is not None):
+            return "a plan is activated, and is not in force, or another is to come"
+        return None
 
     def begin_above(self, epoch: int) -> None:
         """The journal's last one. What workers say of epochs moves none: they are told whose these are."""

@@ -16,7 +16,7 @@ from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
 from swarm.broker.state.timers import Timers
 from swarm.broker.state.workers import Ways, Worker
-from swarm.wire.messages import NOBODYS, Json, Lineage, Manifest, SequencePosition
+from swarm.wire.messages import NOBODYS, HostHello, Json, Lineage, Manifest, SequencePosition
 
 
 @dataclass(slots=True)
@@ -49,6 +49,10 @@ class DoorBook:
     times: int = 0
     closed_s: float = 0.0  # in all, without the time that runs now
     opened_at: float = 0.0
+    closed: set[str] = field(default_factory=set)  # which
+    closed_at: float = 0.0
+    look_at: float = 0.0  # when there may be descriptors again
+    pause_s: float = 0.0  # between two looks
 
     def notes(self, now: float) -> list[str]:
         """For as long as this broker lives; while a door is closed, ``problem`` says more."""
@@ -59,6 +63,46 @@ class DoorBook:
         return [
             f"newcomers were kept waiting {often}, {self.closed_s:.1f} s in all, until {ago_s:.0f} s ago: {self.reason}"
         ]
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A join that is under way. ``host`` is the connection it was sent to."""
+
+    asker: bytes
+    host: bytes
+
+
+@dataclass(slots=True)
+class HostBook:
+    """Who can start workers, by their connections, and who has asked them for some."""
+
+    connected: dict[bytes, HostHello] = field(default_factory=dict)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    next_ticket: int = 1
+
+    def promise(self, asker: bytes, host: bytes) -> int:
+        """A host is asked; the number by which it answers."""
+        number, self.next_ticket = self.next_ticket, self.next_ticket + 1
+        self.tickets[number] = Ticket(asker, host)
+        return number
+
+    def check(self) -> str | None:
+        """The first rule that does not hold, in words."""
+        if any(ticket.host not in self.connected for ticket in self.tickets.values()):
+            return "somebody waits for a host that is gone"
+        return None
+
+
+@dataclass(slots=True)
+class Setbacks:
+    """What went wrong since a step came through the last time, though nobody died."""
+
+    lost: int = 0  # times that steps were lost
+    damaged: int = 0  # messages that came damaged
+
+    def step_came_through(self) -> None:
+        self.lost = self.damaged = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +129,8 @@ class State:
     journal_figures: Json = field(default_factory=dict)
     process_figures: dict[str, float] = field(default_factory=dict)
     doors: DoorBook = field(default_factory=DoorBook)
+    hosts: HostBook = field(default_factory=HostBook)
+    setbacks: Setbacks = field(default_factory=Setbacks)
     recoveries: Recoveries = field(default_factory=Recoveries)
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_kept=False)))
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -144,7 +190,9 @@ class State:
         strange = [i for i in self.shelf.weights if i not in self.requests or not self.requests[i].ended]
         if strange:
             yield f"{strange} stand among the ended, and are not"
-        if wrong := self.shelf.check() or self.archive.check():
+        if bool(self.doors.closed) is not bool(self.doors.problem):
+            yield f"the doors {sorted(self.doors.closed)} are closed, and it is told: {self.doors.problem!r}"
+        if wrong := self.book.check() or self.hosts.check() or self.shelf.check() or self.archive.check():
             yield wrong
 
     def forgive(self, pause_s: float, now: float) -> None:

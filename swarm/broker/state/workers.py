@@ -164,7 +164,7 @@ class Worker:
 
     @property
     def layers(self) -> LayerRange | None:
-        """What it has loaded, as far as is known."""
+        """Name the layers that it has loaded, as far as is known."""
         return self.planned if self.planned is not None else self.hello.held_layers
 
     @property
@@ -177,31 +177,31 @@ class Worker:
         self.kept, self.believed = kept, believed
 
     def be_called(self, now: float) -> None:
-        """It was told to join anew, or how things stand."""
+        """Note when it was called: told to join anew, or how things stand."""
         self.called_at = now
 
     def start_leaving(self) -> None:
-        """It serves until a plan does without it."""
+        """Let it serve until a plan does without it."""
         self.state = WorkerState.LEAVING
 
     def leave(self, reason: str) -> None:
-        """It is gone in good order."""
+        """Note that it has gone in good order."""
         self.state, self.reason = WorkerState.LEFT, reason
 
     def come_again(self) -> None:
-        """It is wanted back, as a new process."""
+        """Note that it is wanted back, as a new process."""
         self.comes_again = True
 
     def told_to_go(self, epoch: int) -> Release:
-        """What is said to one that has left."""
+        """Word the order for a worker that has left."""
         return Release(epoch=epoch, reason=self.reason, again=self.comes_again)
 
     def fall_out(self, reason: str) -> None:
-        """It is gone, and nobody asked it to."""
+        """Note that it is gone, though nobody asked it to."""
         self.state, self.reason = WorkerState.OUT, reason
 
     def revoke(self) -> None:
-        """Its key opens no door any more."""
+        """Note that its key opens no door any more."""
         self.is_revoked = True
 
     def be_judged(self, judgement: Judgement) -> None:
@@ -226,7 +226,7 @@ class Worker:
             self.state = WorkerState.MEMBER
 
     def comply(self) -> None:
-        """It can load what it was asked to."""
+        """Note that it can load what it was asked to."""
         if not self.refusals:
             self.num_retries = 0
         if self.state is WorkerState.REFUSED:
@@ -291,16 +291,16 @@ class Ways:
         return "" if shut is None else shut.reason
 
     def at(self, now: float) -> frozenset[tuple[str, str, Way]]:
-        """All that are not open."""
+        """List all ways that are not open."""
         ways = ((source, target, self.to(source, target, now)) for source, target in self.found)
         return frozenset(way for way in ways if way[2] is not Way.OPEN)
 
     def relay_to(self, worker: Worker) -> str:
-        """Where this one's steps are waited for by itself, if they come by relay."""
+        """Tell where this worker waits for its steps, if they come by relay."""
         return f"{self.relay}/{worker.hello.ticket}"
 
     def endpoint_by_relay(self, worker: Worker) -> str:
-        """Where others send them then."""
+        """Tell where others send them then."""
         return by_relay(worker.hello.endpoint, self.relay, worker.hello.ticket)
 
     def hurry(self, now: float) -> None:

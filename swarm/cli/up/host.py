@@ -19,8 +19,8 @@ from swarm.cli.up.runner import Feed
 from swarm.cli.up.summary import loading_line, plan_lines, serving_lines
 from swarm.cli.up.supervisor import Answer, Asked, Joined, Served
 from swarm.errors import WireError
-from swarm.wire.channel import DealerChannel, Link
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.messages import HostDone, HostHello, Json, Query, Report, ServerMessage, StartWorkers
 from swarm.wire.sockets import Frames
 

@@ -44,9 +44,9 @@ from swarm.stage.shell.vitals import Vitals
 from swarm.stage.shell.way import RETRY_S, AsideEdge, StepDoor, Way, key_in
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
+from swarm.wire.door.watch import Wake
 from swarm.wire.messages import REPLAY_STEP, Step, StepDone
 from swarm.wire.push import PushChannel
-from swarm.wire.wake import Wake
 
 if TYPE_CHECKING:
     import numpy as np

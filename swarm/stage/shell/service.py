@@ -1,4 +1,4 @@
-"""The worker's process: its threads and its control connection. It decides nothing; the stage's core does.
+"""The worker's process: its threads, and who obeys the broker. It decides nothing; the stage's core does.
 
 * the main thread runs asyncio: the control connection, signals, statistics;
 * the compute thread (``compute``) owns the data sockets, the core and the computing;
@@ -16,7 +16,6 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -27,50 +26,37 @@ import zmq
 
 from swarm import failpoints
 from swarm.clock import Clock, SystemClock
-from swarm.errors import ConfigError, ForeignMessage, WireError
 from swarm.lock.rotation import Home
-from swarm.log import Damper, get_logger
+from swarm.log import get_logger
 from swarm.service import words
 from swarm.service.manager import Progress
 from swarm.service.unit import Unit
 from swarm.stage import actions as act
-from swarm.stage.core import EX_CONFIG, StageCore, StageSettings
+from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.shell import keeper
 from swarm.stage.shell.beats import BeatThread
 from swarm.stage.shell.compute import ComputeThread, Outward
+from swarm.stage.shell.control import LOOK_AGAIN_S, Control, Rotate, introduction
 from swarm.stage.shell.equipment import Equipment, equip
-from swarm.stage.shell.introduction import code_without, introduction
 from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
-from swarm.stage.shell.probing import LinkProbe
 from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
 from swarm.stage.shell.way import StepDoor, Way, broker_host
-from swarm.wire.channel import DealerChannel, Link
-from swarm.wire.codec import ORDER, WORKER
 from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
-from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
     NOBODYS,
-    PROTOCOL_VERSION,
     Activate,
     AssetPart,
-    BrokerKey,
-    BrokerKeyKept,
     Fence,
     Hello,
     Leaving,
-    LinkCost,
     Order,
-    Probed,
     Rejoin,
     Release,
-    RotateYours,
     Stats,
     Welcome,
-    WorkerMessage,
 )
-from swarm.wire.schema import schema
 from swarm.wire.tensors import pack_bytes
 
 if TYPE_CHECKING:
@@ -78,12 +64,8 @@ if TYPE_CHECKING:
 
 STATS_EVERY_S = 1.0
 STOP_GRACE_S = 2.0
-GREET_S = 3.0  # a broker that lives greets back at once
-LOOK_AGAIN_S = 30.0  # between two new connections to a broker that says nothing
-RENEW_S = 2.0  # between two new connections for orders that can't be understood
 OBEY_S = 10.0  # for which an order to join anew may wait for the compute thread; a step ends with its layer by then
 
-Rotate = Callable[[Home], str]
 
 log = get_logger(__name__)
 
@@ -160,9 +142,6 @@ class WorkerService:
                 settings.log.profile_every,
             )
         )
-        self._home, self._rotate = home, rotate
-        self._looked_at = float("-inf")
-        self._rotation: asyncio.Task[None] | None = None
         self._way = Way(equipment.pair, broker_host(settings))
         self._door = StepDoor.open(settings, equipment.pair)
         self._compute = ComputeThread(
@@ -175,23 +154,18 @@ class WorkerService:
             outward=self._from_compute_thread,
             tells_steps=settings.log.level == "debug",
         )
-        self._control = DealerChannel(
+        self._control = Control(
             context,
-            control_endpoint(settings.client.url),
-            self._incarnation.encode(),
-            ORDER.frame_limit_bytes,
-            equipment.pair,
+            settings,
+            self._way,
+            clock,
+            self,
+            name=self._name,
+            incarnation=self._incarnation,
+            home=home,
+            rotate=rotate,
         )
         self._beats: BeatThread | None = None
-        self._connected = self._closed = False
-        self._spoken = PROTOCOL_VERSION  # with this broker
-        self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
-        self._damper = Damper()  # for orders that can't be understood
-        self._renewed_at: float | None = None
-        self._up = asyncio.Event()
-        self._probe = LinkProbe(self._send, clock)
-        self._link: LinkCost | None = None
-        self._link_is_known = False  # or that it won't be
         self._departure = Departure()
         self._stop = asyncio.Event()
         self._exit_code = 0
@@ -212,8 +186,8 @@ class WorkerService:
         )
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(self._hear_orders()),
-                group.create_task(self._measure_link()),
+                group.create_task(self._control.hear()),
+                group.create_task(self._control.measure_link()),
                 group.create_task(self._tell_stats()),
                 group.create_task(self._watch_lag()),
             ]
@@ -229,7 +203,6 @@ class WorkerService:
         if self._beats is not None:
             self._beats.stop()
         ended = self._compute.stop(STOP_GRACE_S)
-        self._closed = True  # what the compute thread handed over last may still be waiting for its turn
         self._control.close()
         return ended
 
@@ -242,12 +215,12 @@ class WorkerService:
     # --- leaving -----------------------------------------------------------------------------------------------------
 
     def _signalled(self, number: signal.Signals) -> None:
-        is_member = self._connected and self._core.welcome is not None
+        is_member = self._control.is_connected and self._core.welcome is not None
         farewell = self._departure.signalled(number, is_member=is_member)
         log.info("worker_asked_to_end", by=number.name, at_once=farewell is Farewell.END)
         self._unit.manager.stopping("leaving: others take over its layers")
         if farewell is Farewell.TELL:
-            self._send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
+            self._control.send(Leaving(incarnation=self._incarnation, reason=f"it was asked to end by {number.name}"))
             self._loop.call_later(PATIENCE_S, self._say_goodbye, Farewell.END)
         self._say_goodbye(farewell)
 
@@ -258,121 +231,16 @@ class WorkerService:
 
     # --- control -----------------------------------------------------------------------------------------------------
 
-    async def _hear_orders(self) -> None:
-        async for event in self._control:
-            if event is Link.UP:
-                self._control.send(greeting(schema()))
-                waits_for = self._ungreeted = object()
-                self._loop.call_later(GREET_S, self._miss_greeting, waits_for)
-            elif event is Link.DOWN:
-                self._connected, self._ungreeted = False, None
-                self._say_goodbye(self._departure.disconnected())
-                log.warning("broker_gone", note="knocking until it is back")
-            elif event is Link.TURNED_AWAY:
-                self._turned_away()
-            elif event is Link.UNHEARD:
-                self._look_at_home()
-            elif not isinstance(event, Link):
-                self._take_order(event)
+    def connected(self) -> None:
+        """Have the core say Hello."""
+        self._compute.post(BrokerConnected())
 
-    def _turned_away(self) -> None:
-        """Our key opens that door no more: perhaps since this machine has another one by now. Connections that stand
-        are the broker's to end."""
-        if not self._takes_up():
-            self._perform(act.Exit(EX_CONFIG, _turned_away(self._settings.client.url)), None)
+    def lost(self) -> None:
+        """Nobody is left who could let this worker go."""
+        self._say_goodbye(self._departure.disconnected())
 
-    def _look_at_home(self) -> None:
-        """Nobody heard us out: perhaps the broker has another key, which another process of this machine was told."""
-        if self._clock.now() - self._looked_at >= RENEW_S:
-            self._looked_at = self._clock.now()
-            if not self._takes_up() and (left_out := self._damper.asks(self._clock.now())) is not None:
-                note = "who listens there has another key than is known here, or is busy; invited anew: --join"
-                log.warning(
-                    "broker_hangs_up", at=address_and_key(self._settings.client.url)[0], note=note, left_out=left_out
-                )
-
-    def _takes_up(self) -> bool:
-        """Knock with the keys that are kept by now, if they are others."""
-        kept = None if self._home is None else self._home.take_up()
-        if kept is None:
-            return False
-        log.info("key_changed", worker=self._name, key=kept.pair.public[:16], broker=kept.broker[:16])
-        self._way.pair = kept.pair
-        self._control.move(control_endpoint(kept.endpoint))
-        self._control.renew(kept.pair)
-        return True
-
-    def _broker_moves(self, key: str) -> None:
-        """The broker has another key: it is kept, and used at the next connection."""
-        if self._home is None:
-            return
-        try:
-            kept = self._home.broker_is(key)
-        except ConfigError as error:
-            log.error("broker_key_not_kept", worker=self._name, key=key, reason=str(error))
-            return
-        log.info("broker_key_kept", worker=self._name, broker=key[:16])
-        self._control.move(control_endpoint(kept.endpoint))
-        self._send(BrokerKeyKept(key=key))
-
-    async def _change_key(self, home: Home, rotate: Rotate) -> None:
-        """Who governs wants another key of this machine. The old one's end is seen by being turned away."""
-        if reason := await asyncio.to_thread(rotate, home):
-            log.error("key_not_changed", worker=self._name, reason=reason)
-
-    def _greeted(self, theirs: Greeting) -> None:
-        """Take the broker's greeting; before it, nothing else is said to it."""
-        self._ungreeted = None
-        reason = why_strangers(theirs, schema())
-        if reason is not None:
-            reason = (
-                f"this worker can't talk to the broker at {address_and_key(self._settings.client.url)[0]}: {reason}"
-            )
-            self._perform(act.Exit(EX_CONFIG, reason), None)
-            return
-        self._spoken = spoken_with(theirs)
-        self._connected = True
-        self._up.set()
-        if self._link_is_known:
-            self._compute.post(BrokerConnected())
-
-    def _miss_greeting(self, waits_for: object) -> None:
-        if waits_for is self._ungreeted:
-            url = self._settings.client.url
-            log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
-
-    async def _measure_link(self) -> None:
-        """Measure the way to the broker once, before the first Hello, which tells of it."""
-        await self._up.wait()
-        self._link = await self._probe.measure()
-        self._link_is_known = True
-        if self._connected:
-            self._compute.post(BrokerConnected())
-
-    def _take_order(self, frames: list[memoryview]) -> None:
-        theirs = read_greeting(frames)
-        if theirs is not None:
-            self._greeted(theirs)
-            return
-        try:
-            order, _ = ORDER.decode(frames)
-        except ForeignMessage as error:
-            reason = f"the broker says what this worker does not understand ({error}): install the same version on both"
-            self._perform(act.Exit(EX_CONFIG, reason), None)
-            return
-        except WireError as error:
-            self._refuse_order(str(error))
-            return
-        if isinstance(order, Probed):
-            self._probe.answered(order.ticket)
-            return
-        if isinstance(order, BrokerKey):
-            self._broker_moves(order.key)
-            return
-        if isinstance(order, RotateYours):
-            if self._home and self._rotate and (self._rotation is None or self._rotation.done()):
-                self._rotation = self._loop.create_task(self._change_key(self._home, self._rotate), name="change key")
-            return
+    def ordered(self, order: Order) -> None:
+        """Hand an order to the core, which lives in the compute thread."""
         if isinstance(order, Release):
             self._say_goodbye(self._departure.released())
         if isinstance(order, Rejoin):
@@ -380,15 +248,11 @@ class WorkerService:
         self._raise_fence_flag(order)
         self._compute.post(OrderArrived(order))
 
-    def _refuse_order(self, reason: str) -> None:
-        """Knock anew: the lost order may be the one that everybody waits for, and isn't said again. We say Hello
-        with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
-        now = self._clock.now()
-        if (left_out := self._damper.asks(now)) is not None:
-            log.warning("order_refused", reason=reason, left_out=left_out)
-        if self._renewed_at is None or now - self._renewed_at >= RENEW_S:
-            self._renewed_at = now
-            self._control.renew()
+    def end(self, code: int, reason: str) -> None:
+        """End this process: there is nothing that it can do here."""
+        self._exit_code = self._departure.exit_code or code
+        (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
+        self._stop.set()
 
     def _end_if_stuck(self, ordered_at: float) -> None:
         """End a worker that was told to join anew, and whose compute thread stands still. Nobody can use this
@@ -419,7 +283,7 @@ class WorkerService:
             if self._core.parked:
                 self._look_for_the_broker()
             elif self._core.welcome is not None:
-                self._send(Stats(incarnation=self._incarnation, values=self._stats()))
+                self._control.send(Stats(incarnation=self._incarnation, values=self._stats()))
 
     def _tell_manager(self) -> None:
         """It serves what it is for when the broker has let it in."""
@@ -442,10 +306,7 @@ class WorkerService:
             log.error("address_changed", worker=self._name, was=self._door.host, is_now=now_at)
             self._exit_code = 1
             self._stop.set()
-        now = self._clock.now()
-        if now - (self._renewed_at or self._core.heard_at) >= LOOK_AGAIN_S:
-            self._renewed_at = now
-            self._control.renew()
+        self._control.renew_after(self._core.membership.heard_at, LOOK_AGAIN_S)
 
     def _stats(self) -> dict[str, float]:
         """Counters of the core and the executor. Read across threads: a value may be a moment old."""
@@ -469,24 +330,6 @@ class WorkerService:
             if failpoints.armed:
                 failpoints.reached("loop.turn")
 
-    def _send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """Send a message, unless its own schema refuses it; if the broker waits for it, that has a deadline."""
-        try:
-            self._say(message, payload)
-        except WireError as error:
-            log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
-
-    def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
-        """Send a message. Raises WireError."""
-        kind = type(message).__name__
-        if failpoints.armed:
-            failpoints.reached(f"tell.{kind.lower()}")
-        frames = WORKER.encode(message, payload, version=self._spoken)
-        if self._closed or not self._control.send(frames):
-            log.warning("control_not_sent", kind=kind)
-        if failpoints.armed:
-            failpoints.reached(f"told.{kind.lower()}")
-
     # --- what the core wants of the control side ---------------------------------------------------------------------
 
     def _from_compute_thread(self, action: Outward) -> None:
@@ -497,32 +340,20 @@ class WorkerService:
         match action:
             case act.Introduce():
                 assert hello is not None
-                if self._connected:  # else it is done when we are
-                    self._introduce(hello)
+                if self._control.is_connected:  # else it is done when we are
+                    self._control.introduce(hello)
             case act.Tell(message):
-                self._send(message)
+                self._control.send(message)
             case act.StartBeats(endpoint, interval_s):
                 self._start_beats(endpoint, interval_s)
             case act.SendAssets(names):
                 self._send_assets(names)
             case act.Exit(code, reason):
-                self._exit_code = self._departure.exit_code or code
-                (log.error if code else log.info)("worker_ends", reason=reason, code=self._exit_code)
-                self._stop.set()
-
-    def _introduce(self, hello: Hello) -> None:
-        """A message that its own schema refuses is nobody's to answer: without an introduction there is no work."""
-        try:
-            self._say(hello)
-        except WireError as error:
-            reason = (
-                f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
-            )
-            self._perform(act.Exit(code_without(hello), reason), None)
+                self.end(code, reason)
 
     def _hello(self) -> Hello:
         """Introduce the worker, in the compute thread: what is held belongs to it."""
-        return introduction(self._core, self._equipment, self._door, self._way.pair.public, self._link)
+        return introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
         if self._beats is not None:
@@ -537,20 +368,4 @@ class WorkerService:
             for offset in range(0, max(1, len(data)), ASSET_PART_BYTES):
                 part = data[offset : offset + ASSET_PART_BYTES]
                 message = AssetPart(name=name, offset=offset, total=len(data), payload=pack_bytes(part))
-                self._send(message, part)
-
-
-def _turned_away(url: str) -> str:
-    return (
-        f"the broker at {address_and_key(url)[0]} does not take this machine's key: it was revoked, or is not a "
-        "worker's; join again (swarm worker --join)"
-    )
-
-
-def control_endpoint(url: str) -> str:
-    """Workers knock one port above the clients' door."""
-    scheme, _, rest = url.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not port.isdecimal():
-        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
-    return f"tcp://{host}:{int(port) + 1}"
+                self._control.send(message, part)

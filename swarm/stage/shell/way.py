@@ -13,16 +13,16 @@ from swarm import failpoints
 from swarm.errors import ConfigError
 from swarm.log import get_logger
 from swarm.wire.addresses import host_of, is_loopback, reaching
-from swarm.wire.channel import PullChannel
 from swarm.wire.codec import DATA
 from swarm.wire.door.keys import KeyPair, Lock, address_and_key, keyed, public_key_in, reached
 from swarm.wire.messages import Edge
+from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
     from swarm.config import Settings
-    from swarm.config.sections import WorkerSettings
+    from swarm.config.worker import WorkerSettings
 
 RETRY_S: Final = 0.005  # how soon to try again: a fresh connection takes a moment
 PATIENCE_S: Final = 5.0  # for the connection; on a network that is no slower, the message is on its way then

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Final
 
 from nacl.bindings import (
@@ -27,7 +29,7 @@ from nacl.exceptions import CryptoError
 
 from swarm.errors import WireError
 from swarm.wire.door.keys import KeyPair, Lock
-from swarm.wire.door.mechanisms import Kind, Reply, Told, introduced, named, told
+from swarm.wire.door.mechanisms import Kind, Mechanism, Reply, Told, asks, introduced, named, told
 from swarm.wire.door.sealing import Session
 
 NOT_HERE: Final = "this key does not open this door"
@@ -109,3 +111,8 @@ def opened(box: bytes, nonce: bytes, public: bytes, secret: bytes) -> bytes:
         return crypto_box_open(box, nonce, public, secret)
     except CryptoError:
         raise WireError("a box of the handshake does not open") from None
+
+
+def asking(kind: Kind, lock: Lock | None, word: bytes = b"") -> Callable[[], Mechanism]:
+    """Make the mechanism for each peer of a door: the lock's, or the door's word (``mechanisms.asks``)."""
+    return asks(kind, word) if lock is None else partial(Curve, kind, lock)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from swarm.errors import ConfigError
 from swarm.wire.door.connection import set_options
-from swarm.wire.wake import Wake
+from swarm.wire.door.watch import Wake
 
 PAUSE_S: Final = 0.1  # a peer that starts again is found at once …
 LONGEST_PAUSE_S: Final = 0.5  # … and one that stays away costs little: two SYNs a second

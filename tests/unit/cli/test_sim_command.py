@@ -75,7 +75,7 @@ def test_many_processes_give_the_same_in_order() -> None:
 @pytest.mark.parametrize(
     "arguments", [["--seed", "1", "--schedules", "2"], ["--seed", "-1"], ["--schedules", "0"], ["--seed", "x"]]
 )
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr, exit code 2."""
     assert run(["sim", *arguments]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

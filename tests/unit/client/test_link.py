@@ -18,9 +18,9 @@ from swarm.lock import known
 from swarm.lock.invitation import Invitation
 from swarm.lock.rotation import Home
 from swarm.params import SamplingParams
-from swarm.wire.channel import DealerChannel
-from swarm.wire.channel import Link as ChannelLink
 from swarm.wire.codec import CLIENT, SERVER
+from swarm.wire.dealer import DealerChannel
+from swarm.wire.dealer import Link as ChannelLink
 from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import (
     BrokerKey,

@@ -11,8 +11,8 @@ import pytest
 import xxhash
 
 import swarm
-from swarm.client.assets import cache_directory, read_cached, write_cached
 from swarm.client.request import Wish, as_source, check_attach, check_wish, wishes_of
+from swarm.client.text.assets import cache_directory, read_cached, write_cached
 from swarm.errors import InvalidRequest
 from swarm.params import MAX_GRAMMAR, Grammar, SamplingParams
 from swarm.wire.messages import Asset

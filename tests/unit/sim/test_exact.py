@@ -80,7 +80,7 @@ def test_who_asked_for_nothing_gets_nothing() -> None:
     assert "ways" in expectation(submit=submit).astray(replace(told(0, 1), logprobs=()))
 
 
-def test_ends() -> None:
+def test_only_the_end_that_was_due_is_right() -> None:
     """The natural one, or that of the stop string: by its own reason, with its own number of tokens."""
     assert expectation().wrong_end(finished(6, "length")) == ""
     assert expectation(stop_at=2).wrong_end(finished(2, "stop")) == ""

@@ -237,7 +237,7 @@ def never_release(patch: pytest.MonkeyPatch) -> None:
 def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
     """The broker believes that everybody holds what it hopes for, and the stages don't mind."""
     patch.setattr("swarm.broker.recovery.rebuild.runs_to_rebuild", lambda *_, **__: [])
-    patch.setattr("swarm.stage.core.wrong_row", lambda sequences, rows: None)
+    patch.setattr("swarm.stage.order.wrong_row", lambda sequences, rows: None)
 
 
 def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:

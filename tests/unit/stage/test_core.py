@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarm.stage import actions as act
-from swarm.stage.core import EX_CONFIG
+from swarm.stage.actions import EX_CONFIG
 from swarm.stage.events import BrokerConnected, Computed, ComputeFailed, ComputeFenced, Loaded, LoadFailed, Tick
 from swarm.stage.executor import Forwarded
 from swarm.stage.order import GAP_PATIENCE_S, MAX_EARLY
@@ -279,7 +279,7 @@ def test_dismissal_forgets_all_sequences_and_keeps_the_layers(stage: StageBench)
 
 def test_a_step_through_the_first_stage(stage: StageBench) -> None:
     """The room is opened, the rows computed; what goes on is the same step with the hop and the hidden states."""
-    stage.core.idle_since = stage.now
+    stage.core.turn.idle_since = stage.now
     stage.now += 2.0
     arrived = step_of(1, Row(1, 0, 3, True), open=(opened(1),))
     first, compute = stage.step(arrived)
@@ -565,7 +565,7 @@ def test_a_device_that_fails_is_trouble(stage: StageBench) -> None:
     stage.step(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
     stage.computing = None
     assert troubles(stage.feed(ComputeFailed(1, 1, "out of memory"))) == ["step 1 of epoch 1 failed: out of memory"]
-    assert stage.core.work is None
+    assert stage.core.turn.work is None
 
 
 def test_a_fence_of_the_epoch_in_force_changes_nothing(stage: StageBench) -> None:

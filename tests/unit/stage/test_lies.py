@@ -9,7 +9,7 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.events import StepRefused
-from swarm.stage.finite import not_finite
+from swarm.wire.finite import not_finite
 from swarm.wire.messages import Hop, LayerRange, NotFinite, Replay, ReplayMissing, Row, SequencePosition, Trouble
 from tests.unit.stage.bench import StageBench, hidden_of, opened, step_of
 

@@ -24,7 +24,7 @@ def notes(actions: list[act.Action]) -> list[act.Note]:
     return [action for action in actions if isinstance(action, act.Note)]
 
 
-def test_series() -> None:
+def test_a_series_knows_its_last_total_and_greatest() -> None:
     """How many, the last, the total, the greatest; averages since a moment."""
     series = Series()
     assert (series.average, series.since((0, 0.0))) == (0.0, 0.0)

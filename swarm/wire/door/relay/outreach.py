@@ -19,7 +19,7 @@ from swarm.wire.door.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of,
 from swarm.wire.door.keys import without_ticket
 from swarm.wire.door.relay.passing import KEEPALIVE_S
 from swarm.wire.door.relay.rendezvous import JOINED, Side, is_ticket, preamble
-from swarm.wire.wake import Wake
+from swarm.wire.door.watch import Wake
 
 _MOST_HANDED: Final = 8  # to a door that does not look; beyond that, hung up on
 _CLOSE_S: Final = 1.0

@@ -291,7 +291,9 @@ def test_if_all_are_excluded_that_is_said(make_bench: Callable[..., Bench]) -> N
         ({"min_layers_per_s": 600.0}, "it was measured to compute 500 layers a second"),
     ],
 )
-def test_admission(make_bench: Callable[..., Bench], rule: dict[str, object], text: str) -> None:
+def test_who_is_too_small_or_too_slow_is_told_so(
+    make_bench: Callable[..., Bench], rule: dict[str, object], text: str
+) -> None:
     """Who has too little memory, or is too slow, is turned away and told why."""
     bench = make_bench(ruled(**rule))
     join(bench, "w0", 0.002)
@@ -303,7 +305,7 @@ def test_admission(make_bench: Callable[..., Bench], rule: dict[str, object], te
 # --- forecasts --------------------------------------------------------------------------------------------------------
 
 
-def test_the_forecast(make_bench: Callable[..., Bench]) -> None:
+def test_a_forecast_tells_the_slowest_stage_and_what_else_could_be(make_bench: Callable[..., Bench]) -> None:
     """Stage times, the slowest, the margin to the next, even shares beside it, one more worker."""
     bench = make_bench(ruled())
     join(bench, "quick", 0.001)

@@ -26,9 +26,8 @@ TOO_HIGH = 2**64  # more than the encoding can tell
 def test_it_is_not_sent(action: Action) -> None:
     """The sockets are never asked."""
     service = object.__new__(BrokerService)
-    service._front = service._control = cast(
-        Any, SimpleNamespace(send=pytest.fail, version_of=lambda _: PROTOCOL_VERSION)
-    )
+    door = SimpleNamespace(send=pytest.fail, version_of=lambda _: PROTOCOL_VERSION)
+    service._reception = cast(Any, SimpleNamespace(front=door, control=door))
     service._unsent = deque()
     assert service._perform(action) is None
     assert not service._unsent

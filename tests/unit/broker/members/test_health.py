@@ -123,7 +123,9 @@ def after(*beats: tuple[float, Beat]) -> Pulse:
         (after((1.0, beat("parked", since_s=9.0))), 0.0, 1.0, Verdict.WELL, "parked"),
     ],
 )
-def test_verdicts(pulse: Pulse, usual_step_s: float, now: float, verdict: Verdict, evidence: str) -> None:
+def test_each_evidence_has_its_verdict(
+    pulse: Pulse, usual_step_s: float, now: float, verdict: Verdict, evidence: str
+) -> None:
     """The table of verdicts, each with its evidence in words."""
     found = judge(pulse, RULES, Expected(usual_step_s), now)
     assert found.verdict is verdict

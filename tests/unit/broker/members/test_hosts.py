@@ -5,6 +5,7 @@ from __future__ import annotations
 from swarm.broker.actions import Action, Outbox, SayClient
 from swarm.broker.events import ClientUnreachable
 from swarm.broker.members.hosts import MAX_TICKETS, Hosts
+from swarm.broker.state import HostBook
 from swarm.wire.messages import HostDone, HostHello, Join, Report, StartWorkers
 from tests.unit.broker.bench import Bench
 
@@ -13,7 +14,7 @@ ASKER = b"asker"
 
 def hosts() -> tuple[Hosts, list[Action]]:
     out = Outbox()
-    return Hosts(out), out
+    return Hosts(HostBook(), out), out
 
 
 def taken(out: list[Action]) -> list[Action]:

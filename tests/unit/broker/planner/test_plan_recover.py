@@ -112,7 +112,7 @@ def test_two_gaps_and_one_spare() -> None:
     assert layers_of(share.layers for share in result.taken) == {3, 4, 5, 9, 10, 11}
 
 
-def test_no_room() -> None:
+def test_survivors_without_room_are_no_way_back() -> None:
     """Survivors that can't hold more, and nobody else: it can't be done in this way."""
     tight = tuple(device(f"w{i}", memory_bytes=(64 + 45) * MIB, held=LayerRange(4 * i, 4 * i + 4)) for i in range(3))
     survivors = line((0, 0, 4), (2, 8, 12))

@@ -153,7 +153,7 @@ def test_a_written_epoch_that_nobody_wants_any_more_is_not_announced(bench: Benc
     assert orders(bench.feed(EpochWritten(3)), Prepare)
 
 
-def test_gathering(make_bench) -> None:
+def test_the_first_plan_waits_for_those_asked_for(make_bench) -> None:
     """A swarm that starts with several workers makes its first plan with all of them, or with whoever came in time."""
     bench = make_bench(planning(min_workers=2, gather_s=5.0))
     bench.join("w0")
@@ -192,7 +192,7 @@ def test_what_is_waited_for_is_told_as_of_now(make_bench) -> None:
     assert waits_for() == "a moment of quiet: workers have just come or gone"
 
 
-def test_settling(make_bench) -> None:
+def test_workers_that_come_together_make_one_plan(make_bench) -> None:
     """Workers that come one after the other make one plan, once it has been quiet for a moment."""
     bench = make_bench(planning(settle_s=1.0))
     for name in ("w0", "w1", "w2"):
@@ -748,7 +748,7 @@ def test_only_deaths_count(serving: Bench) -> None:
 # --- leaving ---------------------------------------------------------------------------------------------------------
 
 
-def test_graceful_leave(serving: Bench) -> None:
+def test_who_leaves_hands_its_layers_over_first(serving: Bench) -> None:
     """First the others take its layers, then it is released; nothing that runs is lost."""
     serving.say(submit())
     serving.mute = {"w1"}
@@ -850,7 +850,7 @@ def test_stopping_the_only_worker(make_bench) -> None:
     )
 
 
-def test_stopping_nobody(serving: Bench) -> None:
+def test_a_name_that_nobody_has_is_answered_with_those_there_are(serving: Bench) -> None:
     """A name that nobody has is answered with those there are."""
     report = serving.ask(StopWorker(worker="w7"))
     assert report == Report(what="stop", ok=False, body={"error": "no worker 'w7': the workers are w0, w1"})
@@ -1039,7 +1039,7 @@ def _beat(incarnation: str) -> Beat:
         ({"device": "abacus"}, "device 'abacus' is none of cpu, cuda, mps"),
     ],
 )
-def test_denied(serving: Bench, changes: dict, text: str) -> None:
+def test_who_cannot_be_a_member_is_told_why(serving: Bench, changes: dict, text: str) -> None:
     """Who can't be a member is told why and changes nothing."""
     worker = serving.add("w2")
     (order,) = [a for a in serving.tell("w2", worker.hello(**changes)) if isinstance(a, OrderWorker)]

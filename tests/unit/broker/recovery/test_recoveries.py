@@ -55,7 +55,9 @@ def test_neighbours_take_what_they_keep_warm(make_bench: Callable[..., Bench]) -
 
 
 @pytest.mark.parametrize(("lost", "left"), [("w0", {"w1": (0, 4), "w2": (4, 6)}), ("w2", {"w0": (0, 2), "w1": (2, 6)})])
-def test_the_ends(make_bench: Callable[..., Bench], lost: str, left: dict[str, tuple[int, int]]) -> None:
+def test_the_neighbour_takes_over_from_the_first_or_last(
+    make_bench: Callable[..., Bench], lost: str, left: dict[str, tuple[int, int]]
+) -> None:
     """The neighbour of the first or last stage takes all of it; nobody else's layers move."""
     bench = three(make_bench)
     bench.lose(lost)

@@ -169,7 +169,7 @@ def test_requests_are_taken_before_the_first_worker_is_back(make_bench: Callable
     assert bench.sequence("new").reason == "length"
 
 
-def test_another_model(make_bench: Callable[..., Bench]) -> None:
+def test_another_model_ends_what_the_old_one_was_asked(make_bench: Callable[..., Bench]) -> None:
     """Whoever starts the swarm again with another model gets that one; what the old one was asked ends, and why."""
     before = past(*GENERATED)
     bench = make_bench(past=Past(9, ("w0",), 6, before.requests, manifest=fake_manifest()))

@@ -372,7 +372,7 @@ def test_a_journal_that_cannot_be_read(journalled: Bench) -> None:
     assert journalled.state.requests == {}
 
 
-def test_recall(journalled: Bench) -> None:
+def test_what_was_asked_for_can_be_looked_up_by_anybody(journalled: Bench) -> None:
     """What was asked for, whether it is in memory or not; nobody becomes its reader by that."""
     begin(journalled, submit("here"))
     assert said(journalled.say(Recall(request_id="here"), OTHER)) == [Recalled(submit=submit("here"))]

@@ -55,7 +55,7 @@ def test_status_while_serving(serving: Bench) -> None:
     assert (status["kv_reserved"], status["kv_capacity"]) == (64, 4096)
 
 
-def test_nodes(serving: Bench) -> None:
+def test_nodes_are_told_with_verdict_and_evidence(serving: Bench) -> None:
     """Everybody with layers, verdict and evidence; who went is listed with the reason."""
     serving.tell("w1", Stats(incarnation="w1.1", values={"kv_used": 5.0, "resident_bytes": 7.0}))
     serving.tick()
@@ -121,7 +121,7 @@ def test_kernels_are_named(serving: Bench) -> None:
     }
 
 
-def test_stats(serving: Bench) -> None:
+def test_counters_of_broker_and_stages_are_told(serving: Bench) -> None:
     """The broker's own counters and each stage's."""
     serving.tell("w0", Stats(incarnation="w0.1", values={"steps": 3.0}))
     serving.say(submit(max_tokens=3))
@@ -133,7 +133,7 @@ def test_stats(serving: Bench) -> None:
     assert (stats["pipeline"]["steps"], stats["pipeline"]["positions"]) == (4, 5)
 
 
-def test_requests(make_bench) -> None:
+def test_a_request_runs_if_one_of_its_sequences_does(make_bench) -> None:
     """Each with its state: one that runs makes it running, whatever the others do."""
     bench = make_bench().serve(1, max_sequences=2)
     bench.say(submit("r", n=3))

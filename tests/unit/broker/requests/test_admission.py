@@ -27,7 +27,7 @@ MODEL = fake_manifest(vocab_size=97, context=64)
         ({"n": 0}, "invalid", "n must be between 1"),
     ],
 )
-def test_refusals(fields: dict, code: str, text: str) -> None:
+def test_each_refusal_has_a_code_and_its_numbers(fields: dict, code: str, text: str) -> None:
     """Each has a stable code and a sentence with the numbers in it."""
     refusal = check_submit(submit(**fields), MODEL)
     assert isinstance(refusal, Refusal)
@@ -45,7 +45,7 @@ def test_what_is_right_passes(fields: dict) -> None:
     assert check_submit(submit(**fields), MODEL) is None
 
 
-def test_limit() -> None:
+def test_a_sequence_grows_no_longer_than_it_asks_or_the_context() -> None:
     """The most that a sequence can come to hold: what it asks for, or the context."""
     assert limit_of(submit(num_prompt=10, max_tokens=5), MODEL) == 15
     assert limit_of(submit(num_prompt=10, max_tokens=500), MODEL) == 64
@@ -55,7 +55,7 @@ def test_limit() -> None:
     ("num", "tenant", "low", "normal", "high"),
     [(1, 1, 1, 1, 1), (2, 2, 1, 2, 2), (4, 3, 3, 4, 4), (20, 15, 18, 19, 20), (1024, 768, 922, 973, 1024)],
 )
-def test_places(num: int, tenant: int, low: int, normal: int, high: int) -> None:
+def test_every_class_and_tenant_may_have_a_place(num: int, tenant: int, low: int, normal: int, high: int) -> None:
     """Every class and tenant may have a place, and none but the highest all of them."""
     places = Places(num)
     assert places.of_tenant == tenant

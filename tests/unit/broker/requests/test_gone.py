@@ -19,7 +19,7 @@ def _request(name: str, *sequences: int) -> Request:
     return request
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest are remembered."""
     monkeypatch.setattr(gone, "MAX_ANSWERS", 2)
     monkeypatch.setattr(gone, "MAX_UNWRITTEN", 3)

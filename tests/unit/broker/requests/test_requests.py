@@ -135,7 +135,7 @@ def test_an_acceptance_is_that_of_its_own_request(serving: Bench) -> None:
     assert serving.sequence().reason == "length"
 
 
-def test_conflict(serving: Bench) -> None:
+def test_an_id_in_use_for_another_body_is_refused(serving: Bench) -> None:
     """An id that is in use for another body is refused, and the first request goes on untouched."""
     serving.say(submit())
     (answer,) = said(serving.say(submit(max_tokens=9), OTHER))
@@ -557,7 +557,9 @@ def test_attach_beyond_what_exists_waits_there(serving: Bench) -> None:
         ({"max_tokens": 1000, "num_prompt": 510}, TOKEN, "length", 2),  # the context holds 512
     ],
 )
-def test_ends(serving: Bench, params: dict, token: int, reason: str, num_tokens: int) -> None:
+def test_a_continuation_ends_where_its_params_say(
+    serving: Bench, params: dict, token: int, reason: str, num_tokens: int
+) -> None:
     """Where a continuation ends and what its end is called."""
     serving.say(submit(**params))
     while serving.pipe:
@@ -577,7 +579,7 @@ def test_an_end_is_journalled_and_told_in_one_line(serving: Bench) -> None:
     assert [s.release for s in steps(actions)] == [(1,)]
 
 
-def test_stop_cuts(serving: Bench) -> None:
+def test_a_stop_string_cuts_where_the_client_found_it(serving: Bench) -> None:
     """A stop string ends the continuation at the index that the client names, not where the swarm has got to."""
     serving.say(submit())
     for _ in range(4):
@@ -695,7 +697,7 @@ def test_misplaced_tokens_are_dropped(serving: Bench) -> None:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def test_deadline(serving: Bench) -> None:
+def test_what_misses_its_deadline_fails_then(serving: Bench) -> None:
     """A request that is not finished by its deadline fails then, with that reason."""
     serving.say(submit(deadline_s=1.0))
     serving.tick(0.9)
@@ -796,7 +798,7 @@ def test_a_client_that_does_not_read_and_goes(make_bench) -> None:
     assert bench.sequence().reason == "cancelled"
 
 
-def test_retention(make_bench) -> None:
+def test_an_ended_request_is_kept_for_a_while(make_bench) -> None:
     """An ended request is kept for its reader for a while, and forgotten then, even if nobody ever asked."""
     bench = make_bench(settings(requests=request_settings(retain_s=5.0))).serve(1)
     bench.say(submit(max_tokens=1))

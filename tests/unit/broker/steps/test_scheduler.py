@@ -277,7 +277,7 @@ def test_what_is_decided_can_be_seen(make_bench) -> None:
     assert queue["waiting"] == 3
 
 
-def test_depth() -> None:
+def test_as_many_steps_in_flight_as_stages_but_one_in_batch_mode() -> None:
     """One step in flight in batch mode; else as many as there are stages."""
     assert [depth("batch", n) for n in (1, 2, 5)] == [1, 1, 1]
     assert [depth("overlapped", n) for n in (1, 2, 5)] == [1, 2, 5]

@@ -26,7 +26,7 @@ def test_the_least_limit_on_the_way_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct"])
-def test_version_1(tmp_path: Path, controllers: str) -> None:
+def test_quotas_of_version_1_are_found(tmp_path: Path, controllers: str) -> None:
     """Each controller has a tree of its own; -1 is no limit."""
     (tmp_path / "listing").write_text(f"5:memory:/other\n4:{controllers}:/worker\n")
     written(tmp_path / "cpu", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")

@@ -121,12 +121,12 @@ def test_top_k_top_p_min_p() -> None:
     assert set(shares(row, 1000, top_k=2, top_p=0.6)) == {3}
 
 
-def test_logit_bias() -> None:
+def test_a_bias_is_added_to_its_logit() -> None:
     """A bias is added; of a token that the model doesn't have it is ignored."""
     assert drawn(logits(t3=1), logit_bias={9: 5.0, 10_000: 100.0}).token == 9
 
 
-def test_penalties() -> None:
+def test_repetition_counts_the_prompt_too() -> None:
     """Repetition counts prompt and answer, presence and frequency the answer alone."""
     row = logits(t3=4, t5=3, t6=-1)
     assert drawn(row, [3], 1, repetition_penalty=2.0).token == 5
@@ -261,7 +261,7 @@ def test_pick_ends_on_a_token_with_weight() -> None:
     assert [pick(weights, chance) for chance in (0.0, 0.374, 0.376, 1 - 2**-53)] == [1, 1, 3, 3]
 
 
-def test_logarithm() -> None:
+def test_our_logarithm_is_the_librarys() -> None:
     """As the library's, to the last digits."""
     for number in [1.0, 1 + 1e-9, 1.4142, 1.4143, 2.0, 3.7, 1e5, 2.0**20]:
         assert logarithm(number) == pytest.approx(math.log(number), rel=4e-16, abs=1e-16)

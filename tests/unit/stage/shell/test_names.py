@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarm.config.sections import MAX_WORKER_NAME
+from swarm.config.worker import MAX_WORKER_NAME
 from swarm.errors import WireError
 from swarm.stage.model.checkpoint import for_show
-from swarm.stage.shell.introduction import code_without
-from swarm.stage.shell.service import WorkerService
+from swarm.stage.shell.control import Control, code_without
 from swarm.testing import fake_manifest
 from swarm.wire.codec import WORKER
 from swarm.wire.messages import MAX_NAME, PROTOCOL_VERSION, HeldSequence, Hello, LogRange, Stats
@@ -88,6 +87,6 @@ def test_only_what_is_held_is_gone_at_the_next_start() -> None:
 def test_what_cannot_be_encoded_is_not_sent() -> None:
     """It ends no process; if the broker waits for it, that has a deadline. The socket, which is not there, is never
     asked."""
-    service = object.__new__(WorkerService)
-    service._spoken = PROTOCOL_VERSION
-    service._send(Stats(incarnation="w0.1", values={"x" * 1000: 1.0}))
+    control = object.__new__(Control)
+    control._spoken = PROTOCOL_VERSION
+    control.send(Stats(incarnation="w0.1", values={"x" * 1000: 1.0}))

@@ -84,7 +84,7 @@ def test_what_is_logged_is_a_copy() -> None:
     np.testing.assert_array_equal(found, numbers(0, 3))
 
 
-def test_truncate() -> None:
+def test_positions_from_a_cut_on_are_gone() -> None:
     """Positions from there on go, at every boundary of that sequence, and their memory with them."""
     some = log()
     some.append(1, 3, 0, numbers(0, 100))

@@ -1,0 +1,118 @@
+"""Kinds of values that settings have, and what each must look like: addresses, ports, seconds, counts. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,14}")
+_ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
+
+
+def _loopback(host: str) -> str:
+    if host == "localhost":
+        return host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1") from None
+    if not address.is_loopback:
+        raise ValueError(
+            f"{host} can be reached from other machines and no keys are set; without keys, only 127.0.0.1 is allowed"
+        )
+    return host
+
+
+def _address(host: str) -> str:
+    try:
+        return host if host == "localhost" else str(ipaddress.ip_address(host))
+    except ValueError:
+        raise ValueError(f"{host!r} is not an IP address; use 127.0.0.1, or 0.0.0.0 with keys") from None
+
+
+def _address_or_auto(host: str) -> str:
+    return host if host == "auto" else _address(host)
+
+
+def _address_or_none(host: str) -> str:
+    return host and _address(host)
+
+
+def _listened(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        if _INTERFACE.fullmatch(text):
+            return text
+        raise ValueError(f"{text!r} is neither an IP address nor a network interface; say 192.0.2.1 or eth0") from None
+    if address.is_loopback or address.is_unspecified:
+        raise ValueError(f"{text} is no address that another machine could name: give this machine's own, or eth0")
+    return str(address)
+
+
+def _advertised(text: str) -> str:
+    if not _ADVERTISED.fullmatch(text):
+        raise ValueError(f"{text!r} is no place to connect to; write HOST or HOST:PORT")
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?"""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("write it as http://HOST:PORT/v1, or https")
+    return url.rstrip("/")
+
+
+def _port_range(text: str) -> str:
+    low, dash, high = text.partition("-")
+    if not (dash and low.isdecimal() and high.isdecimal() and 1024 <= int(low) <= int(high) <= 65535):
+        raise ValueError("write it as LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, for example 20000-29999")
+    return text
+
+
+def _layers(text: str) -> str:
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else True) and int(first) <= int(last or first)):
+        raise ValueError("write it as FIRST-LAST, both included, for example 0-10")
+    return text
+
+
+def _endpoint(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme == "ipc" and separator and rest:
+        return url
+    if scheme == "tcp" and host and colon and port.isdecimal() and 1 <= int(port) <= 65535:
+        return url
+    raise ValueError("write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700")
+
+
+Host = Annotated[str, AfterValidator(_loopback)]
+Address = Annotated[str, AfterValidator(_address)]
+AddressOrAuto = Annotated[str, AfterValidator(_address_or_auto)]
+AddressOrNone = Annotated[str, AfterValidator(_address_or_none)]
+Listened = Annotated[str, AfterValidator(_listened)]
+Advertised = Annotated[str, AfterValidator(_advertised)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+PortRange = Annotated[str, AfterValidator(_port_range)]
+Layers = Annotated[str, AfterValidator(_layers)]
+HomePath = Annotated[Path, AfterValidator(Path.expanduser)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class Section(BaseModel):
+    """Refuse unknown keys, and changes after loading: common to all sections."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

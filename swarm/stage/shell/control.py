@@ -1,0 +1,323 @@
+"""The worker's connection to the broker: it greets and introduces itself, and knocks with the keys that count by now.
+
+It obeys nothing: what is ordered goes to its ``Hearer``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import zmq
+
+from swarm import failpoints
+from swarm.clock import Clock
+from swarm.errors import ConfigError, ForeignMessage, WireError
+from swarm.lock.rotation import Home
+from swarm.log import Damper, get_logger
+from swarm.stage.actions import EX_CONFIG
+from swarm.stage.core import StageCore
+from swarm.stage.shell.equipment import Equipment
+from swarm.stage.shell.probing import LinkProbe
+from swarm.stage.shell.way import StepDoor, Way
+from swarm.version import __version__
+from swarm.wire.codec import ORDER, WORKER
+from swarm.wire.dealer import DealerChannel, Link
+from swarm.wire.door.keys import address_and_key
+from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
+from swarm.wire.messages import (
+    PROTOCOL_VERSION,
+    BrokerKey,
+    BrokerKeyKept,
+    Hello,
+    LinkCost,
+    Order,
+    Probed,
+    RotateYours,
+    WorkerMessage,
+)
+from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
+
+if TYPE_CHECKING:
+    from swarm.config import Settings
+
+GREET_S = 3.0  # a broker that lives greets back at once
+LOOK_AGAIN_S = 30.0  # between two new connections to a broker that says nothing
+RENEW_S = 2.0  # between two new connections for orders that can't be understood
+
+Rotate = Callable[[Home], str]
+
+log = get_logger(__name__)
+
+
+class Hearer(Protocol):
+    """Who is told what becomes of the connection."""
+
+    def connected(self) -> None:
+        """The broker has greeted, and the way to it is measured: time for a Hello."""
+
+    def lost(self) -> None:
+        """The connection is gone; it is made again by itself."""
+
+    def ordered(self, order: Order) -> None: ...
+
+    def end(self, code: int, reason: str) -> None:
+        """This worker can do nothing here."""
+
+
+class Control:
+    """See the module's text. ``way``: gets another key of ours as soon as there is one."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: Settings,
+        way: Way,
+        clock: Clock,
+        hearer: Hearer,
+        *,
+        name: str,
+        incarnation: str,
+        home: Home | None = None,
+        rotate: Rotate | None = None,
+    ) -> None:
+        self._url, self._way, self._clock, self._hearer, self._name = settings.client.url, way, clock, hearer, name
+        self._loop = asyncio.get_running_loop()
+        self._home, self._rotate = home, rotate
+        self._looked_at = float("-inf")
+        self._rotation: asyncio.Task[None] | None = None
+        self._channel = DealerChannel(
+            context, control_endpoint(self._url), incarnation.encode(), ORDER.frame_limit_bytes, way.pair
+        )
+        self.is_connected = False  # and greeted
+        self._closed = False
+        self._spoken = PROTOCOL_VERSION  # with this broker
+        self._ungreeted: object | None = None  # the connection on which the broker's greeting is awaited
+        self._damper = Damper()  # for orders that can't be understood
+        self._renewed_at: float | None = None
+        self._up = asyncio.Event()
+        self._probe = LinkProbe(self.send, clock)
+        self.link: LinkCost | None = None
+        self._link_is_known = False  # or that it won't be
+
+    async def hear(self) -> None:
+        """Take what comes, until cancelled."""
+        async for event in self._channel:
+            if event is Link.UP:
+                self._channel.send(greeting(schema()))
+                waits_for = self._ungreeted = object()
+                self._loop.call_later(GREET_S, self._miss_greeting, waits_for)
+            elif event is Link.DOWN:
+                self.is_connected, self._ungreeted = False, None
+                self._hearer.lost()
+                log.warning("broker_gone", note="knocking until it is back")
+            elif event is Link.TURNED_AWAY:
+                self._turned_away()
+            elif event is Link.UNHEARD:
+                self._look_at_home()
+            elif not isinstance(event, Link):
+                self._take(event)
+
+    async def measure_link(self) -> None:
+        """Measure the way to the broker once, before the first Hello, which tells of it."""
+        await self._up.wait()
+        self.link = await self._probe.measure()
+        self._link_is_known = True
+        if self.is_connected:
+            self._hearer.connected()
+
+    def renew_after(self, since: float, wait_s: float) -> None:
+        """Knock anew, if the last time, or ``since`` where there was none, is so long ago."""
+        now = self._clock.now()
+        if now - (since if self._renewed_at is None else self._renewed_at) >= wait_s:
+            self._renewed_at = now
+            self._channel.renew()
+
+    def send(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        """Send a message, unless its own schema refuses it; if the broker waits for it, that has a deadline."""
+        try:
+            self._say(message, payload)
+        except WireError as error:
+            log.error("message_not_encoded", kind=type(message).__name__, reason=str(error))
+
+    def introduce(self, hello: Hello) -> None:
+        """A message that its own schema refuses is nobody's to answer: without an introduction there is no work."""
+        try:
+            self._say(hello)
+        except WireError as error:
+            reason = (
+                f"this worker can't introduce itself to the broker: {error}; correct what this names, then start it"
+            )
+            self._hearer.end(code_without(hello), reason)
+
+    def close(self) -> None:
+        self._closed = True  # what the compute thread handed over last may still be waiting for its turn
+        self._channel.close()
+
+    def _say(self, message: WorkerMessage, payload: bytes | None = None) -> None:
+        """Send a message. Raises WireError."""
+        kind = type(message).__name__
+        if failpoints.armed:
+            failpoints.reached(f"tell.{kind.lower()}")
+        frames = WORKER.encode(message, payload, version=self._spoken)
+        if self._closed or not self._channel.send(frames):
+            log.warning("control_not_sent", kind=kind)
+        if failpoints.armed:
+            failpoints.reached(f"told.{kind.lower()}")
+
+    # --- greetings and keys ------------------------------------------------------------------------------------------
+
+    def _greeted(self, theirs: Greeting) -> None:
+        """Take the broker's greeting; before it, nothing else is said to it."""
+        self._ungreeted = None
+        reason = why_strangers(theirs, schema())
+        if reason is not None:
+            reason = f"this worker can't talk to the broker at {address_and_key(self._url)[0]}: {reason}"
+            self._hearer.end(EX_CONFIG, reason)
+            return
+        self._spoken = spoken_with(theirs)
+        self.is_connected = True
+        self._up.set()
+        if self._link_is_known:
+            self._hearer.connected()
+
+    def _miss_greeting(self, waits_for: object) -> None:
+        if waits_for is self._ungreeted:
+            url = self._url
+            log.error("broker_does_not_greet", url=url, note="it is no broker, or one of an older version")
+
+    def _turned_away(self) -> None:
+        """Our key opens that door no more: perhaps since this machine has another one by now. Connections that stand
+        are the broker's to end."""
+        if not self._takes_up():
+            self._hearer.end(EX_CONFIG, _turned_away(self._url))
+
+    def _look_at_home(self) -> None:
+        """Nobody heard us out: perhaps the broker has another key, which another process of this machine was told."""
+        if self._clock.now() - self._looked_at >= RENEW_S:
+            self._looked_at = self._clock.now()
+            if not self._takes_up() and (left_out := self._damper.asks(self._clock.now())) is not None:
+                note = "who listens there has another key than is known here, or is busy; invited anew: --join"
+                log.warning("broker_hangs_up", at=address_and_key(self._url)[0], note=note, left_out=left_out)
+
+    def _takes_up(self) -> bool:
+        """Knock with the keys that are kept by now, if they are others."""
+        kept = None if self._home is None else self._home.take_up()
+        if kept is None:
+            return False
+        log.info("key_changed", worker=self._name, key=kept.pair.public[:16], broker=kept.broker[:16])
+        self._way.pair = kept.pair
+        self._channel.move(control_endpoint(kept.endpoint))
+        self._channel.renew(kept.pair)
+        return True
+
+    def _broker_moves(self, key: str) -> None:
+        """The broker has another key: it is kept, and used at the next connection."""
+        if self._home is None:
+            return
+        try:
+            kept = self._home.broker_is(key)
+        except ConfigError as error:
+            log.error("broker_key_not_kept", worker=self._name, key=key, reason=str(error))
+            return
+        log.info("broker_key_kept", worker=self._name, broker=key[:16])
+        self._channel.move(control_endpoint(kept.endpoint))
+        self.send(BrokerKeyKept(key=key))
+
+    async def _change_key(self, home: Home, rotate: Rotate) -> None:
+        """Who governs wants another key of this machine. The old one's end is seen by being turned away."""
+        if reason := await asyncio.to_thread(rotate, home):
+            log.error("key_not_changed", worker=self._name, reason=reason)
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def _take(self, frames: list[memoryview]) -> None:
+        theirs = read_greeting(frames)
+        if theirs is not None:
+            self._greeted(theirs)
+            return
+        try:
+            order, _ = ORDER.decode(frames)
+        except ForeignMessage as error:
+            reason = f"the broker says what this worker does not understand ({error}): install the same version on both"
+            self._hearer.end(EX_CONFIG, reason)
+            return
+        except WireError as error:
+            self._refuse_order(str(error))
+            return
+        if isinstance(order, Probed):
+            self._probe.answered(order.ticket)
+            return
+        if isinstance(order, BrokerKey):
+            self._broker_moves(order.key)
+            return
+        if isinstance(order, RotateYours):
+            if self._home and self._rotate and (self._rotation is None or self._rotation.done()):
+                self._rotation = self._loop.create_task(self._change_key(self._home, self._rotate), name="change key")
+            return
+        self._hearer.ordered(order)
+
+    def _refuse_order(self, reason: str) -> None:
+        """Knock anew: the lost order may be the one that everybody waits for, and isn't said again. We say Hello
+        with what we hold, and the broker goes on from there; not too often, should it never say what we understand."""
+        now = self._clock.now()
+        if (left_out := self._damper.asks(now)) is not None:
+            log.warning("order_refused", reason=reason, left_out=left_out)
+        self.renew_after(float("-inf"), RENEW_S)
+
+
+def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str, link: LinkCost | None) -> Hello:
+    """Tell who this worker is, what it has and what it holds. ``key``: by which it knocks at others' doors."""
+    executor, own = equipment.executor, core.settings
+    return Hello(
+        epoch=core.fence,
+        lineage=core.lineage,
+        name=own.name,
+        incarnation=own.incarnation,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        wire_versions=VERSIONS,
+        schema=schema(),
+        device=executor.device,
+        dtype=executor.dtype,
+        cores=os.cpu_count() or 1,
+        endpoint=door.endpoint,
+        ticket=door.ticket,
+        build=__version__,
+        key=key,
+        memory_bytes=executor.memory_bytes,
+        kv_share=executor.kv_share,
+        costs=equipment.costs,
+        link=link,
+        manifest=executor.manifest,
+        held_layers=core.layers,
+        held=core.introduction(),
+        logs=tuple(core.log.ranges()),
+        kept=core.preparation.kept,
+    )
+
+
+def code_without(hello: Hello) -> int:
+    """How to end if this can't be sent. What a worker says of itself before it holds anything, it says again at the
+    next start; only what it holds is gone then."""
+    return 1 if hello.held or hello.logs else EX_CONFIG
+
+
+def _turned_away(url: str) -> str:
+    return (
+        f"the broker at {address_and_key(url)[0]} does not take this machine's key: it was revoked, or is not a "
+        "worker's; join again (swarm worker --join)"
+    )
+
+
+def control_endpoint(url: str) -> str:
+    """Workers knock one port above the clients' door."""
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not port.isdecimal():
+        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+    return f"tcp://{host}:{int(port) + 1}"
