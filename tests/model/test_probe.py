@@ -33,7 +33,9 @@ Fake = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
+def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever numbers of threads a test before this one in the same process said it would compute with."""
+    monkeypatch.setattr(cores, "_expected", set())
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
