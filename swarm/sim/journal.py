@@ -58,6 +58,7 @@ class Disk:
         self._number = 0  # which file is in the place
         self._whole: Ledger | None = None
         self.was_lost = False  # ever: what only the file had may be gone
+        self.forgotten: set[str] = set()  # requests that had ended, nobody was reading, and only the lost file knew
         self._base = Ledger()  # what the file began with
         self._unsafe: deque[tuple[float, Sequence[Write]]] = deque()
         self._safe_writes: list[tuple[float, Sequence[Write]]] = []
@@ -104,6 +105,9 @@ class Disk:
 
     def rewritten(self) -> None:
         """And now all that the broker knows."""
+        for request_id, kept in self._whole.requests.items() if self._whole is not None else ():
+            if kept.ended_at is not None and request_id not in self.ledger.requests:
+                self.forgotten.add(request_id)
         self._whole = None
 
     def commit(self, writes: Sequence[Write]) -> set[int]:

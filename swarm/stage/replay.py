@@ -172,6 +172,7 @@ class Replays:
             return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
         held.history[row.start : row.start + row.count] = step.tokens
         self.taken[row.sequence] = _Taken(step.through, row.start + row.count)
+        held.recede(own, row.start)  # should the plan fall before it is through, nobody counts on what lies behind
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
         batch = Batch((row,), tokens, chunk.hidden, (), alone=step.alone, through=own)

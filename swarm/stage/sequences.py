@@ -3,7 +3,7 @@ was sent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -53,6 +53,14 @@ class HeldTokens:
 
     def advance(self, layers: LayerRange, position: int) -> None:
         """Note that these layers hold at least so many positions now; the others stay."""
+        self._move(layers, lambda held: max(held, position))
+
+    def recede(self, layers: LayerRange, position: int) -> None:
+        """Note that these layers are written again from here on: a cache is written in units, and of what lies behind
+        the end of what is written there may be nothing left."""
+        self._move(layers, lambda held: min(held, position))
+
+    def _move(self, layers: LayerRange, to: Callable[[int], int]) -> None:
         moved: list[RangePosition] = []
         for held in self.kv:
             first, stop = max(held.layers.first, layers.first), min(held.layers.stop, layers.stop)
@@ -61,7 +69,7 @@ class HeldTokens:
                 continue
             if held.layers.first < first:
                 moved.append(RangePosition(LayerRange(held.layers.first, first), held.position))
-            moved.append(RangePosition(LayerRange(first, stop), max(held.position, position)))
+            moved.append(RangePosition(LayerRange(first, stop), to(held.position)))
             if stop < held.layers.stop:
                 moved.append(RangePosition(LayerRange(stop, held.layers.stop), held.position))
         self.kv = _merge(moved)

@@ -226,6 +226,7 @@ class BrokerNode:
         for fact in facts:
             if isinstance(fact, broker_event.JournalRewritten) and self.alive:
                 self._cluster.promises.rewritten(self.core.state)
+                self._cluster.audit.rewritten(self.disk)
             self.feed(fact)
 
     def _tick(self, life: int) -> None:

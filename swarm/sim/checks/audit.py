@@ -178,6 +178,12 @@ class Audit:
         """Of what this journal does not tell, nobody knows any more that it was accepted."""
         self.may_fail |= self.submits.keys() - disk.ledger.requests.keys()
 
+    def rewritten(self, disk: Disk) -> None:
+        """The journal was lost under the broker that runs, and begun anew with what it still gave and what memory has.
+        A request that has ended is in memory only while somebody reads it: a client that was frozen meanwhile is told
+        that it is not known."""
+        self.may_fail |= disk.forgotten
+
     def refused(self, rejected: Rejected) -> None:
         """Whoever was never told that his request is accepted may be told to come again."""
         if rejected.code in ("unavailable", "journal") and rejected.request_id not in self.promised:

@@ -704,6 +704,18 @@ def test_a_chunk_that_comes_again_after_the_next_one_does_not_run(stage: StageBe
     assert stage.core.counters["duplicate_replays"] == 3
 
 
+def test_nobody_counts_on_what_lies_behind_a_chunk_that_is_written_again(stage: StageBench) -> None:
+    """Layers that a replay from tokens only passes through are written again, in units: if the plan falls before the
+    replay has come to its end, what they held behind it may be gone."""
+    stage.run(step_of(1, Row(1, 0, 9, True), open=(opened(1),)))
+    stage.activate(epoch=2, live=((1, 9),))
+    stage.run(chunk(0, 3, epoch=2))
+    assert position(stage) == 3
+    stage.step(chunk(3, 3, epoch=2))  # and this one is on the device when the plan falls
+    stage.activate(epoch=3, live=((1, 9),))
+    assert position(stage) == 3
+
+
 def test_chunks_by_another_way_begin_anew(stage: StageBench) -> None:
     """The log was gone, and the tokens serve, through more layers: from where the sequence stands."""
     stage.run(chunk(0, 3))
