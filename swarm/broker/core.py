@@ -49,22 +49,22 @@ from swarm.broker.events import (
     WorkerSaid,
 )
 from swarm.broker.members.doors import Doors
+from swarm.broker.members.entry import MemberSettings
 from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.hosts import Hosts
-from swarm.broker.members.lost_steps import LostSteps
 from swarm.broker.members.recheck import RecheckSettings
-from swarm.broker.members.roster import Members, MemberSettings
+from swarm.broker.members.roster import Members
+from swarm.broker.members.vigil import LostSteps
 from swarm.broker.questions.inquiries import Inquiries
 from swarm.broker.recovery.procedure import PlanSettings, Procedure
-from swarm.broker.reports.latencies import Latencies
-from swarm.broker.reports.statistics import PipelineStatistics
+from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.door import Requests, RequestSettings
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.past import Past
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
-from swarm.broker.steps import landing, scheduler
+from swarm.broker.steps import scheduler
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
     NOBODYS,
@@ -164,7 +164,7 @@ class BrokerCore:
             latencies=latencies,
             judgements=self.judgements,
         )
-        self._lost_steps = LostSteps(self.state, self._members, self._procedure, self._out)
+        self._lost_steps = LostSteps(self.state, self._members.vigil, self._procedure, self._out)
         self._num_events = 0
         if past is not None:
             self._restore(past, now)
@@ -290,7 +290,7 @@ class BrokerCore:
     def _message_refused(self, refused: MessageRefused, now: float) -> None:
         self.state.count(f"malformed_{refused.door}")
         if refused.foreign:
-            self._members.not_understood(refused.peer, refused.foreign)
+            self._members.entry.not_understood(refused.peer, refused.foreign)
         if refused.door == "data":  # the last stage's answer to a step, most likely: it will not come again
             self._members.damaged(now)
 
@@ -323,7 +323,7 @@ class BrokerCore:
         ):
             self._out.note("profile", "info", **self._statistics.profile())
         self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
-        landing.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
+        scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
         rebuilding = not self.state.rebuilding.is_idle
         self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))
         self._requests.growth.sampled(done.sampled, done.hops, now)
@@ -331,7 +331,7 @@ class BrokerCore:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.ends.end(sequence, "failed", now, failure.reason)
-        landing.put_off(self.state, done.late, flight)
+        scheduler.put_off(self.state, done.late, flight)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,6 @@ from swarm.stage.replay import Replays
 from swarm.stage.sequences import HeldTokens, Holdings
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.door.keys import address_and_key, public_key_in
-from swarm.wire.finite import in_words, not_finite
 from swarm.wire.messages import (
     NOBODYS,
     REPLAY_STEP,
@@ -92,6 +91,7 @@ from swarm.wire.messages import (
     Trouble,
     Welcome,
 )
+from swarm.wire.tensors import in_words, not_finite
 
 
 @dataclass(frozen=True, slots=True)

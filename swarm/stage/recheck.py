@@ -24,8 +24,8 @@ from swarm.stage.actions import Action, ComputeAside, SendAside, Tell
 from swarm.stage.events import AsideComputed, AsideFailed, Leisure
 from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.log import ActivationLog
-from swarm.wire.finite import not_finite
 from swarm.wire.messages import Digested, LayerRange, Recheck, Rechecked, Row, Step, TellDigest, Trial
+from swarm.wire.tensors import not_finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

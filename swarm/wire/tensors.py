@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import sys
 from math import prod
-from typing import Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from swarm.errors import WireError
-from swarm.wire.messages import MAX_TENSOR_BYTES, PayloadSpec, TensorSpec
+from swarm.wire.messages import MAX_TENSOR_BYTES, PayloadSpec, SequencePosition, Step, TensorSpec
 
 if sys.byteorder != "little":
     raise ImportError("Swarm needs a little-endian machine: tensors travel as they lie in memory")
@@ -107,3 +107,31 @@ def _narrowed(array: NDArray[np.generic], dtype: WireDtype) -> NDArray[np.generi
         with np.errstate(over="ignore"):  # beyond 65504 lies infinity, as with every rounding
             return array.astype(np.float16)
     raise WireError(f"a {array.dtype} array can't be sent as {dtype}: convert it to float32 first")
+
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def not_finite(step: Step, hidden: NDArray[np.float32] | None) -> tuple[SequencePosition, ...]:
+    """The sequences whose hidden states are not all finite, each with the first such position; almost always none."""
+    if hidden is None:
+        return ()
+    finite: NDArray[np.bool_] = np.isfinite(hidden)
+    if finite.all():
+        return ()
+    found: list[SequencePosition] = []
+    whole: NDArray[np.bool_] = np.asarray(finite.all(axis=-1))
+    taken = 0
+    for row in step.rows:
+        rows = whole[taken : taken + row.count]
+        taken += row.count
+        if not rows.all():
+            found.append(SequencePosition(row.sequence, row.start + int(np.argmin(rows))))
+    return tuple(found)
+
+
+def in_words(rows: tuple[SequencePosition, ...]) -> str:
+    """Which sequences, for people; the first few of many."""
+    named = ", ".join(f"sequence {row.sequence} from position {row.position} on" for row in rows[:4])
+    return named if len(rows) <= 4 else f"{named} and {len(rows) - 4} more"

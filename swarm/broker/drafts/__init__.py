@@ -1,8 +1,8 @@
 """Drafts: the plan that would be made now, from what members have said of themselves.
 
 ``candidates`` turns members into the planner's devices and asks it; ``proposals`` answers what is wanted: the best
-plan, the one in force if it may stay, the one after a death. ``draft`` makes of a proposal the plan to be carried out,
-and refuses what is no pipeline. ``rules`` were set by hand; ``steered`` puts
-an operator's word before them; ``questions`` are answered beside the broker's loop.
+plan, the one in force if it may stay, the one after a death, and makes of a proposal the plan to be carried out
+(``draft``), which refuses what is no pipeline. ``rules`` were set by hand, with an operator's word before them;
+``questions`` are answered beside the broker's loop.
 Changes nothing: ``recovery`` does.
 """

@@ -15,17 +15,19 @@ stage costs is told but doesn't count. For the objective ``latency`` it does cou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swarm.broker.drafts.candidates import Proposal, Table, alone_s
-from swarm.broker.drafts.rules import PlanRules
-from swarm.broker.drafts.steered import steered, without_the_cordoned
+from swarm.broker.drafts.rules import PlanRules, steered, without_the_cordoned
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import NOBODY, Shortage
 from swarm.broker.planner.recover import Replays
 from swarm.broker.planner.solve import EXACT
-from swarm.broker.state import Plan, State, Worker, WorkerState
-from swarm.wire.messages import Suppose
+from swarm.broker.state import Plan, StagePlan, State, Worker, WorkerState
+from swarm.broker.state.workers import BROKER, Way
+from swarm.errors import StageSetError
+from swarm.wire.messages import LayerRange, Manifest, Suppose, layers_of, loaded_layers, ranges_of
 
 MAX_BESIDE = 48  # workers that are looked at for what one more would change
 
@@ -180,6 +182,13 @@ class Wanted:
             self._remembered = key, propose(state, self.rules)
         return self._remembered[1]
 
+    def way_back(self, fallen: Plan | None, chunk: int) -> Proposal | None:
+        """If a plan fell while requests were under way: how they go on soonest. ``chunk``: of their replays."""
+        if fallen is None or not (self.state.running or len(self.state.waiting)):
+            return None
+        replays = Replays.of((sequence.kv for sequence in self.state.running), chunk)
+        return come_back(self.state, self.rules, fallen, replays)
+
     @property
     def is_change(self) -> bool:
         """Whether the plan in force should go: it can't stay, or another one is worth it."""
@@ -218,3 +227,54 @@ def _held_first(worker: Worker) -> int:
     """Workers that hold layers already keep their order."""
     held = worker.layers
     return held.first if held is not None else 1 << 30
+
+
+# --- from a proposal to the plan --------------------------------------------------------------------------------------
+
+
+def draft(state: State, proposal: Proposal, epoch: int) -> Plan:
+    """Make the plan of this epoch. One that is no pipeline is a bug, and goes nowhere."""
+    manifest = state.manifest
+    assert manifest is not None
+    senders = (BROKER, *(who for who, _ in proposal.shares))
+    stages = tuple(
+        _stage(state, sender, state.workers[who], layers)
+        for sender, (who, layers) in zip(senders, proposal.shares, strict=False)
+    )
+    check_pipeline([stage.layers for stage in stages], manifest.num_layers)
+    back = "" if proposal.back is None else proposal.back.choice
+    return Plan(epoch, stages, proposal.forecast.objective, proposal.forecast, proposal.standby, back)
+
+
+def _stage(state: State, sender: str, worker: Worker, layers: LayerRange) -> StagePlan:
+    assert state.manifest is not None
+    manifest: Manifest = state.manifest
+    is_relayed = state.ways.to(sender, worker.incarnation, state.now) is Way.RELAYED
+    missing = ranges_of(layers_of((layers,)) - loaded_layers(worker.layers, worker.kept))
+    return StagePlan(
+        incarnation=worker.incarnation,
+        name=worker.name,
+        layers=layers,
+        endpoint=state.ways.endpoint_by_relay(worker) if is_relayed else worker.hello.endpoint,
+        weight_bytes=manifest.weight_bytes(layers),
+        host=worker.hello.host,
+        device=worker.hello.device,
+        memory_bytes=worker.hello.memory_bytes,
+        load_bytes=sum(manifest.weight_bytes(each) for each in missing),
+        key=worker.hello.key,
+        relay=state.ways.relay_to(worker) if is_relayed else "",
+    )
+
+
+def check_pipeline(stages: Sequence[LayerRange], num_layers: int) -> None:
+    """Raise StageSetError unless these stages, in this order, hold every layer once."""
+    expected = 0
+    for index, layers in enumerate(stages):
+        if layers.stop <= layers.first:
+            raise StageSetError("empty_stage", f"stage {index}: the layer range {layers} is empty")
+        if layers.first != expected:
+            kind = "gap" if layers.first > expected else "overlap"
+            raise StageSetError(kind, f"stage {index}: {kind}, its layers {layers} should begin at {expected}")
+        expected = layers.stop
+    if expected != num_layers:
+        raise StageSetError("wrong_total", f"the stages end at layer {expected}, the model has {num_layers}")

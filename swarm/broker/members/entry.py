@@ -1,14 +1,160 @@
-"""Who may become a member: those of this build, with a device that can be planned with, the swarm's model and enough to
-offer."""
+"""A worker's way in: who may become a member, under which name, and what it is told.
+
+Members are of this build, with a device that can be planned with, the swarm's model and enough to offer. The newest
+process of a name is the one that counts.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.drafts.rules import DEVICES, PlanRules, is_supported
+from swarm.broker.members.assets import Uploads
+from swarm.broker.members.health import HealthSettings
+from swarm.broker.members.keyring import Keyring
+from swarm.broker.members.recheck import RecheckSettings
+from swarm.broker.recovery.procedure import Procedure
+from swarm.broker.recovery.rebuild import what_counts
 from swarm.broker.recovery.restart import Restart
-from swarm.broker.state import State
+from swarm.broker.requests.door import Requests
+from swarm.broker.state import State, Worker, WorkerState
 from swarm.wire.greeting import Greeting, why_strangers
-from swarm.wire.messages import Hello
+from swarm.wire.messages import Denied, Dismiss, Hello, Welcome
 from swarm.wire.schema import schema
+
+T = TypeVar("T")
+
+MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What workers are told when they join, and by which rules they are judged."""
+
+    beat_endpoint: str
+    data_endpoint: str
+    beat_interval_s: float
+    lease_s: float
+    health: HealthSettings
+    recheck: RecheckSettings
+    key: str | None = None  # the broker's own, where doors go by keys
+
+
+class Lose(Protocol):
+    """Puts a worker out, with the evidence."""
+
+    def __call__(self, worker: Worker, evidence: str, now: float) -> None: ...
+
+
+class Entry:
+    """Answers a worker's Hello. Appends what is to be done to ``out``."""
+
+    def __init__(
+        self,
+        state: State,
+        settings: MemberSettings,
+        procedure: Procedure,
+        requests: Requests,
+        out: Outbox,
+        *,
+        keyring: Keyring,
+        uploads: Uploads,
+        lose: Lose,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._procedure = procedure
+        self._requests = requests
+        self._out = out
+        self._keyring = keyring
+        self._uploads = uploads
+        self._lose = lose
+
+    def hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
+        restart, rules = self._procedure.restart, self._procedure.wanted.rules
+        # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
+        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
+        reason = reason or why_not_called(hello.name, owner, self._state)
+        if reason is not None:
+            self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
+            self._out.append(OrderWorker(peer, Denied(reason=reason)))
+            return
+        known = self._state.workers.get(hello.incarnation)
+        if known is not None and known.state is WorkerState.LEFT:
+            self._out.append(OrderWorker(peer, known.told_to_go(self._state.book.written)))
+            return
+        if known is not None and not known.is_gone:
+            self._lose(known, "it said Hello again: what was under way with it is void", now)
+        for other in list(self._state.workers.values()):
+            if other.name == hello.name and other.incarnation != hello.incarnation:
+                self._replace(other, hello, now)
+        self._take_model(hello, now)
+        num_lies = known.num_lies if known is not None else 0
+        pace = known.pace if known is not None else _pace_of_newcomer(self._state, hello.host)
+        worker = self._state.workers[hello.incarnation] = Worker(
+            hello, peer, now, num_lies=num_lies, pace=pace, belongs_to=owner
+        )
+        worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
+        self._keyring.add(hello.key)
+        self.welcome(worker, self._uploads.ask(worker, now))
+        if self._state.book.current is not None or num_lies:
+            # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
+            # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
+            self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
+        self._procedure.changed(now)
+        self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
+
+    def _take_model(self, hello: Hello, now: float) -> None:
+        """The first worker brings the model. After a restart it is known before; if the first one has another, that is
+        the swarm's from now on, and what was asked of the old one can't be answered any more."""
+        restart, remembered = self._procedure.restart, self._state.manifest
+        if restart.model_is_remembered and remembered is not None:
+            difference = remembered.difference(hello.manifest)
+            if difference is not None:
+                self._state.learn(None)
+                self._requests.ends.end_everything(f"the swarm was started again with another model: {difference}", now)
+        restart.model_is_remembered = False
+        if self._state.manifest is None:
+            self._state.learn(hello.manifest)
+            self._requests.durability.model_known(now)
+
+    def _replace(self, former: Worker, hello: Hello, now: float) -> None:
+        """The newest process of a name is the one that counts; the one before, should it live, must end."""
+        if not former.is_gone:
+            reason = (
+                f"another process (pid {hello.pid} on {hello.host}) joined under the name {hello.name}: "
+                f"give every worker a name of its own"
+            )
+            self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
+            remember(self._state.replaced, former.incarnation, reason)
+        self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
+        del self._state.workers[former.incarnation]
+        remember(self._state.strangers, former.incarnation, now)
+
+    def welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
+        """Tell a worker that it is a member (again: it is how a member is asked for files)."""
+        welcome = Welcome(
+            epoch=self._state.book.written,
+            beat_endpoint=self._settings.beat_endpoint,
+            data_endpoint=self._settings.data_endpoint,
+            beat_interval_s=self._settings.beat_interval_s,
+            lease_s=self._settings.lease_s,
+            wants=wants,
+        )
+        self._out.append(OrderWorker(worker.peer, welcome))
+
+    def not_understood(self, peer: bytes, reason: str) -> None:
+        """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
+        understood before; what it says now is not worth its life.)"""
+        known = self._state.workers.get(peer.decode(errors="replace"))
+        if known is None or known.is_gone:
+            reason = f"the broker can't understand it ({reason}): install the same version on both"
+            self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
+
+
+# --- who may come in --------------------------------------------------------------------------------------------------
 
 
 def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> str | None:
@@ -26,3 +172,32 @@ def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> s
         if difference is not None:
             return f"this swarm serves another model: {difference}"
     return rules.why_not(hello)
+
+
+def why_not_called(name: str, owner: str, state: State) -> str | None:
+    """Say why this member's worker may not have this name, beside what the roll says (``broker.locks``); None if it
+    may. Nobody from elsewhere is called as a worker of the broker's own machine, which shows no key, and would be told
+    to end as a process that was started anew. ``owner``: see ``WorkerSaid``."""
+    if not owner or not _is_anothers(name, owner, state):
+        return None
+    return f"the name {name} is that of a worker on the broker's own machine: call this one {owner}-SOMETHING (--name)"
+
+
+def _is_anothers(name: str, owner: str, state: State) -> bool:
+    """Is there a worker of this name that is not this member's, or was there one that may come back?"""
+    found = [worker for worker in state.workers.values() if worker.name == name]
+    return any(worker.belongs_to != owner and worker.state is not WorkerState.LEFT for worker in found)
+
+
+def _pace_of_newcomer(state: State, host: str) -> float:
+    """Expect of a newcomer what is seen of the quickest worker on its machine, until it is measured. If they wait for
+    each other's cores, a fresh one would seem to be worth all of them together."""
+    return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
+
+
+def remember(memory: dict[str, T], incarnation: str, what: T) -> None:
+    """The latest last; the oldest goes when there are too many."""
+    memory.pop(incarnation, None)
+    memory[incarnation] = what
+    if len(memory) > MAX_STRANGERS:
+        del memory[next(iter(memory))]

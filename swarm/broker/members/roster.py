@@ -6,22 +6,15 @@ no longer. A worker that was declared out and lives is fenced and may say Hello 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
-
 from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.assets import Uploads
-from swarm.broker.members.entry import why_not
-from swarm.broker.members.health import HealthSettings
+from swarm.broker.members.entry import Entry, MemberSettings, remember
 from swarm.broker.members.keyring import Keyring
-from swarm.broker.members.names import why_not_called
-from swarm.broker.members.recheck import Rechecker, RecheckSettings
+from swarm.broker.members.recheck import Rechecker
 from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
 from swarm.broker.planner.problem import Shortage
-from swarm.broker.recovery import speeds
-from swarm.broker.recovery.inventory import what_counts
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests.door import Requests
 from swarm.broker.state import State, Worker, WorkerState
@@ -32,7 +25,6 @@ from swarm.wire.messages import (
     Beat,
     Denied,
     Digested,
-    Dismiss,
     Fence,
     Hello,
     Kept,
@@ -51,28 +43,11 @@ from swarm.wire.messages import (
     Shun,
     Stats,
     Trouble,
-    Welcome,
     WorkerMessage,
 )
 
-T = TypeVar("T")
-
-MAX_STRANGERS = 64  # incarnations that are remembered so as not to be called too often, or taken in again
 REVOKED = "its key was revoked"
 CALL_AGAIN_S = 2.0  # an order may be lost; asking at every beat would make the worker join over and over
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSettings:
-    """What workers are told when they join, and by which rules they are judged."""
-
-    beat_endpoint: str
-    data_endpoint: str
-    beat_interval_s: float
-    lease_s: float
-    health: HealthSettings
-    recheck: RecheckSettings
-    key: str | None = None  # the broker's own, where doors go by keys
 
 
 class Members:
@@ -98,13 +73,16 @@ class Members:
         self.lies = Lies(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
         self.vigil = Vigil(state, settings.health)
+        self.entry = Entry(
+            state, settings, procedure, requests, out, keyring=self.keyring, uploads=self._uploads, lose=self._lose
+        )
         state.leases_renewed_at = now
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
     def said(self, peer: bytes, message: WorkerMessage, now: float, owner: str = "") -> None:
         if isinstance(message, Hello):
-            self._hello(peer, message, owner, now)
+            self.entry.hello(peer, message, owner, now)
             return
         if isinstance(message, Probe):
             self._out.append(OrderWorker(peer, Probed(epoch=self._state.book.written, ticket=message.ticket)))
@@ -189,87 +167,6 @@ class Members:
         else:
             self._lose(finding.out, finding.evidence, now, verdict=Verdict.LIED)
         return True
-
-    def _take_model(self, hello: Hello, now: float) -> None:
-        """The first worker brings the model. After a restart it is known before; if the first one has another, that is
-        the swarm's from now on, and what was asked of the old one can't be answered any more."""
-        restart, remembered = self._procedure.restart, self._state.manifest
-        if restart.model_is_remembered and remembered is not None:
-            difference = remembered.difference(hello.manifest)
-            if difference is not None:
-                self._state.learn(None)
-                self._requests.ends.end_everything(f"the swarm was started again with another model: {difference}", now)
-        restart.model_is_remembered = False
-        if self._state.manifest is None:
-            self._state.learn(hello.manifest)
-            self._requests.durability.model_known(now)
-
-    def _hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
-        restart, rules = self._procedure.restart, self._procedure.wanted.rules
-        # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
-        reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
-        reason = reason or why_not_called(hello.name, owner, self._state)
-        if reason is not None:
-            self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
-            self._out.append(OrderWorker(peer, Denied(reason=reason)))
-            return
-        known = self._state.workers.get(hello.incarnation)
-        if known is not None and known.state is WorkerState.LEFT:
-            self._out.append(OrderWorker(peer, known.told_to_go(self._state.book.written)))
-            return
-        if known is not None and not known.is_gone:
-            self._lose(known, "it said Hello again: what was under way with it is void", now)
-        for other in list(self._state.workers.values()):
-            if other.name == hello.name and other.incarnation != hello.incarnation:
-                self._replace(other, hello, now)
-        self._take_model(hello, now)
-        num_lies = known.num_lies if known is not None else 0
-        pace = known.pace if known is not None else speeds.of_newcomer(self._state, hello.host)
-        worker = self._state.workers[hello.incarnation] = Worker(
-            hello, peer, now, num_lies=num_lies, pace=pace, belongs_to=owner
-        )
-        worker.hold(() if num_lies else hello.kept, {} if num_lies else what_counts(hello, self._state))
-        self.keyring.add(hello.key)
-        self._welcome(worker, self._uploads.ask(worker, now))
-        if self._state.book.current is not None or num_lies:
-            # The plan in force was made without it: what it still holds of the sequences is of no use any more. If it
-            # ever sent what can't be true, nothing that it holds is believed, at any of its returns.
-            self._out.append(OrderWorker(peer, Dismiss(epoch=self._state.book.written)))
-        self._procedure.changed(now)
-        self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)
-
-    def not_understood(self, peer: bytes, reason: str) -> None:
-        """A worker of another build, most likely with its introduction, waits for an answer. (A member has been
-        understood before; what it says now is not worth its life.)"""
-        known = self._state.workers.get(peer.decode(errors="replace"))
-        if known is None or known.is_gone:
-            reason = f"the broker can't understand it ({reason}): install the same version on both"
-            self._out.append(OrderWorker(peer, Denied(reason=reason[:4000])))
-
-    def _replace(self, former: Worker, hello: Hello, now: float) -> None:
-        """The newest process of a name is the one that counts; the one before, should it live, must end."""
-        if not former.is_gone:
-            reason = (
-                f"another process (pid {hello.pid} on {hello.host}) joined under the name {hello.name}: "
-                f"give every worker a name of its own"
-            )
-            self._out.append(OrderWorker(former.peer, Denied(reason=reason)))
-            _remember(self._state.replaced, former.incarnation, reason)
-        self._lose(former, f"replaced by a new process (pid {hello.pid})", now)
-        self._forget(former.incarnation)
-        _remember(self._state.strangers, former.incarnation, now)
-
-    def _welcome(self, worker: Worker, wants: tuple[str, ...]) -> None:
-        """Tell a worker that it is a member (again: it is how a member is asked for files)."""
-        welcome = Welcome(
-            epoch=self._state.book.written,
-            beat_endpoint=self._settings.beat_endpoint,
-            data_endpoint=self._settings.data_endpoint,
-            beat_interval_s=self._settings.beat_interval_s,
-            lease_s=self._settings.lease_s,
-            wants=wants,
-        )
-        self._out.append(OrderWorker(worker.peer, welcome))
 
     def asset_part_arrived(self, event: AssetPartArrived, now: float) -> None:
         self._uploads.take(self._member(event.peer), event, now)
@@ -391,7 +288,7 @@ class Members:
         told_at = self._state.strangers.get(incarnation)
         if told_at is not None and now - told_at <= CALL_AGAIN_S:
             return
-        _remember(self._state.strangers, incarnation, now)
+        remember(self._state.strangers, incarnation, now)
         reason = "the broker does not know this worker"
         self._out.append(OrderWorker(incarnation.encode(), Rejoin(epoch=self._state.book.written, reason=reason)))
 
@@ -404,7 +301,7 @@ class Members:
                 self._lose(worker, judgement.evidence, now, blame=blame, verdict=judgement.verdict)
         self._lose_the_late(now)
         for worker, names in self._uploads.ask_others(now):
-            self._welcome(worker, names)
+            self.entry.welcome(worker, names)
         self._rechecker.tick(now)
         self._forget_the_long_gone()
         self._renew_leases(now)
@@ -425,11 +322,3 @@ class Members:
 
     def _forget(self, incarnation: str) -> None:
         del self._state.workers[incarnation]
-
-
-def _remember(memory: dict[str, T], incarnation: str, what: T) -> None:
-    """The latest last; the oldest goes when there are too many."""
-    memory.pop(incarnation, None)
-    memory[incarnation] = what
-    if len(memory) > MAX_STRANGERS:
-        del memory[next(iter(memory))]

@@ -3,7 +3,7 @@
 * *Damaged.* What came is not what was sent (checksums). The step is lost, and since it may have been the only one, the
   broker doesn't wait for a gap: a new epoch, at once, and nobody is blamed. If one message after the other is damaged
   and no step comes through, that is no accident any more: new epochs at that pace would only burn time, so the slower
-  rule for lost steps takes over (``lost_steps``), which in the end blames what the steps carry.
+  rule for lost steps takes over (``vigil.LostSteps``), which in the end blames what the steps carry.
 * *Not finite.* A stage refuses such hidden states and names who sent them. It must be the stage before it: nobody can
   accuse anybody else. Since that stage refuses them too, it got finite ones and made these: it is out, fenced, and
   whatever it holds of sequences counts no more (``members`` has it forget that when it joins anew). While others can

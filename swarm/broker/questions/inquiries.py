@@ -16,8 +16,7 @@ from swarm.broker.questions.helm import Helm
 from swarm.broker.questions.what_if import Departure, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.reports import ended
-from swarm.broker.reports.latencies import Latencies
-from swarm.broker.reports.statistics import PipelineStatistics
+from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.endings import RequestSettings
 from swarm.broker.state import State, Worker

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from swarm.broker.members.vigil import VitalSigns
 from swarm.broker.reports import scheduling
-from swarm.broker.reports.latencies import Latencies
-from swarm.broker.reports.statistics import PipelineStatistics
+from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.state.archive import Account, may_see
 from swarm.broker.state.blocks import BLOCK

@@ -10,7 +10,7 @@ fence      the new epoch is in the journal                 ``orders``: nothing o
                                                            an old plan is whole, only when the next is activated)
 load       ``Prepare`` to every stage                      ``procedure``: waits for ``Prepared``; who refuses or dies
                                                            begins it anew
-activate   all are prepared                                ``inventory``: which sequences keep their room, from which
+activate   all are prepared                                ``rebuild``: which sequences keep their room, from which
                                                            position; stages cut to it
 replay     all are activated, and say what they hold       ``rebuild``: lost layers only, from the log before them, or
                                                            from tokens
@@ -18,8 +18,8 @@ resume     a sequence is level                             it goes back to the s
                                                            what each phase took beside what was predicted
 =========  ==============================================  ============================================================
 
-``restart`` is the broker's own death: what its journal knows is taken up, workers tell what they hold, and the plan
-goes on if it can. ``gathering`` says whether a plan is to be made yet, ``fallen`` how the sequences of one that fell go
-on soonest, ``speeds`` how quick workers really are. ``orders`` also asks workers to keep
-layers warm, so that the next load takes no time.
+``restart`` says whether a plan is to be made yet, or more workers are waited for first; above all it is for the
+broker's own death: what its journal knows is taken up, workers tell what they hold, and the plan goes on if it can.
+``speeds`` says how quick workers really are. ``orders`` also asks workers to keep layers warm, so that the next load
+takes no time.
 """

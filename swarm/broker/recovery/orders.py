@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.recovery.inventory import live_at
+from swarm.broker.recovery.rebuild import live_at
 from swarm.broker.state import Plan, Sequence, State, Worker
 from swarm.wire.messages import Activate, Edge, Fence, Keep, Kept, LayerRange, Order, Prepare, layers_of
 

@@ -25,16 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.broker.actions import ClosePipe, OpenPipe, OrderWorker, Outbox, TryDoor, WriteEpoch
-from swarm.broker.drafts.draft import draft
-from swarm.broker.drafts.proposals import Wanted
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.drafts.proposals import Wanted, draft
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.problem import Shortage
-from swarm.broker.recovery.fallen import Fallen
-from swarm.broker.recovery.gathering import Gathering
-from swarm.broker.recovery.inventory import keep_what_fits
 from swarm.broker.recovery.orders import OWN_NAME, Neighbour, Orders, Standby
-from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings
-from swarm.broker.recovery.restart import Restart
+from swarm.broker.recovery.rebuild import Rebuilder, RebuildSettings, keep_what_fits
+from swarm.broker.recovery.restart import Gathering, Restart
 from swarm.broker.recovery.speeds import Paces, gauges
 from swarm.broker.state import (
     PlanPhase,
@@ -43,7 +40,7 @@ from swarm.broker.state import (
     WorkerState,
 )
 from swarm.broker.state.blocks import BLOCK
-from swarm.broker.state.recoveries import Recovery
+from swarm.broker.state.recoveries import Predicted, Recovery
 from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import (
     Activated,
@@ -84,7 +81,6 @@ class Procedure:
         self._paces = Paces(state)
         self._orders = Orders(state, out)
         self._gathering = Gathering(state, self.restart, settings.min_workers, settings.gather_s)
-        self._fallen = Fallen(state, self.wanted, settings.rebuild.chunk)
 
     # --- what moves the plan -----------------------------------------------------------------------------------------
 
@@ -290,15 +286,15 @@ class Procedure:
         book = self._state.book
         if self._gathering.goes_on(now):
             return
-        self._state.book.find(self.restart.end())
-        found = self._fallen.way_back() or self.wanted.now()
+        book.find(self.restart.end())
+        found = self.wanted.way_back(book.fallen, self._settings.rebuild.chunk) or self.wanted.now()
         if isinstance(found, Shortage):
             self._wait_for(found)
             return
         book.epoch += 1
         book.prepare(draft(self._state, found, book.epoch))
         if book.current is None:
-            self._fallen.note_way_back(found, book.epoch, now)
+            self._note_way_back(found, now)
         book.waits_for = f"the journal to write epoch {book.epoch}"
         if self._state.journal_problem:
             book.waits_for += f", which it can't: {self._state.journal_problem}"
@@ -309,8 +305,14 @@ class Procedure:
         book = self._state.book
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
-        holders = self._fallen.holders(book.coming) or tuple(self.restart.awaited)
-        return WriteEpoch(book.epoch, holders, self._state.manifest, blames)
+        return WriteEpoch(book.epoch, self.restart.holders, self._state.manifest, blames)
+
+    def _note_way_back(self, found: Proposal, now: float) -> None:
+        """For the record of the recovery: which way was taken, and how long it should take."""
+        back = found.back
+        choice = "a plan from scratch" if back is None else back.choice
+        predicted = None if back is None else Predicted(back.load_s, back.replay_s, back.is_warm)
+        self._state.recoveries.planned(self._state.book.epoch, choice, predicted, now)
 
     def _wait_for(self, shortage: Shortage) -> None:
         book = self._state.book

@@ -1,4 +1,6 @@
-"""A broker that takes up where the one before it ended.
+"""Who is waited for before a plan is made: at a swarm's start, and after the broker's own death.
+
+A broker takes up where the one before it ended.
 
 The journal tells of requests, their tokens, and the epoch; workers tell what they hold of them when they join. From
 both follows what was: the plan that fell, and how far each sequence has come in the stages. What then happens is what
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
+from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker, WorkerState
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.past import Past
 from swarm.wire.messages import LayerRange
@@ -44,6 +46,17 @@ class Restart:
         self.until, self.gathered_at = now + REJOIN_S, now + max(REJOIN_S, gather_s)
         self.is_over = past.epoch == 0
         self.model_is_remembered = past.manifest is not None
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Whom the next broker should wait for: until the plan to come serves, the sequences are with the members of
+        the one in force, or with those that are left of the one that fell; without one, with those awaited here."""
+        book = self.state.book
+        before = book.current or book.fallen
+        members = set() if before is None else before.members
+        left = [w.name for w in self.state.workers.values() if w.incarnation in members and not w.is_gone]
+        named = () if book.coming is None else (stage.name for stage in book.coming.stages)
+        return tuple(dict.fromkeys([*named, *left])) or tuple(self.awaited)
 
     @property
     def missing(self) -> list[str]:
@@ -128,3 +141,34 @@ def _fallen(state: State) -> Plan | None:
 
 def _range(worker: Worker) -> LayerRange:
     return worker.hello.held_layers or LayerRange(0, 0)
+
+
+@dataclass(slots=True)
+class Gathering:
+    """A swarm that starts with several workers makes its first plan with all of them; a broker that starts again, with
+    those of its last plan."""
+
+    state: State
+    restart: Restart
+    min_workers: int
+    gather_s: float  # how long the first plan waits for ``min_workers`` once one has joined
+
+    def goes_on(self, now: float) -> bool:
+        """Is somebody waited for? ``state.book.waits_for`` says who."""
+        awaited = self.restart.waits_for(now)
+        if awaited is not None:
+            self.state.book.waits_for = awaited
+            return True
+        joined, wanted = self._joined(), self.min_workers
+        if self.state.book.epoch or len(joined) >= wanted or (joined and now - min(joined) > self.gather_s):
+            return False
+        self.state.book.waits_for = f"{wanted - len(joined)} more of {wanted} workers"
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """All who were waited for are there: those of before a restart, or as many as were asked for, if several."""
+        return self.restart.is_complete or (not self.state.book.epoch and 1 < self.min_workers <= len(self._joined()))
+
+    def _joined(self) -> list[float]:
+        return [w.joined_at for w in self.state.workers.values() if w.state is WorkerState.MEMBER]

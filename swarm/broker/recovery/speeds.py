@@ -38,12 +38,6 @@ class Paces:
         return corrected
 
 
-def of_newcomer(state: State, host: str) -> float:
-    """Expect of a newcomer what is seen of the quickest worker on its machine, until it is measured. If they wait for
-    each other's cores, a fresh one would seem to be worth all of them together."""
-    return min((w.pace for w in state.workers.values() if w.hello.host == host and not w.is_gone), default=1.0)
-
-
 def gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
     """Make what measures the stages of a plan that begins to serve."""
     manifest = state.manifest

@@ -2,7 +2,7 @@
 
 Submitted -> (journalled) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. Who is let in, says
 ``intake``. A client sees a token once it is in the journal (``tokens``), and only so many unacknowledged ones at a time
-(``delivery``): whoever reads slowly holds up nobody. Terminal states win (``endings``): what arrives for an ended
+(``Delivery``): whoever reads slowly holds up nobody. Terminal states win (``endings``): what arrives for an ended
 sequence is counted and dropped.
 
 A request is known by its id as long as the journal keeps it, whether it is in memory or not (``archive``). So with a
@@ -12,16 +12,13 @@ journal, what is said about an id that memory doesn't know waits until the journ
 from __future__ import annotations
 
 from swarm.broker.actions import Outbox, ReadRequest, SayClient, WriteAcceptance
-from swarm.broker.reports.latencies import Latencies
+from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.admission import Refusal, limit_of, taken, tenant_of
-from swarm.broker.requests.answers import finished
-from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery
-from swarm.broker.requests.durability import Durability
+from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery, finished
+from swarm.broker.requests.durability import Durability, derive_seed, remembered, was_taken_back
 from swarm.broker.requests.endings import Ends, RequestSettings
-from swarm.broker.requests.gone import RETRY_S, SUPERSEDED, Gone
-from swarm.broker.requests.intake import Intake, no_journal
-from swarm.broker.requests.restored import derive_seed, remembered, was_taken_back
+from swarm.broker.requests.gone import SUPERSEDED, Gone
+from swarm.broker.requests.intake import RETRY_S, Intake, Refusal, limit_of, no_journal, taken, tenant_of
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.archive import About, Account, may_see

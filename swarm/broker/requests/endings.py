@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import Outbox, WriteEnd
-from swarm.broker.reports.latencies import Latencies
+from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.admission import too_large
-from swarm.broker.requests.answers import summary
-from swarm.broker.requests.delivery import Delivery
+from swarm.broker.requests.delivery import Delivery, summary
 from swarm.broker.requests.gone import Gone
+from swarm.broker.requests.intake import too_large
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.wire.messages import TOO_LATE, TOO_SHORT, FinishReason
 

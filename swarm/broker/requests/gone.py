@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from swarm.broker.requests.admission import Refusal
+from swarm.broker.requests.intake import RETRY_S, Refusal
 from swarm.broker.state import Request
 from swarm.broker.state.archive import Account, may_see
 
-RETRY_S = 5.0  # a disk that is full is made room on by people
 MAX_ANSWERS = 4096  # requests of which more can be said than that they are not known
 MAX_UNWRITTEN = 1 << 16  # sequences; while the journal can't be written nobody is let in, so there are hardly more
 

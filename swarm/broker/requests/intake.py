@@ -2,15 +2,76 @@
 
 from __future__ import annotations
 
-from swarm.broker.requests.admission import Places, Refusal, check_submit, limit_of, too_large
-from swarm.broker.requests.gone import RETRY_S
+from dataclasses import dataclass
+
 from swarm.broker.state import Request, State
+from swarm.broker.state.archive import Account
+from swarm.broker.state.blocks import BLOCK, num_blocks
 from swarm.broker.state.queue import Unwritten
 from swarm.broker.state.timers import TurnedAway
+from swarm.errors import InvalidRequest
+from swarm.params import PRIORITIES
 from swarm.wire.messages import Manifest, Submit
 
+RETRY_S = 5.0  # a disk that is full is made room on by people
 NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
 MOST_S = 60.0  # further ahead the pace of the moment tells nothing: come again by then, and be told anew
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """``code`` is a stable name for programs, ``reason`` a sentence for people."""
+
+    code: str
+    reason: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How the ``num`` places of the queue are given away. What was accepted is never put out again for somebody better;
+    so some places are kept for those who may still come:
+
+    * one tenant holds at most three quarters of the places;
+    * the last twentieth is for classes above "normal";
+    * the last tenth, at least one place, is for classes above "low".
+
+    In a queue of one place, all may have that.
+    """
+
+    num: int
+
+    @property
+    def of_tenant(self) -> int:
+        """How many sequences of one tenant may wait."""
+        return -(-3 * self.num // 4)
+
+    def of_class(self, priority: int) -> int:
+        """How many sequences, of whatever class, may wait with the last one of this class."""
+        if priority > PRIORITIES["normal"]:
+            return self.num
+        kept = self.num // 20 if priority > PRIORITIES["low"] else max(1, self.num // 10)
+        return max(1, self.num - kept)
+
+    def too_many(self, num: int, priority: int) -> Refusal | None:
+        """Whether so many sequences of one request would not even find places in an empty queue."""
+        most = min(self.of_tenant, self.of_class(priority))
+        if num <= most:
+            return None
+        return Refusal("invalid", f"n is {num}, but at most {most} sequences of one request may wait: ask for fewer")
+
+    def taken(self, num: int, priority: int, num_waiting: int, num_of_tenant: int) -> str | None:
+        """Why there are no places now for so many more sequences; None: there are."""
+        most = self.of_class(priority)
+        if num_waiting + num > most:
+            kept = f"; {self.num - most} more places are kept for higher classes" if most < self.num else ""
+            return f"{num_waiting} sequences are waiting already, at most {most} may{kept}"
+        if num_of_tenant + num > self.of_tenant:
+            return (
+                f"{num_of_tenant} sequences of this tenant are waiting already, at most {self.of_tenant} may: "
+                f"the other {self.num - self.of_tenant} places are kept for other tenants"
+            )
+        return None
 
 
 class Intake:
@@ -87,3 +148,60 @@ class Intake:
 def no_journal(reason: str) -> Refusal:
     """While nothing can be written nobody is let in."""
     return Refusal("journal", f"no request can be accepted, since it could not be written down: {reason}", RETRY_S)
+
+
+def tenant_of(submit: Submit, client: bytes, account: Account | None = None) -> str:
+    """On whose account a request is computed: that of its client's key; without one its tenant's, or the client's
+    itself if it names none."""
+    if account is not None:
+        return account.tenant_of(submit.tenant)
+    return submit.tenant or f"client {client.hex()}"
+
+
+def check_submit(submit: Submit, manifest: Manifest) -> Refusal | None:
+    """Whether this model can serve this request at all; None means yes."""
+    try:
+        submit.params.check()
+    except InvalidRequest as error:
+        return Refusal("invalid", str(error))
+    if not submit.prompt:
+        return Refusal("invalid", "the prompt is empty: give at least one token")
+    if len(submit.prompt) >= manifest.context:
+        return Refusal(
+            "context",
+            f"the prompt has {len(submit.prompt)} tokens; {manifest.name} holds {manifest.context}, "
+            f"and at least one must remain for the answer",
+        )
+    named = (
+        ("prompt", submit.prompt),
+        ("logit_bias", tuple(submit.params.logit_bias)),
+        ("stop_token_ids", submit.params.stop_token_ids),
+    )
+    for field, ids in named:
+        worst = max(ids, default=0)
+        if worst >= manifest.vocab_size:
+            return Refusal(
+                "invalid", f"{field}: token {worst} is out of range, the vocabulary has {manifest.vocab_size}"
+            )
+    return None
+
+
+def taken(submit: Submit) -> Refusal:
+    """Another tenant has this id. That is all that is said of it."""
+    return Refusal("conflict", f"request id {submit.request_id} is taken: choose a new one")
+
+
+def limit_of(submit: Submit, manifest: Manifest) -> int:
+    """The most positions a sequence of this request can come to hold."""
+    return min(len(submit.prompt) + submit.params.max_tokens, manifest.context)
+
+
+def too_large(limit: int, kv_blocks: int) -> Refusal | None:
+    """Whether stages with so many blocks, even empty, have no room for so many positions; None means that they have."""
+    if num_blocks(limit) <= kv_blocks:
+        return None
+    reason = (
+        f"prompt and max_tokens make {limit} positions, the stages hold {kv_blocks * BLOCK}: "
+        f"ask for fewer tokens, or give the workers more memory"
+    )
+    return Refusal("too_large", reason)

@@ -6,7 +6,7 @@ A client sees a token once it is in the journal; the next step needs neither.
 from __future__ import annotations
 
 from swarm.broker.actions import NewTokens, Outbox, WriteTokens
-from swarm.broker.reports.latencies import Latencies
+from swarm.broker.reports.statistics import Latencies
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends
 from swarm.broker.state import Sequence, SequenceState, State

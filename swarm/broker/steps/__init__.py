@@ -2,5 +2,5 @@
 
 ``scheduler`` forms a batch of sequences that need a token and prompts that want in, and admits those who wait;
 ``room`` says who gives way when there is not enough. A step is in flight from its dispatch until the last stage has
-answered; ``landing`` says what counts from then on.
+answered; ``scheduler`` says what counts from then on.
 """

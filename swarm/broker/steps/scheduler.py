@@ -1,4 +1,4 @@
-"""Who joins the next step.
+"""Who joins the next step, and what counts once it has come back.
 
 Continuous joining and leaving. Who enters the stages is decided by class, share and deadline (``queue``), how much room
 it gets by ``room``; small sequences may overtake one that has no room yet, but not for long.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.broker.state import Sequence, SequenceState, State
+from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.pace import CHUNK
 from swarm.broker.steps.room import Room
@@ -287,3 +287,35 @@ def opening(sequence: Sequence) -> Open:
         sequence.fork_of,
         sequence.kv if sequence.fork_of is not None else 0,
     )
+
+
+# --- the step comes back ----------------------------------------------------------------------------------------------
+
+# What a sequence was when the step was sent counts: one that has given its room back since (``stay``) begins anew, and
+# what comes of it now is of its former self.
+
+
+def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: Flight, *, keeps_kv: bool) -> None:
+    """Every stage has done these rows: their keys and values are everywhere."""
+    for sequence_id, position in ((k.sequence, k.position) for k in reached):
+        sequence = state.sequences.get(sequence_id)
+        if sequence is None or sequence.stay != flight.stays.get(sequence_id):
+            continue  # it has given its room back since
+        if sequence.state is SequenceState.RUNNING:
+            sequence.acknowledge(position)
+            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
+            if not keeps_kv and sequence.kv == sequence.scheduled == sequence.sampled:
+                sequence.drop_kv()
+                state.running.refresh(sequence)
+
+
+def put_off(state: State, late: tuple[int, ...], flight: Flight) -> None:
+    """Have those drawn for again that the last stage could not draw for yet."""
+    for sequence_id in late:
+        sequence = state.sequences.get(sequence_id)
+        if sequence is None or sequence.stay != flight.stays.get(sequence_id):
+            continue  # it has given its room back since
+        if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
+            sequence.draw_again()
+            state.running.refresh(sequence)
+            state.count("draws_put_off")

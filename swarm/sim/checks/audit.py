@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swarm.broker.members.trust import QUARANTINE_AFTER
-from swarm.broker.requests.admission import limit_of
 from swarm.broker.requests.door import WINDOW, derive_seed
+from swarm.broker.requests.intake import limit_of
 from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.steps.room import MAX_PREEMPTED

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from swarm.broker.recovery.procedure import Procedure
-from swarm.broker.requests import admission
+from swarm.broker.requests import intake
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.door import Requests
 from swarm.broker.requests.endings import Ends
@@ -184,7 +184,7 @@ def deliver_a_token_twice(patch: pytest.MonkeyPatch) -> None:
 
 def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
     """A slow reader is sent everything at once."""
-    patch.setattr("swarm.broker.requests.delivery.WINDOW", 1 << 20)
+    patch.setattr("swarm.broker.requests.tokens.WINDOW", 1 << 20)
 
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def never_give_up(patch: pytest.MonkeyPatch) -> None:
 
 def give_up_what_fits(patch: pytest.MonkeyPatch) -> None:
     """The broker takes a request for too large that is not."""
-    real = admission.too_large
+    real = intake.too_large
     for door in ("intake", "endings"):
         patch.setattr(f"swarm.broker.requests.{door}.too_large", lambda limit, blocks: real(limit, blocks - 12))
 

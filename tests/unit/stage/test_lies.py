@@ -9,8 +9,8 @@ import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.events import StepRefused
-from swarm.wire.finite import not_finite
 from swarm.wire.messages import Hop, LayerRange, NotFinite, Replay, ReplayMissing, Row, SequencePosition, Trouble
+from swarm.wire.tensors import not_finite
 from tests.unit.stage.bench import StageBench, hidden_of, opened, step_of
 
 MakeStage = Callable[..., StageBench]

@@ -8,8 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarm.broker.drafts.draft import check_pipeline
-from swarm.broker.drafts.proposals import propose
+from swarm.broker.drafts.proposals import check_pipeline, propose
 from swarm.errors import StageSetError
 from swarm.testing import fake_manifest
 from swarm.wire.messages import LayerRange

@@ -10,7 +10,7 @@ import pytest
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, TryDoor, WriteEpoch
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten, WorkerSaid
-from swarm.broker.members.roster import MAX_STRANGERS
+from swarm.broker.members.entry import MAX_STRANGERS
 from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.questions.status import status
 from swarm.broker.recovery.procedure import PlanSettings
