@@ -218,3 +218,4 @@ class Unanswered:
 
 
 Action = Send | Deliver | Ended | Failed | Taken | Answered | Unanswered
+Actions = list[Action]

@@ -1,11 +1,12 @@
-"""One request of a session: its continuations, how far each has come, and what is to be said about it. Pure."""
+"""The requests of a session: their continuations, how far each has come, and what is said about them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from swarm.client.events import Deliver
+from swarm.client.contact import Contact
+from swarm.client.events import Actions, Deliver, Ended, Failed, Send, Taken
 from swarm.errors import (
     ClientError,
     DeadlinePassed,
@@ -16,8 +17,23 @@ from swarm.errors import (
     RequestFailed,
     Unavailable,
 )
-from swarm.wire.messages import TOO_LATE, TOO_SHORT, Ack, Attach, Finished, Rejected, Stop, Submit, Tokens
+from swarm.wire.messages import (
+    TOO_LATE,
+    TOO_SHORT,
+    Accepted,
+    Ack,
+    Attach,
+    Cancel,
+    ClientMessage,
+    Detach,
+    Finished,
+    Rejected,
+    Stop,
+    Submit,
+    Tokens,
+)
 
+NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
 ACK_EVERY = 32  # tokens; a small part of the broker's window, so that it never closes on a caller who keeps up
 MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
 
@@ -160,6 +176,167 @@ class Ongoing:
                 yield f"{where}: {c.expected - c.consumed} tokens wait for their consumer"
         if not self.left and self.settled:
             yield f"{self.id}: settled, but kept"
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The requests of a session under way: what is said about them to the broker, and what the broker says of them."""
+
+    contact: Contact
+    requests: dict[str, Ongoing] = field(default_factory=dict)
+    num_ignored: int = 0  # messages that concern nothing live: late ones, repeated ones, other clients' ones
+
+    # --- to the broker
+
+    def say(self, messages: Sequence[ClientMessage]) -> Actions:
+        return [Send(message) for message in messages] if self.contact.connected else []
+
+    def leave(self, request_id: str, now: float, *, cancel: bool = False) -> Actions:
+        request = self.requests.get(request_id)
+        if request is None or request.left:
+            return []
+        if not request.sent:
+            del self.requests[request_id]
+            return []
+        if request.outlives_caller and not cancel:  # nothing is acknowledged that was not read
+            del self.requests[request_id]
+            return self.say([Detach(request_id=request_id)])
+        if request.ended:  # nothing to cancel; what the caller didn't read it will never read
+            del self.requests[request_id]
+            return self.say(request.last_acks())
+        request.left_at, request.deadline = now, None
+        return self.say([Cancel(request_id=request_id)])
+
+    def tell_again(self, request: Ongoing, now: float) -> Actions:
+        request.sent, request.nudge_at = True, now + NUDGE_S
+        if request.left:
+            return [Send(Cancel(request_id=request.id))]
+        if request.ended:
+            return []  # the broker owes it nothing, and may have forgotten it
+        if not request.accepted:
+            return [Send(request.submit)]
+        return self.attach(request, now) + self.say(request.stops())
+
+    def attach(self, request: Ongoing, now: float) -> Actions:
+        if not self.contact.connected:
+            return []
+        request.nudge_at = now + NUDGE_S
+        return self.say([request.attach()])
+
+    # --- from the broker
+
+    def about(self, request: Ongoing, message: Tokens | Finished | Accepted | Rejected, now: float) -> Actions:
+        if isinstance(message, Rejected):
+            return self._rejected(request, message, now)
+        news: Actions = [Taken(request.id)] if request.submit.detached and not request.accepted else []
+        return news + self._took(request, message, now)
+
+    def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
+        """Note that the broker has the request: each of these messages says so."""
+        request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
+        request.held_up = ""
+        if isinstance(message, Accepted):
+            return []
+        if message.index >= len(request.continuations):
+            self.num_ignored += 1
+            return []
+        if isinstance(message, Tokens):
+            return self._tokens(request, message, now)
+        return self._finished(request, message, now)
+
+    def _tokens(self, request: Ongoing, message: Tokens, now: float) -> Actions:
+        continuation = request.continuations[message.index]
+        stop = message.start + len(message.ids)
+        if request.left:  # the broker says the end only behind all tokens
+            return self.say([request.ack_up_to(message.index, stop)])
+        if continuation.ended or stop <= continuation.expected:
+            self.num_ignored += 1
+            return []
+        if message.start > continuation.expected:
+            return self._gap(request, now)
+        deliver = request.take(message)
+        return [deliver, *self._end_if_complete(request, message.index)] if deliver is not None else []
+
+    def _gap(self, request: Ongoing, now: float) -> Actions:
+        self.num_ignored += 1
+        if request.attaching or request.is_starved:
+            return []  # asked already, or to be asked when the caller has caught up
+        return self.attach(request, now)
+
+    def _finished(self, request: Ongoing, message: Finished, now: float) -> Actions:
+        if request.left:
+            return self._confirmed(request, message)
+        continuation = request.continuations[message.index]
+        if continuation.ended:
+            self.num_ignored += 1
+            return []
+        if message.reason in ("failed", "cancelled"):
+            return [Failed(request.id, ended_badly(message)), *self._end_all(request, message, now)]
+        continuation.finished = message
+        if continuation.is_complete:
+            return self._end_if_complete(request, message.index)
+        if continuation.is_waiting and not request.attaching:  # tokens are missing
+            return self.attach(request, now)
+        continuation.starved = True
+        return []
+
+    def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
+        """End a request of which one continuation ended badly: nobody wants the others."""
+        acks = self._confirmed(request, message)
+        if not request.ended:
+            return acks + self.leave(request.id, now)
+        return acks if request.outlives_caller else acks + self.say(request.last_acks())
+
+    def _confirmed(self, request: Ongoing, message: Finished) -> Actions:
+        continuation = request.continuations[message.index]
+        continuation.ended = continuation.end_acked = True
+        if request.ended:
+            del self.requests[request.id]
+        return self.say([request.ack_up_to(message.index, message.num_tokens)])
+
+    def _end_if_complete(self, request: Ongoing, index: int) -> Actions:
+        continuation = request.continuations[index]
+        finished = continuation.finished
+        if finished is None or continuation.ended or not continuation.is_complete:
+            return []
+        continuation.ended, continuation.starved = True, False
+        actions: Actions = [Ended(request.id, index, finished)]
+        if self.contact.connected:
+            actions += self.say(request.ack(index))
+        self.forget_settled(request)
+        return actions
+
+    def forget_settled(self, request: Ongoing) -> None:
+        if request.settled:
+            self.requests.pop(request.id, None)
+
+    def _rejected(self, request: Ongoing, message: Rejected, now: float) -> Actions:
+        if request.left:  # the broker knows nothing of it: as good as cancelled
+            del self.requests[request.id]
+            return []
+        if request.ended:
+            return []
+        if request.accepted and message.retry_after_s is not None:  # it only can't be read again at the moment
+            request.attaching, request.nudge_at = False, now + message.retry_after_s
+            request.held_up = message.reason
+            return []
+        del self.requests[request.id]
+        is_taken = message.code == "superseded" and request.submit.detached and not request.accepted
+        news: Actions = [Taken(request.id)] if is_taken else []
+        return [*news, Failed(request.id, refusal(message, request.accepted))]
+
+    # --- who is owed something
+
+    def live(self) -> list[Ongoing]:
+        """List the requests that the broker still owes something."""
+        return [request for request in self.requests.values() if not request.left and not request.ended]
+
+    def give_up(self, requests: list[Ongoing], error: ClientError, now: float) -> Actions:
+        """The caller gets the error; the broker gets a ``Cancel``, now or when it is there again."""
+        actions: Actions = []
+        for request in requests:
+            actions += [Failed(request.id, error), *self.leave(request.id, now)]
+        return actions
 
 
 def ended_badly(message: Finished) -> ClientError:

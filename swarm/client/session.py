@@ -26,18 +26,17 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarm.client.contact import Contact
 from swarm.client.events import (
-    Action,
+    Actions,
     Answered,
     Ask,
     Connected,
     Consumed,
     Disconnected,
-    Ended,
     Estranged,
     Event,
     Failed,
@@ -50,15 +49,13 @@ from swarm.client.events import (
     Send,
     Start,
     StopFound,
-    Taken,
     Tick,
     Unheard,
     Withdraw,
 )
-from swarm.client.ongoing import Continuation, Ongoing, ended_badly, refusal
+from swarm.client.ongoing import Continuation, Conversation, Ongoing
 from swarm.client.questions import Questions
 from swarm.errors import (
-    ClientError,
     InvalidRequest,
     ReadElsewhere,
     RequestCancelled,
@@ -69,10 +66,8 @@ from swarm.wire.messages import (
     Accepted,
     AssetPart,
     Cancel,
-    ClientMessage,
     Describe,
     Description,
-    Detach,
     Finished,
     Malformed,
     Recalled,
@@ -81,9 +76,6 @@ from swarm.wire.messages import (
     Tokens,
 )
 
-Actions = list[Action]
-
-NUDGE_S = 5.0  # a request that hears nothing for this long is told again: the broker drops answers rather than wait
 PAUSE_S = 1.0  # the shell tells of time ten times a second: a longer gap is a pause of this process
 # So much of a pause counts all the same: or the time limits of a caller whose loop is always late would never pass.
 USUAL_GAP_S = 0.5
@@ -97,14 +89,21 @@ class Session:
     url: str
     connect_timeout_s: float = 5.0
     reconnect_timeout_s: float = 30.0
-    num_ignored: int = 0  # messages that concern nothing live: late ones, repeated ones, other clients' ones
-    _requests: dict[str, Ongoing] = field(default_factory=dict)
     _questions: Questions = field(default_factory=Questions)
     _contact: Contact = field(init=False)
+    _talk: Conversation = field(init=False)
+    _requests: dict[str, Ongoing] = field(init=False)  # the talk's
     _ticked_at: float = 0.0  # the last tick, or when there began to be something to tick for
 
     def __post_init__(self) -> None:
         self._contact = Contact(self.url, self.connect_timeout_s, self.reconnect_timeout_s)
+        self._talk = Conversation(self._contact)
+        self._requests = self._talk.requests
+
+    @property
+    def num_ignored(self) -> int:
+        """Messages that concerned nothing live: late ones, repeated ones, other clients' ones."""
+        return self._talk.num_ignored
 
     @property
     def idle(self) -> bool:
@@ -131,7 +130,7 @@ class Session:
             case Revoke():
                 actions = self._revoke(event, now)
             case Leave(request_id, cancel):
-                actions = self._leave(request_id, now, cancel=cancel)
+                actions = self._talk.leave(request_id, now, cancel=cancel)
             case Ask():
                 actions = self._ask(event, now)
             case Withdraw(key):
@@ -156,7 +155,7 @@ class Session:
         continuations = [Continuation() for _ in range(submit.params.n)]
         request = Ongoing(submit, now, deadline, continuations, event.attached, accepted=event.attached)
         self._requests[submit.request_id] = request
-        return news + (self._tell_again(request, now) if self._contact.connected else [])
+        return news + (self._talk.tell_again(request, now) if self._contact.connected else [])
 
     def _supersede(self, request_id: str, attached: bool) -> Actions:
         """Take a request from its reader in this client for a later one, as the broker does between clients."""
@@ -174,7 +173,7 @@ class Session:
         self._contact.refuse_strangers()
         self._wake(now)
         self._questions.take(event, now)
-        return self._say([event.question])
+        return self._talk.say([event.question])
 
     def _wake(self, now: float) -> None:
         """Begin to measure time, if nothing was live."""
@@ -188,21 +187,18 @@ class Session:
             return []
         continuation = request.continuations[event.index]
         continuation.consumed = max(continuation.consumed, event.next_index)
-        actions = self._say(request.ack(event.index)) if self._contact.connected else []
+        actions = self._talk.say(request.ack(event.index)) if self._contact.connected else []
         if continuation.starved and continuation.consumed >= continuation.expected:
-            actions += self._attach(request, now)
-        self._forget_settled(request)
+            actions += self._talk.attach(request, now)
+        self._talk.forget_settled(request)
         return actions
-
-    def _say(self, messages: Sequence[ClientMessage]) -> Actions:
-        return [Send(message) for message in messages] if self._contact.connected else []
 
     def _stop_found(self, event: StopFound) -> Actions:
         request = self._requests.get(event.request_id)
         if request is None or request.continuations[event.index].ended:
             return []
         request.continuations[event.index].stop_at = event.at_index
-        return self._say(request.stops())
+        return self._talk.say(request.stops())
 
     def _revoke(self, event: Revoke, now: float) -> Actions:
         """Cancel a request as if it had been read here: say so until the broker confirms it, or for long enough.
@@ -215,23 +211,7 @@ class Session:
         continuations = [Continuation() for _ in range(submit.params.n)]
         request = Ongoing(submit, now, None, continuations, attached=True, sent=True, accepted=True, left_at=now)
         self._requests[submit.request_id] = request
-        return self._say([Cancel(request_id=submit.request_id)])
-
-    def _leave(self, request_id: str, now: float, *, cancel: bool = False) -> Actions:
-        request = self._requests.get(request_id)
-        if request is None or request.left:
-            return []
-        if not request.sent:
-            del self._requests[request_id]
-            return []
-        if request.outlives_caller and not cancel:  # nothing is acknowledged that was not read
-            del self._requests[request_id]
-            return self._say([Detach(request_id=request_id)])
-        if request.ended:  # nothing to cancel; what the caller didn't read it will never read
-            del self._requests[request_id]
-            return self._say(request.last_acks())
-        request.left_at, request.deadline = now, None
-        return self._say([Cancel(request_id=request_id)])
+        return self._talk.say([Cancel(request_id=submit.request_id)])
 
     # --- the connection
 
@@ -253,29 +233,13 @@ class Session:
         self._contact.connect(now)
         actions: Actions = []
         for request in self._requests.values():
-            actions += self._tell_again(request, now)
+            actions += self._talk.tell_again(request, now)
         actions += [Send(question) for question in self._questions.texts]
         return actions
 
     def _estranged(self, reason: str, now: float) -> Actions:
         error = self._contact.estrange(reason)
-        return self._give_up(self._live(), error, now) + self._questions.fail_all(error)
-
-    def _tell_again(self, request: Ongoing, now: float) -> Actions:
-        request.sent, request.nudge_at = True, now + NUDGE_S
-        if request.left:
-            return [Send(Cancel(request_id=request.id))]
-        if request.ended:
-            return []  # the broker owes it nothing, and may have forgotten it
-        if not request.accepted:
-            return [Send(request.submit)]
-        return self._attach(request, now) + self._say(request.stops())
-
-    def _attach(self, request: Ongoing, now: float) -> Actions:
-        if not self._contact.connected:
-            return []
-        request.nudge_at = now + NUDGE_S
-        return self._say([request.attach()])
+        return self._talk.give_up(self._talk.live(), error, now) + self._questions.fail_all(error)
 
     # --- the broker's messages
 
@@ -285,121 +249,21 @@ class Session:
             case Tokens() | Finished() | Accepted() | Rejected():
                 request = self._requests.get(message.request_id)
                 if request is None:
-                    self.num_ignored += 1
+                    self._talk.num_ignored += 1
                     return []
-                return self._about(request, message, now)
+                return self._talk.about(request, message, now)
             case Description() | AssetPart() | Recalled() | Report():
                 return self._answer(message, event.payload)
             case Malformed(reason=reason):
                 return self._misunderstood(reason)
             case _:
-                self.num_ignored += 1
+                self._talk.num_ignored += 1
                 return []
-
-    def _about(self, request: Ongoing, message: Tokens | Finished | Accepted | Rejected, now: float) -> Actions:
-        if isinstance(message, Rejected):
-            return self._rejected(request, message, now)
-        news: Actions = [Taken(request.id)] if request.submit.detached and not request.accepted else []
-        return news + self._took(request, message, now)
-
-    def _took(self, request: Ongoing, message: Tokens | Finished | Accepted, now: float) -> Actions:
-        """Note that the broker has the request: each of these messages says so."""
-        request.accepted, request.is_reader, request.nudge_at = True, True, now + NUDGE_S
-        request.held_up = ""
-        if isinstance(message, Accepted):
-            return []
-        if message.index >= len(request.continuations):
-            self.num_ignored += 1
-            return []
-        if isinstance(message, Tokens):
-            return self._tokens(request, message, now)
-        return self._finished(request, message, now)
-
-    def _tokens(self, request: Ongoing, message: Tokens, now: float) -> Actions:
-        continuation = request.continuations[message.index]
-        stop = message.start + len(message.ids)
-        if request.left:  # the broker says the end only behind all tokens
-            return self._say([request.ack_up_to(message.index, stop)])
-        if continuation.ended or stop <= continuation.expected:
-            self.num_ignored += 1
-            return []
-        if message.start > continuation.expected:
-            return self._gap(request, now)
-        deliver = request.take(message)
-        return [deliver, *self._end_if_complete(request, message.index)] if deliver is not None else []
-
-    def _gap(self, request: Ongoing, now: float) -> Actions:
-        self.num_ignored += 1
-        if request.attaching or request.is_starved:
-            return []  # asked already, or to be asked when the caller has caught up
-        return self._attach(request, now)
-
-    def _finished(self, request: Ongoing, message: Finished, now: float) -> Actions:
-        if request.left:
-            return self._confirmed(request, message)
-        continuation = request.continuations[message.index]
-        if continuation.ended:
-            self.num_ignored += 1
-            return []
-        if message.reason in ("failed", "cancelled"):
-            return [Failed(request.id, ended_badly(message)), *self._end_all(request, message, now)]
-        continuation.finished = message
-        if continuation.is_complete:
-            return self._end_if_complete(request, message.index)
-        if continuation.is_waiting and not request.attaching:  # tokens are missing
-            return self._attach(request, now)
-        continuation.starved = True
-        return []
-
-    def _end_all(self, request: Ongoing, message: Finished, now: float) -> Actions:
-        """End a request of which one continuation ended badly: nobody wants the others."""
-        acks = self._confirmed(request, message)
-        if not request.ended:
-            return acks + self._leave(request.id, now)
-        return acks if request.outlives_caller else acks + self._say(request.last_acks())
-
-    def _confirmed(self, request: Ongoing, message: Finished) -> Actions:
-        continuation = request.continuations[message.index]
-        continuation.ended = continuation.end_acked = True
-        if request.ended:
-            del self._requests[request.id]
-        return self._say([request.ack_up_to(message.index, message.num_tokens)])
-
-    def _end_if_complete(self, request: Ongoing, index: int) -> Actions:
-        continuation = request.continuations[index]
-        finished = continuation.finished
-        if finished is None or continuation.ended or not continuation.is_complete:
-            return []
-        continuation.ended, continuation.starved = True, False
-        actions: Actions = [Ended(request.id, index, finished)]
-        if self._contact.connected:
-            actions += self._say(request.ack(index))
-        self._forget_settled(request)
-        return actions
-
-    def _forget_settled(self, request: Ongoing) -> None:
-        if request.settled:
-            self._requests.pop(request.id, None)
-
-    def _rejected(self, request: Ongoing, message: Rejected, now: float) -> Actions:
-        if request.left:  # the broker knows nothing of it: as good as cancelled
-            del self._requests[request.id]
-            return []
-        if request.ended:
-            return []
-        if request.accepted and message.retry_after_s is not None:  # it only can't be read again at the moment
-            request.attaching, request.nudge_at = False, now + message.retry_after_s
-            request.held_up = message.reason
-            return []
-        del self._requests[request.id]
-        is_taken = message.code == "superseded" and request.submit.detached and not request.accepted
-        news: Actions = [Taken(request.id)] if is_taken else []
-        return [*news, Failed(request.id, refusal(message, request.accepted))]
 
     def _answer(self, message: Reply, payload: bytes) -> Actions:
         keys = self._questions.answered_by(message)
         if not keys:
-            self.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
+            self._talk.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
         return [Answered(key, message, payload) for key in keys]
 
     def _misunderstood(self, reason: str) -> Actions:
@@ -416,14 +280,14 @@ class Session:
     def _not_understood(self, event: NotUnderstood, now: float) -> Actions:
         """Fail whom an unreadable message was for, since it would only come again: the request it names, or whoever has
         asked something."""
-        self.num_ignored += 1
+        self._talk.num_ignored += 1
         error = Unavailable(
             f"the broker at {self.url} and this client don't understand each other ({event.reason}): "
             "install the same version on both"
         )
         if event.request_id:
-            named = [request for request in self._live() if request.id == event.request_id]
-            return self._give_up(named, error, now)
+            named = [request for request in self._talk.live() if request.id == event.request_id]
+            return self._talk.give_up(named, error, now)
         return self._questions.fail_all(error)
 
     # --- time
@@ -453,7 +317,7 @@ class Session:
                 limit_s = round(request.deadline - request.started, 3)
                 text = f"the request did not finish within its time limit of {limit_s:g} s"
                 text += f": {request.held_up}" if request.held_up else ""
-                actions += self._give_up([request], RequestTimeout(text), now)
+                actions += self._talk.give_up([request], RequestTimeout(text), now)
         for key, limit_s in self._questions.late(now):
             text = f"the broker at {self.url} did not answer within {limit_s:g} s"
             actions += self._questions.fail([key], RequestTimeout(text))
@@ -464,36 +328,25 @@ class Session:
         actions: Actions = []
         for request in self._requests.values():
             if now >= request.nudge_at and request.is_waiting:
-                actions += self._tell_again(request, now)
+                actions += self._talk.tell_again(request, now)
         return actions
 
     def _silence(self, now: float) -> Actions:
-        live = self._live()
+        live = self._talk.live()
         if not live and not self._questions:
             return []
         error = self._contact.silent_too_long(now)
         if error is not None:
-            return self._give_up(live, error, now) + self._questions.fail_all(error)
+            return self._talk.give_up(live, error, now) + self._questions.fail_all(error)
         return [Send(Describe())] if self._contact.probes(now) else []
 
     def _absence(self, now: float) -> Actions:
-        requests = [r for r in self._live() if self._contact.waited_enough(r.started, now)]
+        requests = [r for r in self._talk.live() if self._contact.waited_enough(r.started, now)]
         keys = self._questions.keys_where(lambda started: self._contact.waited_enough(started, now))
         if not requests and not keys:
             return []
         error = self._contact.absence
-        return self._give_up(requests, error, now) + self._questions.fail(keys, error)
-
-    def _live(self) -> list[Ongoing]:
-        """List the requests that the broker still owes something."""
-        return [request for request in self._requests.values() if not request.left and not request.ended]
-
-    def _give_up(self, requests: list[Ongoing], error: ClientError, now: float) -> Actions:
-        """The caller gets the error; the broker gets a ``Cancel``, now or when it is there again."""
-        actions: Actions = []
-        for request in requests:
-            actions += [Failed(request.id, error), *self._leave(request.id, now)]
-        return actions
+        return self._talk.give_up(requests, error, now) + self._questions.fail(keys, error)
 
     def invariants(self) -> Iterator[str]:
         """Name every rule that the state breaks; none in a sound session. For tests."""

@@ -33,8 +33,8 @@ from swarm.client.events import (
     Unheard,
     Withdraw,
 )
-from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED
-from swarm.client.session import CONFIRM_CANCEL_S, NUDGE_S, Session
+from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED, NUDGE_S
+from swarm.client.session import CONFIRM_CANCEL_S, Session
 from swarm.errors import (
     ClientError,
     InvalidRequest,
