@@ -5,15 +5,9 @@ the shell (``service``) moves bytes and calls the executor.
 
 Rules
 -----
-* *Lineage.* Epochs and numbers are of one life of a broker: the one that welcomed this worker last. What carries
-  another one is dropped and counted. Who is welcomed by another life begins anew with that one's epochs; if its journal
-  is another one, too, what is held is nobody's any more.
-* *Epochs.* ``fence`` is the highest epoch heard of; what is older is dropped and counted. Steps are taken only while
-  ``active`` is the epoch in force, which an ``Activate`` starts and a higher ``Fence`` ends.
-* *Doors* (``heard``). Where they go by keys, steps are taken from who sends them by the plan in force. Who does so by
-  the one that is prepared, or was announced for a recheck, is heard too, and sends nothing else. A fence takes away
-  what was in force, and who is out for good (``Shun``) is neither heard nor sent anything from that moment on.
-* *Order.* Steps of an epoch are numbered without a gap (``ordering``). If one doesn't come though later ones have, the
+* *Lineage, epochs, doors* (``epochs``). What carries another life of the broker, or an epoch below the fence, is
+  dropped and counted. Steps are taken only while an epoch is in force, and only from whom its plan has send them.
+* *Order.* Steps of an epoch are numbered without a gap (``order``). If one doesn't come though later ones have, the
   broker is told (``Trouble``).
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer held. Anything else means that somebody
   broke the protocol: Trouble, never a guess.
@@ -21,7 +15,7 @@ Rules
   whoever computed them got finite ones, for they passed the same check.
 * *One step at a time.* A step's releases, opens and truncations are done when its turn comes, then its rows are
   computed, then its output is logged and sent.
-* What is held of a sequence (``holdings``), and how far it has come (``positions``), changes in this order only.
+* What is held of a sequence (``sequences``), and how far it has come, changes in this order only.
 """
 
 from __future__ import annotations
@@ -33,12 +27,10 @@ import msgspec
 from swarm.stage.actions import (
     Action,
     Compute,
-    CutOff,
     Note,
-    OpenEdge,
     Tell,
-    UseLayers,
 )
+from swarm.stage.epochs import Epochs, Heard
 from swarm.stage.events import (
     AsideComputed,
     AsideFailed,
@@ -57,7 +49,6 @@ from swarm.stage.events import (
     Tick,
 )
 from swarm.stage.executor import Forwarded
-from swarm.stage.heard import Heard
 from swarm.stage.log import ActivationLog
 from swarm.stage.membership import Membership
 from swarm.stage.order import StepOrder, Turn
@@ -66,12 +57,9 @@ from swarm.stage.recheck import Rechecks
 from swarm.stage.replay import Replays
 from swarm.stage.sequences import HeldTokens, Holdings
 from swarm.stage.statistics import StageStatistics
-from swarm.wire.door.keys import address_and_key, public_key_in
 from swarm.wire.messages import (
-    NOBODYS,
     REPLAY_STEP,
     Activate,
-    Activated,
     Dismiss,
     Expect,
     Fence,
@@ -108,11 +96,7 @@ class StageCore:
     """See the module's text."""
 
     settings: StageSettings
-    lineage: Lineage = NOBODYS
-    fence: int = 0
-    active: int | None = None
-    after: str | None = None  # the key of the door that steps of the epoch in force go to, where doors go by keys
-    layers: LayerRange | None = None
+    epochs: Epochs = field(init=False)
     preparation: Preparation = field(init=False)
     holdings: Holdings = field(init=False)
     replays: Replays = field(init=False)
@@ -121,7 +105,6 @@ class StageCore:
     turn: Turn = field(init=False)
     membership: Membership = field(init=False)
     counters: dict[str, float] = field(default_factory=dict)
-    heard: Heard = field(default_factory=Heard)
     _cause: str = ""  # the broker's event that the order or step at hand follows from
     _out: list[Action] = field(default_factory=list)
 
@@ -133,6 +116,38 @@ class StageCore:
         self.turn = Turn(own.name, own.num_layers, own.profile_every, self.holdings, self._out, self._count)
         self.replays = Replays(own.name, own.incarnation, own.num_layers, self.holdings, self._count)
         self.rechecks = Rechecks(own.incarnation, own.num_layers, self.log, self._count)
+        self.epochs = Epochs(
+            own.incarnation,
+            self.preparation,
+            self.holdings,
+            self.steps,
+            self.turn,
+            self.replays,
+            self.rechecks,
+            self._out,
+            self._note,
+            self._count,
+        )
+
+    @property
+    def lineage(self) -> Lineage:
+        return self.epochs.lineage
+
+    @property
+    def fence(self) -> int:
+        return self.epochs.fence
+
+    @property
+    def active(self) -> int | None:
+        return self.epochs.active
+
+    @property
+    def layers(self) -> LayerRange | None:
+        return self.epochs.layers
+
+    @property
+    def heard(self) -> Heard:
+        return self.epochs.heard
 
     @property
     def statistics(self) -> StageStatistics:
@@ -174,7 +189,7 @@ class StageCore:
                 self._cause = order.cause
                 self.membership.heard(now)
                 self._take_order(order, now)
-                self._tell_door()
+                self.epochs.tell_door()
             case Loaded() | LoadFailed() | StandbyLoaded():
                 self._loaded(event)
             case BrokerConnected():
@@ -194,7 +209,7 @@ class StageCore:
                 self._out.extend(self.preparation.failed(epoch, reason, cant_reach))
             case StandbyLoaded(layers, load_s, problem):
                 self._out.extend(self.preparation.standby_loaded(layers, load_s, problem))
-        self._tell_door()
+        self.epochs.tell_door()
 
     def _of_this_life(self, action: Action) -> Action:
         """Name, in what is told, the life of the broker that it concerns."""
@@ -215,17 +230,17 @@ class StageCore:
             return
         match order:
             case Prepare():
-                self._prepare(order)
+                self.epochs.prepare(order)
             case Keep():
                 self._out.extend(self.preparation.keep(order))
             case Expect() | Shun():
-                self._whom_to_hear(order)
+                self.epochs.whom_to_hear(order)
             case Fence(epoch=epoch):
-                self._raise_fence(epoch)
+                self.epochs.raise_fence(epoch)
             case Activate():
-                self._activate(order, now)
+                self.epochs.activate(order, now)
             case Dismiss(epoch=epoch):
-                self._dismiss(epoch)
+                self.epochs.dismiss(epoch)
             case Replay():
                 self._replay(order)
             case Recheck() | TellDigest():
@@ -234,106 +249,8 @@ class StageCore:
                 self._count("unexpected_orders")
 
     def _welcome(self, order: Welcome) -> None:
-        if order.lineage != self.lineage:
-            self._begin_anew(order)
-        self.fence = max(self.fence, order.epoch)
+        self.epochs.welcome(order)
         self.membership.begin(order)
-
-    def _begin_anew(self, order: Welcome) -> None:
-        """Take up the epochs of another life of the broker. Of the same journal, it has compared what is held here
-        with its own, and says at the next plan what stays."""
-        self._leave_epoch()
-        self.heard.forget()
-        self.preparation.forget_plans()
-        if order.lineage.journal != self.lineage.journal and self.sequences:
-            self._note("holdings_dropped", "warning", sequences=len(self.sequences), reason="another journal's")
-            self.holdings.clear()
-        self.lineage, self.fence = order.lineage, order.epoch
-
-    def _prepare(self, order: Prepare) -> None:
-        if order.epoch < self.fence or self.preparation.is_newer_than(order.epoch):
-            self._count("stale_orders")
-        else:
-            self._out.extend(self.preparation.want(order))
-
-    def _raise_fence(self, epoch: int) -> None:
-        if epoch < self.fence:
-            self._count("stale_orders")
-            return
-        self.fence = epoch
-        self.heard.fence(epoch)
-        if self.active is not None and self.active < epoch:
-            self._leave_epoch()
-
-    def _whom_to_hear(self, order: Expect | Shun) -> None:
-        if isinstance(order, Shun):
-            self._shun(order.key)
-        elif order.epoch < self.fence:
-            self._count("stale_orders")
-        else:
-            self.heard.expect(order.key, order.epoch)
-
-    def _shun(self, key: str) -> None:
-        """Nothing comes of a plan that counts on it as a neighbour."""
-        if key in (self.heard.before, self.after):
-            self._leave_epoch()
-        self.rechecks.clear()  # one of their ways may lead there
-        self.heard.shun(key)
-        self._out.append(CutOff(key))
-
-    def _tell_door(self) -> None:
-        """Told first: who is to be heard may knock as soon as the rest is done."""
-        wanted = self.preparation.wanted
-        admit = self.heard.change(wanted)
-        if admit is not None:
-            self._out.insert(0, admit)
-
-    def _leave_epoch(self) -> None:
-        self.active = self.after = None
-        self.heard.leave()
-        self.steps.clear()
-        self.replays.clear()
-        self.rechecks.clear()
-
-    def _activate(self, order: Activate, now: float) -> None:
-        if order.epoch == self.active and order.epoch == self.fence:  # the broker has not heard that it is
-            self._tell_activated(order.epoch)
-            return
-        prepared = None if order.epoch < self.fence else self.preparation.take(order.epoch, self.layers)
-        if prepared is None:
-            self._count("stale_orders")
-            return
-        self._leave_epoch()
-        self.fence = self.active = order.epoch
-        self.heard.begin(prepared)
-        self.steps.begin(order.first_step)
-        self.turn.idle_since = now
-        self.layers = prepared.layers
-        self._out.append(UseLayers(prepared.layers, self.preparation.kept))
-        self.holdings.keep_only(order.live, prepared.layers)
-        self._out.append(OpenEdge(order.epoch, prepared.edge))
-        self.after = public_key_in(address_and_key(prepared.edge.endpoint)[1])
-        self._note("plan_activated", epoch=order.epoch, layers=str(prepared.layers), sequences=len(self.sequences))
-        self._tell_activated(order.epoch)
-
-    def _tell_activated(self, epoch: int) -> None:
-        activated = Activated(
-            epoch=epoch,
-            incarnation=self.settings.incarnation,
-            held=self.inventory(),
-            logs=tuple(self.log.ranges()),
-            kept=self.preparation.kept,
-        )
-        self._out.append(Tell(activated))
-
-    def _dismiss(self, epoch: int) -> None:
-        if epoch < self.fence:
-            self._count("stale_orders")
-            return
-        self.fence = epoch
-        self.heard.fence(epoch)
-        self._leave_epoch()
-        self.holdings.clear()
 
     def _replay(self, order: Replay) -> None:
         if order.epoch != self.active or self.layers is None:

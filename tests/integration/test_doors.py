@@ -21,10 +21,11 @@ from swarm.broker.reception import STRIKES
 from swarm.wire.channel import AsyncPullChannel, Place, RouterChannel
 from swarm.wire.codec import CLIENT, ORDER, SERVER, WORKER
 from swarm.wire.dealer import DealerChannel, Link
-from swarm.wire.door import connection, listener
+from swarm.wire.door import connection, listener, strangers
 from swarm.wire.door.keys import address_and_key, is_address, keyed
-from swarm.wire.door.listener import RESERVE, Arrived, GateClosed, Overstepped, PeerLost
+from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.door.mechanisms import named, told
+from swarm.wire.door.strangers import RESERVE
 from swarm.wire.door.watch import Wake
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.greeting import Greeting, read_greeting
@@ -190,7 +191,7 @@ async def test_the_last_descriptors_are_not_for_newcomers(
     crowd = [knock(router.endpoint, f"w{number}".encode()) for number in range(5)]
     with socket.socket() as probe:
         limit = probe.fileno() + RESERVE
-    monkeypatch.setattr(listener.resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(strangers.resource, "getrlimit", lambda which: (limit, limit))
     assert await soon(anext(router)) == GateClosed(errno.EMFILE)
     await served(router, dealer)
     monkeypatch.undo()

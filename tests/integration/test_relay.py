@@ -16,9 +16,9 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.wire.door.keys import Lock, address_and_key, by_relay, new_pair
-from swarm.wire.door.listener import RESERVE
 from swarm.wire.door.relay import Relay
 from swarm.wire.door.relay.rendezvous import JOINED, MOST_SENDERS, Side, preamble
+from swarm.wire.door.strangers import RESERVE
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import bind

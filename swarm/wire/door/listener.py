@@ -11,18 +11,15 @@ Bounds, at every door
   for longest goes. (Who has named a door's key may hold one message each, as large as the door takes.)
 * *Time*: the handshake has ``HANDSHAKE_S``, a message ``MESSAGE_S`` and a second more for each 16 KiB that came. Only
   time in which we looked counts: if this process stood still, what came meanwhile is read first.
-* *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says.
+* *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says. There, too, newcomers are
+  accepted: the last ``RESERVE`` descriptors are not for them.
 * *Connections* of one key: ``MOST_OF_KEY``; the oldest gives way. (It may be half of one that nobody has ended.)
-* *Descriptors*: the last ``RESERVE`` are not for newcomers. A process that has none left can neither write its files
-  nor open the connections that it needs itself. The door then lets nobody in until ``let_in``.
 * *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import resource
 import secrets
 import socket
 import time
@@ -33,23 +30,19 @@ from typing import Final, NamedTuple
 from swarm.errors import WireError
 from swarm.wire.door.connection import Connection, Read
 from swarm.wire.door.mechanisms import Mechanism
-from swarm.wire.door.strangers import Strangers, source_of
+from swarm.wire.door.strangers import Entrance, Strangers
 from swarm.wire.door.watch import Watch
 from swarm.wire.door.zmtp import Inlet, greeting
 from swarm.wire.sockets import Frames
 from swarm.wire.tensors import Bytes
 
 HANDSHAKE_S: Final = 3.0
-RESERVE: Final = 16
 SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
 MOST_OF_KEY: Final = 128  # processes of one machine; a thousand descriptors are for all of them together
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
-_ACCEPT_AT_ONCE: Final = 8  # a millisecond; a crowd at every door must not hold up a step for longer
-_KNOCKS_AT_ONCE: Final = 64  # with those that are hung up on unheard
 _LEAVE_S: Final = 1.0  # for last words to who is hung up on
-_FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # else a failed accept is that peer's matter
 
 
 class Arrived(NamedTuple):
@@ -100,7 +93,6 @@ class Listener:
         *,
         names: Callable[[str, bytes], bool] | None = None,
     ) -> None:
-        self._bound = tuple(bound)
         self._opens = opens
         self._names = names
         self._limit_bytes = limit_bytes
@@ -119,8 +111,8 @@ class Listener:
         self._held = 0
         self._clock = 0.0  # of time in which we looked
         self._swept_at = time.monotonic()
-        self._is_open = False
         self.num_refused = 0  # who overstepped, was too slow or did not know the key
+        self._entrance = Entrance(bound, watch, begin=self._newcomer, shut=self._shut)
         self.let_in()
 
     # --- what came ---------------------------------------------------------------------------------------------------
@@ -156,9 +148,7 @@ class Listener:
 
     def look(self) -> None:
         """Read whatever is there, without waiting to be told."""
-        if self._is_open:
-            for bound, asks in self._bound:
-                self._accept(bound, asks)
+        self._entrance.look()
         for connection in list(self._connections):
             if connection.is_watched and not connection.is_ready:
                 self._receive(connection)
@@ -290,40 +280,11 @@ class Listener:
 
     def let_in(self) -> None:
         """Accept whoever knocks (again)."""
-        if not self._is_open:
-            self._is_open = True
-            for bound, asks in self._bound:
-                self._watch.add_reader(bound.fileno(), self._accept, bound, asks)
+        self._entrance.open()
 
     @property
     def is_open(self) -> bool:
-        return self._is_open
-
-    def _shut(self, code: int) -> None:
-        self._stop_accepting()
-        self._news.append(GateClosed(code))
-        self._wake()
-
-    def _stop_accepting(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            for bound, _ in self._bound:
-                self._watch.remove_reader(bound.fileno())
-
-    def _accept(self, bound: socket.socket, asks: Callable[[], Mechanism]) -> None:
-        num_begun = 0
-        for _ in range(_KNOCKS_AT_ONCE):
-            if num_begun == _ACCEPT_AT_ONCE or not self._is_open:
-                return
-            try:
-                connected, came_from = bound.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in _FULL:
-                    self._shut(error.errno)
-                return
-            num_begun += self._takes(connected, came_from, asks)
+        return self._entrance.is_open
 
     def welcome_outside(self, connected: socket.socket, asks: Callable[[], Mechanism]) -> None:
         """Take a connection that did not come in at the door, but was opened outwards for who shall be heard here."""
@@ -332,16 +293,14 @@ class Listener:
         except OSError:  # gone already
             connected.close()
             return
-        self._takes(connected, came_from, asks)
+        self._entrance.take(connected, came_from, asks)
 
-    def _takes(self, connected: socket.socket, came_from: object, asks: Callable[[], Mechanism]) -> bool:
-        """Begin with a newcomer, if there is a descriptor for it and its source is heard."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
-            connected.close()
-            self._shut(errno.EMFILE)
-            return False
-        source = source_of(came_from)
+    def _shut(self, code: int) -> None:
+        self._news.append(GateClosed(code))
+        self._wake()
+
+    def _newcomer(self, connected: socket.socket, source: str, asks: Callable[[], Mechanism]) -> bool:
+        """Begin with a newcomer, if its source is heard."""
         if not self._shaking.is_heard(source, self._clock):
             self.num_refused += 1
             connected.close()
@@ -439,9 +398,7 @@ class Listener:
 
     def close(self) -> None:
         """Close the door. What was sent may still leave, for a second; who does not read takes no time from others."""
-        self._stop_accepting()
-        for bound, _ in self._bound:
-            bound.close()
+        self._entrance.close()
         for connection in self._connections:
             connection.write()
         give_up_at = time.monotonic() + _LEAVE_S

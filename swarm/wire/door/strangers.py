@@ -1,8 +1,12 @@
-"""Connections whose handshake is under way: so many at a time, and who gives way to a newcomer.
+"""Newcomers at a door: who is accepted, and connections whose handshake is under way: so many at a time, and who gives
+way to a newcomer.
 
-The one that has waited for longest, of the source that has most of them: whoever knocks a thousand times pushes out
-itself, and others get through their handshakes meanwhile, also over a slow link. A source is an address; of IPv6 the
-half of it that names a network, for whoever has a machine there has all of its addresses.
+The last ``RESERVE`` descriptors are not for newcomers. A process that has none left can neither write its files nor
+open the connections that it needs itself. The door then lets nobody in until it is opened again.
+
+The one gives way that has waited for longest, of the source that has most of them: whoever knocks a thousand times
+pushes out itself, and others get through their handshakes meanwhile, also over a slow link. A source is an address; of
+IPv6 the half of it that names a network, for whoever has a machine there has all of its addresses.
 
 A source from which handshakes fail again and again is hung up on before it says a word, which costs little: some are
 forgiven each second, and all as soon as one from there gets through. This machine's own addresses are always heard.
@@ -10,11 +14,21 @@ forgiven each second, and all as soon as one from there gets through. This machi
 
 from __future__ import annotations
 
+import errno
 import ipaddress
-from collections.abc import Hashable, Iterator
+import resource
+import socket
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
+from swarm.wire.door.mechanisms import Mechanism
+from swarm.wire.door.watch import Watch
+
 C = TypeVar("C", bound=Hashable)
+RESERVE: Final = 16
+_ACCEPT_AT_ONCE: Final = 8  # a millisecond; a crowd at every door must not hold up a step for longer
+_KNOCKS_AT_ONCE: Final = 64  # with those that are hung up on unheard
+_FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # else a failed accept is that peer's matter
 _NETWORK_BITS: Final = 64
 _MOST_FAILED: Final = 64  # of one source, beyond those that are forgiven
 _FORGIVEN_A_SECOND: Final = 8
@@ -34,6 +48,78 @@ def source_of(came_from: object) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+
+
+class Entrance:
+    """The sockets that listen, and for each what makes the mechanism by which the next newcomer there shows whether it
+    may be heard. ``begin``: with who came, the source that it counts as, and that; False: it is not heard. ``shut``:
+    nobody is let in any more, by this error number."""
+
+    def __init__(
+        self,
+        bound: Sequence[tuple[socket.socket, Callable[[], Mechanism]]],
+        watch: Watch,
+        *,
+        begin: Callable[[socket.socket, str, Callable[[], Mechanism]], bool],
+        shut: Callable[[int], None],
+    ) -> None:
+        self._bound = tuple(bound)
+        self._watch = watch
+        self._begin = begin
+        self._tell_shut = shut
+        self.is_open = False
+
+    def open(self) -> None:
+        """Accept whoever knocks (again)."""
+        if not self.is_open:
+            self.is_open = True
+            for bound, asks in self._bound:
+                self._watch.add_reader(bound.fileno(), self._accept, bound, asks)
+
+    def look(self) -> None:
+        """Accept whoever is there, without waiting to be told."""
+        for bound, asks in self._bound if self.is_open else ():
+            self._accept(bound, asks)
+
+    def take(self, connected: socket.socket, came_from: object, asks: Callable[[], Mechanism]) -> bool:
+        """Begin with a newcomer, if there is a descriptor for it and its source is heard."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY and connected.fileno() >= limit - RESERVE:
+            connected.close()
+            self._shut(errno.EMFILE)
+            return False
+        return self._begin(connected, source_of(came_from), asks)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._stop()
+        for bound, _ in self._bound:
+            bound.close()
+
+    def _accept(self, bound: socket.socket, asks: Callable[[], Mechanism]) -> None:
+        num_begun = 0
+        for _ in range(_KNOCKS_AT_ONCE):
+            if num_begun == _ACCEPT_AT_ONCE or not self.is_open:
+                return
+            try:
+                connected, came_from = bound.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _FULL:
+                    self._shut(error.errno)
+                return
+            num_begun += self.take(connected, came_from, asks)
+
+    def _shut(self, code: int) -> None:
+        self._stop()
+        self._tell_shut(code)
+
+    def _stop(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            for bound, _ in self._bound:
+                self._watch.remove_reader(bound.fileno())
 
 
 class Strangers(Generic[C]):

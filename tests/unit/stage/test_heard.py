@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from swarm.stage import actions as act
 from swarm.stage import heard
+from swarm.stage.epochs import Heard
 from swarm.stage.events import Loaded, LoadFailed, StepArrived, StepRefused
-from swarm.stage.heard import Heard
 from swarm.wire.door.keys import keyed
 from swarm.wire.messages import Activate, Dismiss, Expect, Fence, Keep, Lineage, Order, Prepare, Shun, Step, Trouble
 from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench

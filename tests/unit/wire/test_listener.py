@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from swarm.wire.door import listener
+from swarm.wire.door import listener, strangers
 from swarm.wire.door.connection import MESSAGE_S
-from swarm.wire.door.listener import HANDSHAKE_S, RESERVE, Arrived, GateClosed, Listener, Overstepped, PeerLost
+from swarm.wire.door.listener import HANDSHAKE_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
 from swarm.wire.door.mechanisms import ROUTER, Mechanism, Null, Reply, asks, named, told
+from swarm.wire.door.strangers import RESERVE
 from swarm.wire.door.watch import Poll
 from swarm.wire.door.zmtp import as_command, framed, greeting
 from swarm.wire.sockets import bind, endpoint_of
@@ -130,12 +131,12 @@ def test_the_last_descriptors_are_not_for_newcomers(door: Door, monkeypatch: pyt
     """The door closes while there are some left, and says so once; opened when there are more, it lets in who waits."""
     with socket.socket() as probe:
         limit = probe.fileno() + RESERVE + 2
-    monkeypatch.setattr(listener.resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(strangers.resource, "getrlimit", lambda _: (limit, limit))
     for number in range(4):
         door.knock(f"w{number}")
     assert door.taken() == [GateClosed(errno.EMFILE)]
     assert not door.listener.is_open
-    monkeypatch.setattr(listener.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    monkeypatch.setattr(strangers.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
     door.listener.let_in()
     door.peers[-1].sendall(message(b"in"))
     assert door.taken() == [Arrived(b"w3", [b"in"])]

@@ -26,9 +26,8 @@ from typing import Final
 
 from swarm.errors import WireError
 from swarm.wire.door.connection import set_options
-from swarm.wire.door.listener import RESERVE
 from swarm.wire.door.relay.rendezvous import JOINED, PREAMBLE_BYTES, Rendezvous, read_preamble
-from swarm.wire.door.strangers import Strangers, source_of
+from swarm.wire.door.strangers import RESERVE, Strangers, source_of
 from swarm.wire.door.watch import Wake
 
 KEEPALIVE_S: Final = 20  # of who waits: routers forget a connection on which nothing passes, and tell nobody
