@@ -280,7 +280,7 @@ class BrokerCore:
                 self._out.note("journal_rewritten", requests=len(self.state.requests))
 
     def _journal_renewed(self, note: str, next_sequence: int, now: float) -> None:
-        """It is told what it must know, the epoch last: with that it is whole."""
+        """Tell the new journal what it must know, the epoch last: with that it is whole."""
         self.state.count("journals_renewed")
         self.state.journal_notes = (*self.state.journal_notes, note)[-MAX_NOTES:]
         self._out.note("journal_begun_anew", "error", what=note)

@@ -108,7 +108,8 @@ class Reception:
         self._keeper.took(client, key, now - began, now)
 
     def _client_refused(self, client: bytes, reason: str) -> None:
-        """It is told why. Who goes on like that must knock again: a loop that is wrong shall not keep us busy."""
+        """Tell a client why it is refused. Who goes on like that must knock again: a loop that is wrong shall not keep
+        us busy."""
         self._refused(MessageRefused("client"), reason, client=client.hex())
         self.front.send(client, SERVER.encode(Malformed(reason=reason[:4000])))
         self._strikes[client] += 1

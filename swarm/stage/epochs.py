@@ -73,7 +73,7 @@ class Heard:
         self.expected = {}
 
     def change(self, prepared: Prepare | None) -> Admit | None:
-        """All who are heard now, and where, if that is not what was told; ``prepared``: the plan in preparation."""
+        """Tell who is heard now, and where, if that is not what was told; ``prepared``: the plan in preparation."""
         before, relay = (None, "") if prepared is None else (prepared.before, prepared.relay)
         named = (before, self.before, *self.expected)
         keys = frozenset(key for key in named if key is not None and key not in self.shunned)

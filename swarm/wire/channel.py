@@ -157,7 +157,7 @@ class _ListeningChannel(AsyncChannel[Event]):
 
 
 def _bound(places: Sequence[Place], port: int) -> list[socket.socket]:
-    """All of them, or none. Raises ConfigError."""
+    """Bind all of them, or none. Raises ConfigError."""
     bound: list[socket.socket] = []
     try:
         for place in places:

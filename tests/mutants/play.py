@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from swarm.sim import run
-from swarm.sim.schedules import schedule
+from swarm.sim.schedules import draw
 
 NOTICED = 3
 
@@ -20,7 +20,7 @@ def main(folder: str, first: str, count: str, kinds: str = "") -> int:
     assert run.__file__ is not None
     assert Path(run.__file__).is_relative_to(folder), f"{run.__file__} is not the mutant's"
     if kinds:
-        schedule.FAULT_KINDS = tuple(kinds.split(","))  # type: ignore[assignment]
+        draw.FAULT_KINDS = tuple(kinds.split(","))  # type: ignore[assignment]
     for outcome in run.run_many(int(first), int(count)):
         if outcome.failure is not None:
             print(f"seed {outcome.seed}: {outcome.failure}")

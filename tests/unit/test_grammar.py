@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -165,15 +165,15 @@ def test_no_text_takes_the_process_with_it(name: str) -> None:
 
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller waits no longer than its patience."""
-    monkeypatch.setattr(module, "_compiled", lambda *_: time.sleep(0.5))
+    looked = threading.Event()
+    monkeypatch.setattr(module, "_compiled", lambda *_: looked.wait(60.0))
     with pytest.raises(InvalidRequest, match=r"grammar \(json_object\): it is not compiled after 0.01 s"):
         compiled(Grammar("json_object"), WORDS, 0.01)
+    looked.set()
 
 
 def test_the_compilers_stack_is_its_own() -> None:
     """Threads that others start have the stack that they had."""
-    import threading
-
     before = threading.stack_size()
     compiled(Grammar("json_object"), WORDS)
     assert threading.stack_size() == before

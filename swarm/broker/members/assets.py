@@ -74,7 +74,7 @@ class Uploads:
             self._finish(upload)
 
     def forget(self, incarnation: str) -> None:
-        """This worker is gone: what has come of it is of no use."""
+        """Forget what has come of a worker that is gone."""
         for upload in self._under_way.values():
             if upload.incarnation == incarnation:
                 upload.data.clear()

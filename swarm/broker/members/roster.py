@@ -129,7 +129,7 @@ class Members:
             self._procedure.rebuilder.answered(message, now)
 
     def _stranger_said(self, peer: bytes, message: WorkerMessage) -> None:
-        """Nobody counts on it: if it asks to leave, it need not wait."""
+        """Answer who is no member: if it asks to leave, it need not wait, since nobody counts on it."""
         self._state.count("strangers")
         if isinstance(message, Leaving):
             self._out.append(OrderWorker(peer, Release(epoch=self._state.book.written, reason="no plan needs it")))
@@ -178,8 +178,8 @@ class Members:
             self._procedure.leaving(worker, now)
 
     def let_go(self, worker: Worker, now: float) -> None:
-        """It goes, whatever that means for the swarm: in good order, or at once if nobody else can take its layers.
-        Which of them is told by the plan that is made next, without it; so this takes no longer than that."""
+        """Let a worker go, whatever that means for the swarm: in good order, or at once if nobody else can take its
+        layers. Which of them is told by the plan that is made next, without it; so this takes no longer than that."""
         self.leave(worker, now)
         if not worker.is_gone and isinstance(self._procedure.wanted.now(), Shortage):
             self._procedure.release(worker, "it was asked to leave", now)
@@ -274,8 +274,8 @@ class Members:
             self._call(worker)
 
     def _call(self, worker: Worker) -> None:
-        """It was declared out and lives: it is fenced, and may say Hello and join anew. If it was released, it has not
-        heard of it, and is told again."""
+        """Call a worker back that was declared out and lives: it is fenced, and may say Hello and join anew. One that
+        was released has not heard of it, and is told again."""
         epoch, reason = self._state.book.written, worker.reason
         if worker.state is WorkerState.LEFT:
             self._out.append(OrderWorker(worker.peer, worker.told_to_go(epoch)))

@@ -74,7 +74,7 @@ class Lies:
         return [(sequence, what.format(sequence.num_deaths)) for sequence in present]
 
     def may_be_called(self, worker: Worker) -> bool:
-        """It lives, and may be told to join anew: at once if nothing can be served without it."""
+        """Whether a worker that lives may be told to join anew: at once if nothing can be served without it."""
         book = self.state.book
         return self.state.now >= worker.call_after or (book.current is None and book.coming is None)
 

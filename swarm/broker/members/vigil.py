@@ -86,7 +86,7 @@ class Vigil:
         return dated
 
     def _replays(self) -> list[Shape]:
-        """Those under way, which are steps too."""
+        """List the replays under way, which are steps too."""
         rebuilding = self._state.rebuilding
         return [
             Shape.of([(run.done, min(rebuilding.chunk, run.stop - run.done), False)])
@@ -105,7 +105,7 @@ class Vigil:
         return Expected(usual_step_s, in_hand_s, stage.num_layers, worker.pace if pace is None else pace)
 
     def _beat_of(self, incarnation: str) -> Beat | None:
-        """What it said last."""
+        """Return what it said last."""
         worker = self._state.workers.get(incarnation)
         return None if worker is None else worker.pulse.beat
 
@@ -149,7 +149,7 @@ class Vigil:
         return min(MOST_ON_THE_WIRE_S, max(times, default=0.0))
 
     def computes(self, incarnation: str) -> bool:
-        """It said last that it computes."""
+        """Whether it said last that it computes."""
         beat = self._beat_of(incarnation)
         return beat is not None and beat.state == "computing"
 

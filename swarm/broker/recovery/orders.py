@@ -145,7 +145,7 @@ class Standby:
         )
 
     def loaded(self, worker: Worker, num_bytes: int, seconds: float) -> None:
-        """So many bytes were loaded and warmed in so long: what the next load is expected to take."""
+        """Note how quickly bytes were loaded and warmed: as quickly the next load is expected to be."""
         if num_bytes >= LEAST_BYTES and seconds > 0:
             worker.load_bytes_per_s = num_bytes / seconds
 

@@ -80,8 +80,8 @@ def keep_what_fits(state: State) -> list[Sequence]:
 
 
 def what_counts(hello: Hello, state: State) -> dict[int, int] | None:
-    """Of each sequence that the worker holds, how many positions; those with none are left out. None: it has served no
-    broker yet, so that there is nothing to doubt."""
+    """Count the positions that are believed of each sequence that the worker holds; those with none are left out.
+    None: it has served no broker yet, so that there is nothing to doubt."""
     if hello.lineage == NOBODYS and not hello.held:
         return None
     if hello.lineage.journal != state.lineage.journal:
@@ -175,7 +175,7 @@ class Rebuilder:
         self.book.chunk = self.settings.chunk
 
     def begin(self, now: float) -> None:
-        """All stages have said what they hold: find what lags, and begin with the cheapest."""
+        """Find what lags, once all stages have said what they hold, and begin with the cheapest."""
         plan = self.state.book.current
         assert plan is not None
         waiting: list[Sequence] = []
@@ -268,7 +268,7 @@ class Rebuilder:
             self.state.recoveries.replayed(now)
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
-        """It goes through all layers again, whichever were lost."""
+        """Count a sequence that goes through all layers again, whichever were lost."""
         positions = _positions(sequence.id, plan, self.book.said)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.replays((sequence.kv - start) * len(positions), least)

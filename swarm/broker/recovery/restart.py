@@ -66,7 +66,7 @@ class Restart:
 
     @property
     def is_complete(self) -> bool:
-        """All are back: there is nothing to wait for."""
+        """Whether all are back, and nothing is left to wait for."""
         return bool(self.awaited) and not self.is_over and not self.missing
 
     def waits_for(self, now: float) -> str | None:
@@ -106,7 +106,7 @@ class Restart:
         return fallen
 
     def _note_all_lost(self, restored: list[Sequence]) -> None:
-        """Nobody holds anything. What was under way begins anew, like prompts, when its turn comes."""
+        """Note that nobody holds anything. What was under way begins anew, like prompts, when its turn comes."""
         if not restored:
             return
         num_layers = 0 if self.state.manifest is None else self.state.manifest.num_layers
@@ -167,7 +167,8 @@ class Gathering:
 
     @property
     def is_complete(self) -> bool:
-        """All who were waited for are there: those of before a restart, or as many as were asked for, if several."""
+        """Whether all who were waited for are there: those of before a restart, or as many as were asked for, if
+        several."""
         return self.restart.is_complete or (not self.state.book.epoch and 1 < self.min_workers <= len(self._joined()))
 
     def _joined(self) -> list[float]:

@@ -51,7 +51,7 @@ class Delivery:
             self.say(request, finished(sequence))
 
     def is_safe(self, sequence: Sequence) -> bool:
-        """Its end is as safe as it gets: in the journal, if there is one that can be written."""
+        """Whether its end is as safe as it gets: in the journal, if there is one that can be written."""
         return sequence.end_written or not self._has_journal or bool(self._state.journal_problem)
 
     def _end_is_due(self, sequence: Sequence) -> bool:

@@ -71,7 +71,7 @@ class Requests:
             self._admit(client, submit, account, now)
 
     def _admit(self, client: bytes, submit: Submit, account: Account | None, now: float) -> None:
-        """Nobody knows this id."""
+        """Take a request whose id nobody knows."""
         tenant = tenant_of(submit, client, account)
         refusal = self._intake.refusal(client, tenant, submit, now)
         if refusal is not None:
@@ -191,14 +191,15 @@ class Requests:
         self.ends.forget_if_done(sequence.request, client)
 
     def _go_on(self, request: Request) -> None:
-        """Its reader reads again. What was sent and dropped is sent once more: all that was not acknowledged."""
+        """Send on to a reader that reads again. What was sent and dropped is sent once more: all that was not
+        acknowledged."""
         request.stuck = False
         for sequence in request.sequences:
             sequence.send_again()
             self._delivery.deliver(sequence)
 
     def detach(self, client: bytes, detach: Detach, account: Account | None, now: float) -> None:
-        """Its reader goes on purpose."""
+        """Let a reader go that goes on purpose."""
         if account is None or self._state.archive.dropped.get(detach.request_id) == client:
             self._state.archive.dropped.pop(detach.request_id, None)
         self._state.archive.withdraw(client, detach.request_id)
@@ -216,8 +217,8 @@ class Requests:
                 self.ends.leave_alone(request, now)
 
     def stuck(self, client: bytes, now: float) -> None:
-        """It is there, and does not read: nothing more is sent, its requests run on as for any slow reader. If it never
-        comes to itself, its connection breaks sooner or later."""
+        """Note that a client is there, and does not read: nothing more is sent, its requests run on as for any slow
+        reader. If it never comes to itself, its connection breaks sooner or later."""
         self._stuck.setdefault(client, now + TRY_AGAIN_S)
         for request in self._state.requests.values():
             if request.client == client:

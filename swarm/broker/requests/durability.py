@@ -99,7 +99,7 @@ class Durability:
         self._write_whole(sequence)
 
     def _write_whole(self, sequence: Sequence) -> None:
-        """All of its tokens, and its end if it has one."""
+        """Write all of its tokens, and its end if it has one."""
         submit = sequence.request.submit
         new = NewTokens(
             sequence=sequence.id,
@@ -131,8 +131,9 @@ class Durability:
         self._growth.committed(tuple((sequence.id, sequence.sampled) for sequence in self._state.sequences.values()))
 
     def journal_renewed(self, next_sequence: int, now: float) -> None:
-        """It has what could be read of the old one, perhaps. All requests are written once more, as old as they are.
-        (Who was not accepted yet was refused when the old one broke.)"""
+        """Give a journal that was begun anew all that memory has: it may hold what could be read of the old one. All
+        requests are written once more, as old as they are. (Who was not accepted yet was refused when the old one
+        broke.)"""
         self._state.next_sequence = max(self._state.next_sequence, next_sequence)
         for request in self._state.requests.values():
             numbers = tuple(sequence.id for sequence in request.sequences)

@@ -81,19 +81,19 @@ class Ends:
             self.end_all(request, "failed", detail, now)
 
     def too_late(self, sequence: Sequence, now: float) -> None:
-        """Its turn has come (again), but even the quickest steps would not finish it by its deadline."""
+        """End a sequence whose turn has come (again), but that the quickest steps would not finish by its deadline."""
         self._state.count("sequences_too_late")
         self.end_all(sequence.request, "failed", TOO_SHORT, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def leave_alone(self, request: Request, now: float) -> None:
-        """Nobody reads it."""
+        """Note that nobody reads it."""
         request.client, request.stuck, request.detached_at = None, False, now
         self.await_client(request, now)
 
     def keep_deadline(self, request: Request) -> None:
-        """It ends at its deadline, if it has one."""
+        """End it at its deadline, if it has one."""
         if request.deadline_at is not None:
             self._state.timers.add(request.deadline_at, request.id)
 
@@ -154,7 +154,7 @@ class Ends:
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def retain(self, request: Request, now: float) -> None:
-        """It has ended, and is kept for a while."""
+        """Keep what has ended for a while."""
         kept_from = request.ended_at if request.read_at is None else request.read_at
         self._state.timers.add(max(now, kept_from + self._settings.retain_s), request.id)
         self._state.shelf.add(request)

@@ -47,7 +47,7 @@ class Gone:
         self._note(request.id, request.tenant, _READ)
 
     def dropped(self, request: Request, *, has_journal: bool) -> None:
-        """It has left memory, perhaps unread."""
+        """Note what has left memory, perhaps unread."""
         if not has_journal:
             _, answer = self._answers.get(request.id, ("", _NOT_KEPT))
             self._note(request.id, request.tenant, answer)

@@ -85,7 +85,7 @@ class Intake:
         self._turned_away = TurnedAway()
 
     def let_in(self, client: bytes, request: Request) -> None:
-        """It has a place from now on: until the journal has it, here, then in the queue."""
+        """Give a request its place: until the journal has it, here, then in the queue."""
         self._turned_away.forget(client)
         self._unwritten.add(request)
 

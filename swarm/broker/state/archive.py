@@ -126,7 +126,7 @@ class Archive:
         return waiting
 
     def withdraw(self, client: bytes, request_id: str) -> bool:
-        """This client wants nothing of it any more. Whether it had submitted it."""
+        """Forget that this client wants something of it. Returns whether it had submitted it."""
         waiting = self._asked.get(request_id)
         if waiting is None:
             return False

@@ -41,9 +41,9 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """All that counts of it. ``epoch``: the highest that was announced. ``workers``: the names of the last plan's.
-    ``manifest``: of the model that it was for. ``blames``: (sequence, deaths at which it was in flight). ``notes``:
-    what was wrong with the journal, in words."""
+    """Keeps all that counts of the past. ``epoch``: the highest that was announced. ``workers``: the names of the last
+    plan's. ``manifest``: of the model that it was for. ``blames``: (sequence, deaths at which it was in flight).
+    ``notes``: what was wrong with the journal, in words."""
 
     epoch: int = 0
     workers: tuple[str, ...] = ()

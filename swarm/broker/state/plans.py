@@ -32,15 +32,15 @@ class Steering:
     margin: float | None = None
 
     def cordon(self, name: str, layers: LayerRange | None) -> Steering:
-        """It keeps these layers (None: it has none) and gets no others."""
+        """Have a worker keep these layers (None: it has none) and get no others."""
         return replace(self, cordoned={**self.cordoned, name: layers})
 
     def drain(self, name: str) -> Steering:
-        """It is cordoned, and serves nothing."""
+        """Cordon a worker, and have it serve nothing."""
         return replace(self.cordon(name, None), drained=self.drained | {name})
 
     def uncordon(self, name: str) -> Steering:
-        """It may get layers again."""
+        """Let a worker get layers again."""
         rest = {each: layers for each, layers in self.cordoned.items() if each != name}
         return replace(self, cordoned=rest, drained=self.drained - {name})
 
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def shares_cores(self) -> bool:
-        """All stages compute on the cores of one machine: whoever computes takes from the others."""
+        """Whether all stages compute on the cores of one machine: whoever computes takes from the others."""
         return len({stage.host for stage in self.stages}) == 1 and all(s.device == "cpu" for s in self.stages)
 
     @property
@@ -145,12 +145,12 @@ class PlanBook:
             self.current = replace(self.current, forecast=forecast)
 
     def prepare(self, plan: Plan) -> None:
-        """This plan is to come; nobody hears of it before the journal has its epoch."""
+        """Take this plan as the one to come; nobody hears of it before the journal has its epoch."""
         self.coming, self.phase = plan, PlanPhase.PREPARING
         self.prepared, self.awaited = {}, set()
 
     def load(self, plan: Plan, deadline: float) -> None:
-        """All who have a part in the plan to come are to say that they have loaded it."""
+        """Await from all who have a part in the plan to come that they have loaded it."""
         self.awaited, self.deadline = set(plan.members), deadline
         self.waits_for = "the workers to load their layers"
 
@@ -163,7 +163,7 @@ class PlanBook:
         return self.current
 
     def serve(self) -> Plan:
-        """All have said it."""
+        """Put the plan in force: all have said that they are ready."""
         assert self.current is not None
         self.phase, self.waits_for, self.fallen = PlanPhase.SERVING, "", None
         return self.current
@@ -219,7 +219,7 @@ class Rebuilding:
 
     @property
     def is_idle(self) -> bool:
-        """All layers are level."""
+        """Whether all layers are level."""
         return not self.queue and not self.under_way
 
     def clear(self) -> None:

@@ -84,7 +84,7 @@ class Queue:
         return sequence.id in self._entries or sequence.id in self.parked
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, by class and arrival: for whoever looks at the whole queue, which no step does."""
+        """Go through all that wait, by class and arrival: for whoever looks at the whole queue, which no step does."""
         waiting = [entry.sequence for entry in self._entries.values() if entry.sequence is not None]
         return iter(sorted([*waiting, *self.parked.values()], key=lambda s: (-s.priority, s.id)))
 
@@ -110,7 +110,7 @@ class Queue:
         heappush(heap, (NO_DEADLINE if deadline is None else deadline, sequence.id, next(self._ties), entry))
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer; an unknown one is no error."""
+        """Take it out of the queue; an unknown one is no error."""
         if self.parked.pop(sequence.id, None) is not None:
             return
         entry = self._entries.get(sequence.id)
@@ -172,7 +172,7 @@ class Queue:
         return sorted(found, key=lambda item: (-item[1], -item[2], item[0]))
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """So much was computed for it."""
+        """Charge a tenant with what was computed for it."""
         self._account(tenant).served += tokens
 
     # --- inside ------------------------------------------------------------------------------------------------------

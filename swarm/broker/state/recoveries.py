@@ -176,13 +176,14 @@ class Recoveries:
         return None if num_sequences else self._end(now)
 
     def replays(self, layer_positions: int, least: int) -> None:
-        """So much is computed again, and so much had to be."""
+        """Note how much is computed again, and how much had to be."""
         if self.current is not None:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
 
     def begins_anew(self, num_sequences: int, layer_positions: int) -> None:
-        """Nobody holds anything of so many; so much of them is known to have been computed, and will be again."""
+        """Note sequences that begin anew since nobody holds anything of them, and how much of them will be computed
+        again."""
         if self.current is not None:
             self.current.num_anew += num_sequences
             self.replays(layer_positions, layer_positions)
@@ -197,7 +198,7 @@ class Recoveries:
         return None if rebuilding else self._end(now)
 
     def replayed(self, now: float) -> None:
-        """All layers are level."""
+        """Note that all layers are level."""
         if self.current is not None and self.current.activated_at is not None and self.current.replayed_at is None:
             self.current.replayed_at = now
 

@@ -72,17 +72,17 @@ class Running:
         self._leave_prefill(sequence)
 
     def clear(self) -> None:
-        """Nobody runs; who did is told what becomes of it by the caller."""
+        """Empty the list; the caller tells who ran what becomes of it."""
         for sequence in list(self):
             self.remove(sequence)
 
     def resize(self, sequence: Sequence, blocks: int) -> None:
-        """It holds so many blocks from now on."""
+        """Note how many blocks it holds from now on."""
         self.blocks += blocks - sequence.blocks
         sequence.blocks = blocks
 
     def refresh(self, sequence: Sequence) -> None:
-        """Its positions have changed."""
+        """Sort a sequence anew whose positions have changed."""
         pending = sequence.pending
         if pending == 0 or sequence.is_decoding:
             self._leave_prefill(sequence)

@@ -152,7 +152,7 @@ class Sequence:
         return None if wrong is None else f"{wrong}: {self.story()}"
 
     def _wrong_length(self) -> str | None:
-        """Of its tokens, how far they have come, and what stands beside them."""
+        """Tell what is wrong with its tokens: how far they have come, and what stands beside them."""
         sampled = len(self.tokens)
         if self.state is not SequenceState.ENDED and not 0 <= self.kv <= self.scheduled <= sampled:
             return "kv <= scheduled <= sampled does not hold"
@@ -215,7 +215,7 @@ class Sequence:
         self.unfit_s += passed_s
 
     def wait_again(self) -> None:
-        """It holds nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
+        """Have it hold nothing in the stages any more. What of it is still in the pipe belongs to an earlier stay."""
         self._move(SequenceState.WAITING)
         self.cut_to(0)
         self.truncate = False
@@ -281,7 +281,7 @@ class Sequence:
         self.num_deaths += times
 
     def be_not_finite(self, worker: str) -> None:
-        """This worker sent hidden states of it that are no numbers."""
+        """Note a worker that sent hidden states of it that are no numbers."""
         self.not_finite.append(worker)
 
     # --- its tokens --------------------------------------------------------------------------------------------------
@@ -307,11 +307,11 @@ class Sequence:
             self.sent_at.extend((now,) * (num_sent - len(self.sent_at)))
 
     def be_read(self, num_generated: int) -> None:
-        """Its client has so many of its tokens."""
+        """Note how many of its tokens its client has."""
         self.delivered = max(self.delivered, min(self.num_prompt + num_generated, self.sent))
 
     def read_from(self, next_index: int) -> None:
-        """Its reader says how much it has; it may be less than the one before it had."""
+        """Note how much its reader says that it has; it may be less than the one before it had."""
         self.delivered = self.sent = min(self.num_prompt + next_index, self.committed)
         self.unsure = self.finish_sent = False
 
@@ -320,7 +320,7 @@ class Sequence:
         self.unsure = True
 
     def tell_end(self) -> None:
-        """Its client has been sent the end."""
+        """Note that its client has been sent the end."""
         self.finish_sent = True
 
     def end_is_written(self) -> None:

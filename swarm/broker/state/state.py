@@ -178,7 +178,7 @@ class State:
         yield from self._wrong_books()
 
     def _wrong_books(self) -> Iterator[str]:
-        """Of what is kept beside sequences."""
+        """Tell every rule that does not hold of what is kept beside sequences."""
         current, rebuilding = self.book.current, self.rebuilding
         gone = {i for i in current.members if i not in self.workers or self.workers[i].is_gone} if current else set()
         if gone:
@@ -211,7 +211,7 @@ class State:
             request.forgive(pause_s)
 
     def learn(self, manifest: Manifest | None) -> None:
-        """This is the model; None: another one than it was."""
+        """Take this as the model; None: another one than it was."""
         self.manifest = manifest
 
     def steer(self, steering: Steering) -> None:
@@ -219,7 +219,7 @@ class State:
         self.steering = steering
 
     def give_up(self, sequence: Sequence) -> None:
-        """Its deadline can't be kept any more: the core ends it."""
+        """Hand a sequence whose deadline can't be kept any more to the core, which ends it."""
         self.hopeless.append(sequence)
 
     def dispatched(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
@@ -265,7 +265,7 @@ class State:
         self.count("preemptions")
 
     def unfork(self, sequence: Sequence) -> None:
-        """It will not begin as a copy after all, or has done so."""
+        """Let go of the copy that it was to begin from, or has begun from."""
         if sequence.fork_of is not None:
             self.prefix.unpin(sequence.fork_of)
             sequence.fork_of = None

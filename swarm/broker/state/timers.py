@@ -28,12 +28,12 @@ class Timers:
         heappush(self._heap, (at, request_id))
 
     def forgive(self, pause_s: float) -> None:
-        """All of them come so much later; their order stays."""
+        """Put all of them off by a pause; their order stays."""
         self._heap = [(at + pause_s, request_id) for at, request_id in self._heap]
 
     def tidy(self, alive: Container[str]) -> None:
-        """Those of other requests go, if there are twice as many as there were after the last time: so each timer pays
-        for a look or two."""
+        """Drop those of other requests, if there are twice as many as there were after the last time: so each timer
+        pays for a look or two."""
         if len(self._heap) > self._tidied_from:
             self._heap = [timer for timer in self._heap if timer[1] in alive]
             heapify(self._heap)
@@ -46,7 +46,7 @@ class Timers:
 
 @dataclass(slots=True)
 class TurnedAway:
-    """Those who were told to come back: each client has a time of its own, as places become free one after the other.
+    """Knows who was told to come back: each client has a time of its own, as places become free one after the other.
     Who asks again keeps its time: asking often moves nobody's. No time lies beyond that in which the queue drains.
     """
 
@@ -66,5 +66,5 @@ class TurnedAway:
         return self.times[client] - now
 
     def forget(self, client: bytes) -> None:
-        """It got in."""
+        """Forget a client that got in."""
         self.times.pop(client, None)

@@ -208,7 +208,7 @@ class Worker:
         self.judged = judgement
 
     def refuse(self, layers: LayerRange, reason: str, now: float) -> None:
-        """It can't load these layers; it will be asked again, the later the more often that was in vain."""
+        """Note that it can't load these layers; it will be asked again, the later the more often that was in vain."""
         if not self.refusals:
             self.num_retries += 1
         self.retry_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2 ** (self.num_retries - 1))
@@ -217,7 +217,7 @@ class Worker:
         self.reason = reason
 
     def refuses(self, layers: LayerRange) -> bool:
-        """It said that it can't load these layers, or some of them; or other ones, no more than these are."""
+        """Whether it said that it can't load these layers, or some of them; or other ones, no more than these are."""
         return any((layers.first <= r.first and r.stop <= layers.stop) or len(r) <= len(layers) for r in self.refusals)
 
     def forget_refusals(self) -> None:

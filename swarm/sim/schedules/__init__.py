@@ -1,1 +1,2 @@
-"""What is played: requests, machines, weather and faults, drawn from a seed."""
+"""Schedules: what is played. ``schedule`` has the values, ``draw`` makes them of a seed, ``habits`` adds what clients
+do, ``faults`` strikes."""

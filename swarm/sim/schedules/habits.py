@@ -12,16 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from swarm.sim.schedules.schedule import (
-    OTHER_FAULTS,
-    Fault,
-    FaultKind,
-    Schedule,
-    fault_of,
-    make_schedule,
-    request_of,
-    with_fields,
-)
+from swarm.sim.schedules.draw import OTHER_FAULTS, fault_of, make_schedule, request_of, with_fields
+from swarm.sim.schedules.schedule import Fault, FaultKind, Schedule
 
 LARGE = 0.03  # how often a schedule has many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12

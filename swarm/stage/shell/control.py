@@ -66,7 +66,7 @@ class Hearer(Protocol):
     def ordered(self, order: Order) -> None: ...
 
     def end(self, code: int, reason: str) -> None:
-        """This worker can do nothing here."""
+        """End a worker that can do nothing here."""
 
 
 class Control:

@@ -236,7 +236,7 @@ class WorkerService:
         self._compute.post(BrokerConnected())
 
     def lost(self) -> None:
-        """Nobody is left who could let this worker go."""
+        """Note that nobody is left who could let this worker go."""
         self._say_goodbye(self._departure.disconnected())
 
     def ordered(self, order: Order) -> None:

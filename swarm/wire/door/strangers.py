@@ -153,14 +153,14 @@ class Strangers(Generic[C]):
         return gives_way
 
     def passes(self, stranger: C) -> None:
-        """Its handshake is through."""
+        """Let it through: its handshake is done."""
         source = self._source.get(stranger)
         if source is not None:
             self._discard(stranger, source)
             self._failed.pop(source, None)
 
     def fails(self, stranger: C, now: float) -> None:
-        """It is gone, or gives way: if its handshake was not through, that counts."""
+        """Forget one that is gone or gives way: if its handshake was not through, that counts."""
         source = self._source.get(stranger)
         if source is None:
             return

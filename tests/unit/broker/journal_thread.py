@@ -110,11 +110,11 @@ class Thread:
                     return
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Another thread makes it so."""
+        """Another thread makes it so; looked at whenever the journal's has gone round."""
         deadline = time.monotonic() + WAIT_S
         while not holds():
             assert time.monotonic() < deadline
-            time.sleep(0.001)
+            self.nothing_told()
 
     def told(self, num: int) -> list[Any]:
         return [self._told.get(timeout=WAIT_S) for _ in range(num)]

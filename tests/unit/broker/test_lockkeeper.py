@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -11,19 +11,15 @@ import pytest
 
 from swarm.broker import lockkeeper, locks
 from swarm.broker.lockkeeper import LockKeeper
+from swarm.broker.locks import Locks
 from swarm.config import Settings
 from swarm.errors import ConfigError
 from swarm.lock.ownkeys import OwnKeys
 from swarm.wire.door.keys import new_pair
 from swarm.wire.messages import Enrol, Invite, Role, RotateBroker
+from tests.unit.growing import Growing
 
 SETTINGS = {"broker": {"listen": ["192.0.2.1"], "discoverable": True}}
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20.0):
-        while not holds():  # noqa: ASYNC110 (a thread says so)
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -44,7 +40,9 @@ async def test_the_network_is_told_the_new_key(
     keeper: LockKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as there is one; and the old one no more."""
-    told: list[str] = []
+    told, looked = Growing[str](), Growing[bool]()
+    really = Locks.put_away_if_known
+    monkeypatch.setattr(Locks, "put_away_if_known", lambda self: looked.append(really(self) is None))
     over: list[str] = []
 
     async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
@@ -56,18 +54,18 @@ async def test_the_network_is_told_the_new_key(
 
     monkeypatch.setattr(lockkeeper, "announce", announce)
     keeper.keep({}, None, None, lambda event: None)  # type: ignore[arg-type]
-    await until(lambda: told)
+    await told.has(1)
     (old,) = (pair.public for pair in OwnKeys(tmp_path / "locked").pairs)
     assert keeper.takes(b"", "", RotateBroker())
-    await until(lambda: len(told) == 2)
-    await until(lambda: len(OwnKeys(tmp_path / "locked").pairs) == 1)  # nobody has to be waited for
+    await told.has(2)
+    await looked.until(lambda: len(OwnKeys(tmp_path / "locked").pairs) == 1)  # nobody has to be waited for
     assert told == [old, OwnKeys(tmp_path / "locked").public]
     assert over == [old]
 
 
 async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says why once."""
-    asked: list[str] = []
+    asked = Growing[str]()
 
     async def announce(_name: str, _addresses: object, _port: int, key: str) -> None:
         asked.append(key)
@@ -76,9 +74,9 @@ async def test_a_broker_that_nobody_can_find_serves(keeper: LockKeeper, monkeypa
     log = Mock()
     monkeypatch.setattr(lockkeeper, "announce", announce)
     monkeypatch.setattr(lockkeeper, "log", log)
-    await until(lambda: asked)
+    await asked.has(1)
     for _ in range(50):
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     assert len(asked) == 1
     assert [call.args for call in log.warning.call_args_list] == [("not_discoverable",)]
     assert keeper.takes(b"", "", RotateBroker())
@@ -90,13 +88,14 @@ async def test_a_member_that_floods_has_to_rest(
 ) -> None:
     """It is read no more for a while. Who speaks for many, may do all or is on this machine is not held to that."""
     monkeypatch.setattr(lockkeeper, "announce", AsyncMock(side_effect=ConfigError("there is no network")))
-    front = Mock()
+    front, sent = Mock(), Growing[object]()
+    front.send.side_effect = lambda *said: sent.append(said)
     keeper.keep({}, front, None, lambda event: None)  # type: ignore[arg-type]
     invitation, own = new_pair().public, new_pair().public
     assert keeper.takes(b"", "", Invite(key=invitation, role=role))
-    await until(lambda: front.send.call_count == 1)
+    await sent.has(1)
     assert keeper.takes(b"", invitation, Enrol(key=own))
-    await until(lambda: front.send.call_count == 2)
+    await sent.has(2)
     keeper.took(b"flood", own, 0.5, 0.0)
     assert not front.rest.called
     keeper.took(b"here", "", 60.0, 0.0)

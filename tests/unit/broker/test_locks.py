@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import time
-from collections.abc import Callable
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,7 @@ from swarm.wire.messages import (
     RotateYours,
     ServerMessage,
 )
+from tests.unit.growing import Growing
 
 INVITATION, OWN, NEXT = (new_pair().public for _ in range(3))
 
@@ -377,45 +377,37 @@ async def test_a_member_that_is_off_is_told_to_change_its_key_when_it_knocks(ope
 # --- the disk ---------------------------------------------------------------------------------------------------------
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, gone_through: Callable[[], bool]) -> list[float]:
-    """A disk that takes its time, until it is let through; when it was asked."""
-    asked: list[float] = []
+def slow(monkeypatch: pytest.MonkeyPatch, is_through: threading.Event) -> Growing[int]:
+    """A disk that takes its time, until it is let through; what it was asked for."""
+    asked = Growing[int]()
     fsync = os.fsync
-    give_up_at = time.monotonic() + 2.0  # who waits in the loop would wait for ever
 
     def wait(fd: int) -> None:
-        asked.append(time.monotonic())
-        while not gone_through() and time.monotonic() < give_up_at:
-            time.sleep(0.001)
+        asked.append(fd)
+        is_through.wait(2.0)  # who waits in the loop would wait for ever
         fsync(fd)
 
     monkeypatch.setattr("swarm.private.os.fsync", wait)
     return asked
 
 
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20.0):
-        while not holds():  # noqa: ASYNC110 (a thread says so)
-            await asyncio.sleep(0.001)
-
-
 async def test_a_slow_disk_holds_up_nobody_but_who_asked(opened: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop turns; nothing counts and nobody is answered before the disk has it; answers come in order."""
-    is_through = False
-    asked = slow(monkeypatch, lambda: is_through)
-    answers = list[str]()
+    is_through = threading.Event()
+    asked = slow(monkeypatch, is_through)
+    answers = Growing[str]()
     running = asyncio.create_task(opened.changes.run())
     for number in range(3):
         invitation = Invite(key=new_pair().public, role="worker", name=f"far{number}")
         assert opened.takes("", invitation, lambda answer: answers.append(str(answer)))
     assert opened.takes("", Revoke(name="laptop"), lambda answer: answers.append(str(answer)))
-    await until(lambda: asked)
+    await asked.has(1)
     for _ in range(100):
         await asyncio.sleep(0)
     assert answers == []
     assert await core_is_asked(opened, OWN)  # it is revoked when that is written
-    is_through = True
-    await until(lambda: len(answers) == 4)
+    is_through.set()
+    await answers.has(4)
     assert [word in answer for word, answer in zip(("far0", "far1", "far2", "laptop"), answers, strict=True)] == [
         True
     ] * 4

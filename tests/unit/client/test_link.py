@@ -36,6 +36,7 @@ from swarm.wire.messages import (
     ServerMessage,
     Submit,
 )
+from tests.unit.growing import Growing
 
 NOBODY = "tcp://127.0.0.1:9"
 
@@ -139,12 +140,12 @@ async def test_a_submission_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-async def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Link, Home, list[object]]]:
+async def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Link, Home, Growing[object]]]:
     """A link of a machine that has joined, where its keys are kept, and what it says and does about its connection."""
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     invitation = Invitation((NOBODY,), "ab" * 32, new_pair().secret, "client")
     joined = known.keep(tmp_path, invitation, new_pair(), (NOBODY,), Enrolled(name="me", role="client"))
-    home, did = Home(tmp_path, joined), list[object]()
+    home, did = Home(tmp_path, joined), Growing[object]()
     monkeypatch.setattr(DealerChannel, "send", lambda _, frames: did.append(CLIENT.decode(frames)[0]) or True)
     monkeypatch.setattr(DealerChannel, "move", lambda _, endpoint: did.append(endpoint))
     monkeypatch.setattr(DealerChannel, "renew", lambda _, pair: did.append(pair))
@@ -157,7 +158,7 @@ def tell(link: Link, message: ServerMessage) -> None:
     link._came([memoryview(frame) for frame in SERVER.encode(message)])
 
 
-async def test_the_brokers_new_key_is_kept_before_it_is_said_to_be(member: tuple[Link, Home, list[object]]) -> None:
+async def test_the_brokers_new_key_is_kept_before_it_is_said_to_be(member: tuple[Link, Home, Growing[object]]) -> None:
     """And is used at the next connection."""
     link, home, did = member
     tell(link, BrokerKey(key="cd" * 32))
@@ -167,7 +168,7 @@ async def test_the_brokers_new_key_is_kept_before_it_is_said_to_be(member: tuple
 
 
 async def test_what_cant_be_kept_is_not_said_to_be(
-    member: tuple[Link, Home, list[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    member: tuple[Link, Home, Growing[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the broker would do without the old key, and this machine would be shut out after its next start."""
     link, home, did = member
@@ -180,7 +181,7 @@ async def test_what_cant_be_kept_is_not_said_to_be(
 
 
 async def test_who_is_not_heard_looks_at_what_others_of_its_machine_were_told(
-    member: tuple[Link, Home, list[object]], monkeypatch: pytest.MonkeyPatch
+    member: tuple[Link, Home, Growing[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And knocks with that; where nothing has changed it goes on as before."""
     link, home, did = member
@@ -192,22 +193,18 @@ async def test_who_is_not_heard_looks_at_what_others_of_its_machine_were_told(
     assert did == [kept.endpoint, kept.pair]
 
 
-async def test_who_is_told_to_change_its_key_does(member: tuple[Link, Home, list[object]]) -> None:
+async def test_who_is_told_to_change_its_key_does(member: tuple[Link, Home, Growing[object]]) -> None:
     """It announces one, puts it in the old one's place when that is known, and knocks with it."""
     link, home, did = member
     link.do(Connected())
     tell(link, RotateYours())
     tell(link, RotateYours())  # said again
-    async with asyncio.timeout(10.0):
-        while not did:  # noqa: ASYNC110 (it is under way)
-            await asyncio.sleep(0.001)
+    await did.has(1)
     (announced,) = did
     assert isinstance(announced, Rotate)
     assert home.renewed() is None
     tell(link, Report(what="rotate", ok=True, body={}))
-    async with asyncio.timeout(10.0):
-        while len(did) < 3:  # noqa: ASYNC110 (it is under way)
-            await asyncio.sleep(0.001)
+    await did.has(3)
     (kept,) = known.every(home.state_dir)
     assert kept.pair.public == announced.key
     assert did[1:] == [kept.endpoint, kept.pair]

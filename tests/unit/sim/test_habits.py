@@ -12,8 +12,8 @@ from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.reader import Reader
 from swarm.sim.run import Outcome, run
 from swarm.sim.schedules import habits
+from swarm.sim.schedules.draw import OTHER_FAULTS
 from swarm.sim.schedules.habits import whole_schedule
-from swarm.sim.schedules.schedule import OTHER_FAULTS
 
 CHANCES = ("LARGE", "SHORT_QUEUE", "HOPS", "REVOKED", "OFTEN")
 

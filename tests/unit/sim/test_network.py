@@ -9,7 +9,7 @@ import pytest
 
 from swarm.sim.garble import garbled
 from swarm.sim.network import ANYBODY, Link, Network, Weather
-from swarm.sim.schedules.schedule import BROKER_POINTS, FAULT_KINDS, make_schedule
+from swarm.sim.schedules.draw import BROKER_POINTS, FAULT_KINDS, make_schedule
 from swarm.sim.world import Pace, World
 from swarm.wire.messages import Row, Step
 

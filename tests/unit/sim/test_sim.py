@@ -28,15 +28,9 @@ from swarm.cli.sim import play
 from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
+from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS
 from swarm.sim.schedules.habits import whole_schedule
-from swarm.sim.schedules.schedule import (
-    CLIENT_FAULTS,
-    FAULT_KINDS,
-    JOURNAL_FAULT_KINDS,
-    JOURNAL_FAULTS,
-    KEY_FAULTS,
-    OTHER_FAULTS,
-)
+from swarm.sim.schedules.schedule import JOURNAL_FAULT_KINDS, JOURNAL_FAULTS
 from swarm.sim.world import Pace, World
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch
@@ -95,7 +89,7 @@ def test_the_schedules_are_worth_playing() -> None:
 def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that ask to leave, are let go (or go by themselves after a while) and come back: no request minds, and
     none of them is ever counted as lost."""
-    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", ("terminate",))
+    monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("terminate",))
     monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     played = [run(seed) for seed in range(20)]
@@ -109,7 +103,7 @@ BROKER_KINDS = ("broker_crash", "broker_crash_at", "broker_loop", "broker_power"
 def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, alone or with everybody, with and without the last of the journal, again and again: all that was accepted
     ends well, and what stages held all the while counts."""
-    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", BROKER_KINDS)
+    monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", BROKER_KINDS)
     played = [run(seed) for seed in range(60)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_brokers - 1 for o in played) > 30
@@ -119,7 +113,7 @@ def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a backup, or by another one for a while: what workers hold under the same numbers is never taken for what it
     is not, and whoever lives is a member again."""
-    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", JOURNAL_FAULTS)
+    monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", JOURNAL_FAULTS)
     played = [run(seed) for seed in range(40)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     assert sum(o.num_brokers - 1 for o in played) > 40
@@ -128,7 +122,7 @@ def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
     to all stages."""
-    monkeypatch.setattr("swarm.sim.schedules.schedule.FAULT_KINDS", ("broker_crash",))
+    monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("broker_crash",))
     monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.schedule.BAD_WEATHER", 0.0)

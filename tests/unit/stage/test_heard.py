@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.stage import actions as act
-from swarm.stage import heard
+from swarm.stage import epochs
 from swarm.stage.epochs import Heard
 from swarm.stage.events import Loaded, LoadFailed, StepArrived, StepRefused
 from swarm.wire.door.keys import keyed
@@ -158,7 +158,7 @@ def test_without_keys_nothing_is_told(make_stage: Callable[..., StageBench]) -> 
 
 def test_no_more_are_expected_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest."""
-    monkeypatch.setattr(heard, "MAX_EXPECTED", 2)
+    monkeypatch.setattr(epochs, "MAX_EXPECTED", 2)
     some = Heard()
     for key in (A, B, A, C):
         some.expect(key, 1)

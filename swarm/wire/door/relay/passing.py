@@ -140,7 +140,7 @@ class Relay:
                 self._selector.register(bound, _READS)
 
     def _shut(self) -> None:
-        """Nobody new until the next sweep: there is no descriptor."""
+        """Let nobody in until the next sweep: there is no descriptor."""
         if self._accepts:
             self._accepts = False
             for bound in self._bound:
@@ -252,7 +252,7 @@ class Relay:
         self._end(end)
 
     def _end(self, end: _End) -> None:
-        """It is gone, or has to go; and who is joined with it."""
+        """End one that is gone or has to go, and who is joined with it."""
         ticket = self._meets.ticket_of(end)
         other = self._meets.leaves(end)
         self._close(end)

@@ -111,7 +111,7 @@ class Rendezvous(Generic[C]):
         return ticket in self._admitted
 
     def comes(self, end: C, asked: Asked, now: float) -> list[C]:
-        """It waits from now on. Whom to hang up on, which may be itself."""
+        """Have it wait from now on. Returns whom to hang up on, which may be itself."""
         if asked.ticket not in self._admitted:
             return [end]
         meeting = self._meetings.setdefault(asked.ticket, _Meeting())
@@ -144,7 +144,7 @@ class Rendezvous(Generic[C]):
         return self._ticket.get(end, "")
 
     def leaves(self, end: C) -> C | None:
-        """It is gone. Who was joined with it, and goes too."""
+        """Forget it. Returns who was joined with it, and goes too."""
         ticket = self._ticket.pop(end, None)
         if ticket is None:
             return None

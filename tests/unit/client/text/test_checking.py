@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -15,6 +15,7 @@ from swarm.client.text.grammar import GrammarChecker
 from swarm.errors import InvalidRequest, Overloaded, Unavailable
 from swarm.params import Grammar, SamplingParams
 from tests.integration.fake_broker import EOS, tiny_tokenizer
+from tests.unit.growing import Growing
 
 PATIENCE_S = 30.0
 
@@ -28,7 +29,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
-        self.made: list[str] = []
+        self.made = Growing[str]()
         self._really = module.compiled
 
     def __call__(self, grammar: Grammar, words: LLTokenizer) -> LLMatcher:
@@ -37,13 +38,11 @@ class Compiler:
         return self._really(grammar, words)
 
     async def is_at(self, text: str) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while text not in self.made:  # noqa: ASYNC110 - a thread says so
-                await asyncio.sleep(0.001)
+        await self.made.until(lambda: text in self.made)
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+async def compiler(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Compiler]:
     compiler = Compiler()
     monkeypatch.setattr(module, "compiled", compiler)
     yield compiler
@@ -119,7 +118,7 @@ async def test_too_many_are_told_to_come_again(compiler: Compiler, checker: Gram
             try:
                 await checks.check(checker, asked("a"))
             except Overloaded:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)  # until a thread has told the loop that it is through
             else:
                 break
     checks.close()

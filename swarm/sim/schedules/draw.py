@@ -1,0 +1,317 @@
+"""One schedule from one seed: settings, machines, requests, weather and faults, drawn by chances of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Literal, get_args
+
+import msgspec
+
+from swarm.broker.core import BrokerSettings
+from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.planner.load import Load
+from swarm.broker.recovery.procedure import PlanSettings
+from swarm.broker.requests.door import RequestSettings
+from swarm.broker.state.prefix import PrefixRules
+from swarm.broker.steps.scheduler import Mode, SchedulerSettings
+from swarm.params import SamplingParams
+from swarm.sim.network import CALM, Weather
+from swarm.sim.schedules.schedule import (
+    JOURNAL_FAULT_KINDS,
+    JOURNAL_FAULTS,
+    MIB,
+    Fault,
+    FaultKind,
+    Machines,
+    RequestSpec,
+    Schedule,
+    WorkerSpec,
+)
+from swarm.sim.world import Pace
+from swarm.wire.messages import Submit
+
+SMALL = 0.15  # how often a schedule has a worker that holds too little for its longer requests
+LONG = 0.15  # how often the first request is longer than the window of unacknowledged tokens: one is enough, and slow
+CROWDED = 0.25  # how often many grow where the room for keys and values is so short that some have to give way
+DEADLINE = 0.1  # how often a request has one
+SMALL_LOG = 0.25  # how often the logs of what was sent are too small for what is under way
+BAD_WEATHER = 0.5
+# Faults that come by chances of their own (``habits``).
+OTHER_FAULTS: tuple[FaultKind, ...] = ("client_dies", "door_shut", "read_fails", "compute_fails")
+CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # these come by a chance of their own
+KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # so do these
+FAULT_KINDS: tuple[FaultKind, ...] = tuple(
+    k for k in get_args(FaultKind) if k not in (*CLIENT_FAULTS, *JOURNAL_FAULTS, *OTHER_FAULTS, *KEY_FAULTS)
+)
+READ_ELSEWHERE = 0.1  # how often requests are detached, and read by others than who made them
+FROZEN_CLIENT = 0.05  # how often a client stands still
+FROZEN_S = (31.0, 40.0)
+CHANGED_JOURNAL = 0.05  # how often another journal, or an older state of it, takes its place
+AT_ONCE = 0.3  # how often a fault strikes together with the one before it
+ORDERS = ("Prepare", "Fence", "Activate", "Replay")  # a worker dies right before or after it handles one
+ANSWERS = ("Prepared", "Activated", "ReplayDone", "StepDone")  # … or sends one
+
+BROKER_POINTS = (  # what comes to the broker, what it asks for, and how far its journal is
+    *("Submit", "Attach", "Ack", "Cancel", "Stop", "Hello", "Prepared", "Activated", "ReplayDone", "StepFinished"),
+    *("EpochWritten", "AcceptanceWritten", "TokensWritten", "EndWritten", "RequestRead"),
+    *("WriteEpoch", "WriteAcceptance", "WriteTokens", "WriteEnd", "Dispatch", "OpenPipe", "Welcome"),
+    *("Prepare", "Fence", "Activate", "Replay", "Accepted", "Tokens", "Finished", "commit"),
+)
+LOST_JOURNAL = 0.15  # how often the journal itself suffers
+NO_JOURNAL = 0.1  # how often the broker keeps nothing on disk (and then never dies)
+SLOW_DISK = 0.25
+GATHER_S = 6.0  # for workers of before a restart that may never come again; less than what a recovery may take
+
+
+def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
+    """Make the schedule of a seed, always the same."""
+    random = Random(f"schedule {seed}")
+    num_layers = random.randint(2, 8)
+    clients = tuple(random.choice([(0.0, 0.001), (0.0, 0.05), (0.5, 8.0)]) for _ in range(random.randint(1, 4)))
+    schedule = Schedule(
+        settings=_with_beginnings(
+            Random(f"beginnings {seed}"), _with_rules(Random(f"rules {seed}"), _settings(random))
+        ),
+        pace=_pace(random),
+        num_layers=num_layers,
+        workers=_with_a_small_one(Random(f"small {seed}"), _workers(random, num_layers)),
+        machines=_machines(Random(f"machines {seed}")),
+        clients=clients,
+        requests=tuple(request_of(random, number, len(clients)) for number in range(random.randint(1, 8))),
+        faults=_faults(Random(f"faults {seed}")) if faults else (),
+    )
+    schedule = _durable(Random(f"disk {seed}"), schedule)
+    schedule = _ranked(Random(f"ranks {seed}"), schedule)
+    if faults:
+        schedule = _hard(Random(f"hard {seed}"), schedule)
+        schedule = _with_a_lost_journal(Random(f"lost {seed}"), schedule)
+    crowd = Random(f"crowd {seed}")
+    if crowd.random() < CROWDED:
+        schedule = _crowded(crowd, schedule)
+    readers = Random(f"readers {seed}")
+    if readers.random() < READ_ELSEWHERE and schedule.settings.requests.has_journal:
+        schedule = _read_elsewhere(readers, schedule)
+    if faults:
+        schedule = _with_client_faults(Random(f"clients {seed}"), schedule)
+        schedule = _with_changed_journal(Random(f"journals {seed}"), schedule)
+    return schedule
+
+
+def _settings(random: Random) -> BrokerSettings:
+    mode: Mode = random.choice(["batch", "overlapped", "auto"])
+    return BrokerSettings(
+        beat_endpoint="beats",
+        data_endpoint="broker",
+        prefix=PrefixRules(is_kept=random.random() < 0.7),
+        requests=RequestSettings(client_grace_s=20.0, retain_s=60.0),
+        scheduler=SchedulerSettings(
+            mode=mode,
+            step_tokens=random.choice([8, 32, 512]),
+            prefill_chunk=random.choice([1, 7, 32, 256]),
+            max_running=random.choice([1, 3, 64]),
+        ),
+        plan=PlanSettings(gather_s=GATHER_S, settle_s=random.choice([0.05, 0.5]), min_workers=random.choice([0, 0, 1])),
+    )
+
+
+def _with_rules(random: Random, settings: BrokerSettings) -> BrokerSettings:
+    """Draw what the plan must keep to."""
+    rules = PlanRules(
+        mode=settings.scheduler.mode,
+        objective=random.choice(["auto", "throughput", "latency"]),
+        load=Load(random.choice([1, 8]), 64, random.choice([0.0, 1.0])),
+        kv_positions=random.choice([0, 64, 1 << 20]),
+        margin=random.choice([0.0, 0.1, 0.5]),
+        caps={"w1": 2} if random.random() < 0.2 else {},
+    )
+    return replace(settings, plan=replace(settings.plan, rules=rules))
+
+
+def _with_beginnings(random: Random, settings: BrokerSettings) -> BrokerSettings:
+    """Draw how much of the beginnings of ended sequences is kept, and whose."""
+    if random.random() < 0.7:
+        return settings
+    policy: Literal["recent", "frequent"] = random.choice(["recent", "frequent"])
+    return replace(settings, prefix=replace(settings.prefix, share=random.choice([0.05, 0.3, 1.0]), policy=policy))
+
+
+def _machines(random: Random) -> Machines:
+    slowness = {f"w{number}": random.choice([1.0, 1.5, 4.0]) for number in range(4)}
+    return Machines(slowness, measure=random.random() < 0.8, together=random.random() < 0.25)
+
+
+def _pace(random: Random) -> Pace:
+    slow = random.choice([1.0, 1.0, 10.0])
+    return Pace(control=(0.0001, 0.003 * slow), data=(0.0001, 0.002 * slow), compute=(0.0005, 0.005 * slow))
+
+
+def _workers(random: Random, num_layers: int) -> tuple[WorkerSpec, ...]:
+    num = random.randint(1, 4)
+    roomy = (64 + num_layers + 4) * MIB
+    tight = (64 + num_layers // 2 + 3) * MIB
+    return tuple(
+        WorkerSpec(
+            name=f"w{number}",
+            joins_at=random.choice([0.2, 0.2, 2.0]) * random.random(),
+            memory_bytes=roomy if number == 0 else random.choice([roomy, tight]),
+            capacity=random.choice([1 << 9, 1 << 10, 1 << 14]),
+        )
+        for number in range(num)
+    )
+
+
+def _with_a_small_one(random: Random, workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+    """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
+    if random.random() >= SMALL:
+        return workers
+    small = random.randrange(len(workers))
+    return tuple(replace(w, capacity=1 << 7) if i == small else w for i, w in enumerate(workers))
+
+
+def request_of(random: Random, number: int, num_clients: int) -> RequestSpec:
+    n = random.choice([1, 1, 1, 2, 3])
+    max_tokens = random.choice([1, 5, 30, 60])
+    ignore_eos = random.random() < 0.5
+    if number == 0 and random.random() < LONG:
+        n, max_tokens, ignore_eos = 1, 380, True
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=random.choice([0.0, 0.8]),
+        n=n,
+        ignore_eos=ignore_eos,
+        logprobs=random.choice([None, None, 1]),
+    )
+    prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 2, 31, 32, 33, 100])))
+    if random.random() < 0.5:  # many begin alike
+        shared = Random(random.randrange(2))
+        prompt = tuple(shared.randrange(97) for _ in range(random.choice([32, 64, 80, 96]))) + prompt
+    submit = Submit(request_id=f"r{number}", prompt=prompt, params=params, seed=random.randrange(2**32))
+    stops = {index: random.randint(1, 20) for index in range(n) if random.random() < 0.1}
+    return RequestSpec(
+        submit=submit,
+        at=random.uniform(0.3, 4.0),
+        client=random.randrange(num_clients),
+        leaves_after=random.choice([None, None, None, random.uniform(0, 1.0)]),
+        stops=stops,
+    )
+
+
+def _ranked(random: Random, schedule: Schedule) -> Schedule:
+    """Classes, tenants, deadlines, and how the scheduler deals with time and room."""
+    requests = tuple(
+        with_fields(
+            spec,
+            priority=random.choice([0, 0, 0, 50, -50]),
+            tenant=random.choice(["", "", "a", "b"]),
+            deadline_s=random.uniform(0.01, 10.0) if random.random() < DEADLINE else None,
+        )
+        for spec in schedule.requests
+    )
+    headroom, target_s = random.choice([1, 32, 64, 1 << 16]), random.choice([0.0, 0.0, 0.01])
+    return _with_scheduler(replace(schedule, requests=requests), kv_headroom=headroom, step_target_s=target_s)
+
+
+def _crowded(random: Random, schedule: Schedule) -> Schedule:
+    """Let all become long at the same time, so that a few of them would fill the stages."""
+    workers = tuple(replace(w, capacity=9 << 5) for w in schedule.workers)
+    requests = []
+    for spec in schedule.requests:
+        submit = spec.submit
+        length = random.choice([60, 100, 150])
+        params = msgspec.structs.replace(submit.params, max_tokens=length, min_tokens=0, ignore_eos=True)
+        requests.append(
+            replace(with_fields(spec, prompt=submit.prompt[:70], params=params), at=random.uniform(2.0, 2.5))
+        )
+    crowded = replace(schedule, workers=workers, requests=tuple(requests))
+    return _with_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
+
+
+def _durable(random: Random, schedule: Schedule) -> Schedule:
+    """The journal, and what is kept in memory of what ended."""
+    settings, pace = schedule.settings, schedule.pace
+    has_journal = random.random() >= NO_JOURNAL
+    retain_s = random.choice([1.0, 5.0, 60.0]) if has_journal else 60.0
+    requests = replace(settings.requests, has_journal=has_journal, retain_s=retain_s)
+    if random.random() < SLOW_DISK:
+        pace = replace(pace, journal=(0.005, 0.3))
+    return replace(schedule, settings=replace(settings, requests=requests), pace=pace)
+
+
+def with_fields(spec: RequestSpec, **fields: object) -> RequestSpec:
+    return replace(spec, submit=msgspec.structs.replace(spec.submit, **fields))
+
+
+def _with_scheduler(schedule: Schedule, **fields: object) -> Schedule:
+    scheduler = replace(schedule.settings.scheduler, **fields)  # type: ignore[arg-type]
+    return replace(schedule, settings=replace(schedule.settings, scheduler=scheduler))
+
+
+def _hard(random: Random, schedule: Schedule) -> Schedule:
+    """Bad weather, and logs that are too small."""
+    weather, log_bytes = CALM, 1 << 20
+    if random.random() < BAD_WEATHER:
+        weather = Weather(
+            late=random.choice([0.0, 0.01, 0.1]),
+            jitter_s=random.choice([0.02, 0.1, 0.5]),
+            twice=random.choice([0.0, 0.0, 0.02, 0.1]),
+            overtaken=random.choice([0.0, 0.0, 0.1]),
+        )
+    if random.random() < SMALL_LOG:
+        log_bytes = random.choice([0, 256, 1024, 4096])
+    return replace(schedule, weather=weather, log_bytes=log_bytes)
+
+
+def _with_a_lost_journal(random: Random, schedule: Schedule) -> Schedule:
+    """Chance of its own, so that the rest of a seed's schedule doesn't depend on it."""
+    if random.random() >= LOST_JOURNAL or not schedule.settings.requests.has_journal:
+        return schedule
+    kind, at = random.choice(JOURNAL_FAULT_KINDS), random.uniform(0.4, 4.5)
+    lost = Fault(kind=kind, at=at, who=random.randrange(8), for_s=0.0, whom=random.randrange(8))
+    return replace(schedule, faults=(*schedule.faults, lost))
+
+
+def _faults(random: Random) -> tuple[Fault, ...]:
+    faults: list[Fault] = []
+    for _ in range(random.choice([0, 1, 1, 1, 2, 2, 3, 4])):
+        at = faults[-1].at if faults and random.random() < AT_ONCE else random.uniform(0.4, 4.5)
+        faults.append(fault_of(random, at))
+    return tuple(faults)
+
+
+def _read_elsewhere(random: Random, schedule: Schedule) -> Schedule:
+    """Detached ones, and ones with a second reader."""
+    requests = []
+    for spec in schedule.requests:
+        after = random.uniform(0.0, 4.0) if random.random() < 0.6 else None
+        requests.append(replace(with_fields(spec, detached=random.random() < 0.4), read_after=after))
+    return replace(schedule, requests=tuple(requests))
+
+
+def _with_client_faults(random: Random, schedule: Schedule) -> Schedule:
+    """Clients that stand still, longer than they would wait for a broker."""
+    if random.random() >= FROZEN_CLIENT:
+        return schedule
+    fault = Fault("client_freeze", random.uniform(0.4, 4.5), random.randrange(8), random.uniform(*FROZEN_S))
+    return replace(schedule, faults=(*schedule.faults, fault))
+
+
+def _with_changed_journal(random: Random, schedule: Schedule) -> Schedule:
+    if random.random() >= CHANGED_JOURNAL:
+        return schedule
+    fault = replace(fault_of(random, random.uniform(0.8, 4.5)), kind=random.choice(JOURNAL_FAULTS))
+    return replace(schedule, faults=(*schedule.faults, fault))
+
+
+def fault_of(random: Random, at: float) -> Fault:
+    when = random.choice(("before", "after"))
+    return Fault(
+        kind=random.choice(FAULT_KINDS),
+        at=at,
+        who=random.randrange(8),
+        for_s=random.choice([0.1, 0.5, 1.5, 3.0]) * random.random(),
+        whom=random.randrange(8),
+        point=(when, random.choice(ORDERS + ANSWERS)),
+        broker_point=(when, random.choice(BROKER_POINTS)),
+        count=random.choice([1, 1, 2, 5, 20]),
+    )
