@@ -21,7 +21,7 @@ from rich.table import Table
 from swarm.broker.core import BrokerSettings
 from swarm.broker.events import StepFinished, Tick
 from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.requests.door import RequestSettings
+from swarm.broker.requests.requests import RequestSettings
 from swarm.broker.steps.scheduler import SchedulerSettings
 from tests.unit.broker.bench import Bench, done_of, submit
 

@@ -59,7 +59,7 @@ from swarm.broker.questions.inquiries import Inquiries
 from swarm.broker.recovery.procedure import PlanSettings, Procedure
 from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.door import Requests, RequestSettings
+from swarm.broker.requests.requests import Requests, RequestSettings
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.past import Past
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
@@ -322,7 +322,7 @@ class BrokerCore:
             self.settings.profile_every
         ):
             self._out.note("profile", "info", **self._statistics.profile())
-        self.state.pace.step_done(flight.num_tokens, flight.sent_at, now)
+        self.state.costs.step_done(flight.num_tokens, flight.sent_at, now)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
         rebuilding = not self.state.rebuilding.is_idle
         self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))

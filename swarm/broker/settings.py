@@ -12,7 +12,7 @@ from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.planner.load import Load
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.recovery.rebuild import RebuildSettings
-from swarm.broker.requests.door import RequestSettings
+from swarm.broker.requests.requests import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.config import Settings

@@ -318,7 +318,7 @@ def test_each_field_is_written_by_one_room(kind: str) -> None:
         "archive",
         "doors",
         "hopeless",
-        "pace",
+        "costs",
         "prefix",
         "rebuilding",
         "recoveries",

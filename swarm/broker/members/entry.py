@@ -18,7 +18,7 @@ from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.recovery.rebuild import what_counts
 from swarm.broker.recovery.restart import Restart
-from swarm.broker.requests.door import Requests
+from swarm.broker.requests.requests import Requests
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.wire.greeting import Greeting, why_strangers
 from swarm.wire.messages import Denied, Dismiss, Hello, Welcome

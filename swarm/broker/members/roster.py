@@ -16,7 +16,7 @@ from swarm.broker.members.trust import Lies
 from swarm.broker.members.vigil import Vigil
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.procedure import Procedure
-from swarm.broker.requests.door import Requests
+from swarm.broker.requests.requests import Requests
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import (
@@ -160,7 +160,7 @@ class Members:
             return False
         is_needed = self._procedure.wanted.shortage_without(suspect) is not None
         finding = self.lies.judge(reporter, suspect, found, is_needed=is_needed)
-        for sequence, detail in finding.hopeless:
+        for sequence, detail in finding.poisonous:
             self._requests.ends.end(sequence, "failed", now, detail)
         if finding.out is None:
             self._procedure.trouble(now, blame=False)

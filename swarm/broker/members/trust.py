@@ -28,11 +28,11 @@ ACT_AT_ONCE = 3  # damaged messages without a step that came through between, un
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What follows from hidden states that were not finite. ``out``: the worker that computed them, if it must go;
-    ``hopeless``: sequences that no worker can compute."""
+    ``poisonous``: sequences that no worker can compute."""
 
     out: Worker | None
     evidence: str
-    hopeless: tuple[tuple[Sequence, str], ...]
+    poisonous: tuple[tuple[Sequence, str], ...]
 
 
 @dataclass(slots=True)
@@ -53,18 +53,18 @@ class Lies:
         concerned = [s for row in found.rows if (s := self._alive(row.sequence)) is not None]
         for sequence in concerned:
             sequence.be_not_finite(suspect.name)
-        hopeless = [
+        poisonous = [
             s for s in concerned if len(s.not_finite) >= QUARANTINE_AFTER and (is_needed or len(set(s.not_finite)) > 1)
         ]
         evidence = (
             f"it sent {reporter.name} hidden states that are not finite, out of layers {found.layers}: "
             + ", ".join(f"sequence {row.sequence} from position {row.position} on" for row in found.rows[:4])
         )
-        is_the_model = bool(concerned) and len(hopeless) == len(concerned)
+        is_the_model = bool(concerned) and len(poisonous) == len(concerned)
         if not is_the_model:
             suspect.num_lies += 1
             suspect.call_after = self.state.now + min(MAX_PAUSE_S, PAUSE_S * 2 ** (suspect.num_lies - 1))
-        ends = tuple((sequence, self._why_hopeless(sequence, found)) for sequence in hopeless)
+        ends = tuple((sequence, self._why_poisonous(sequence, found)) for sequence in poisonous)
         return Finding(None if is_the_model else suspect, evidence, ends)
 
     def dangerous(self) -> list[tuple[Sequence, str]]:
@@ -94,7 +94,7 @@ class Lies:
         return None if sequence is None or sequence.state is SequenceState.ENDED else sequence
 
     @staticmethod
-    def _why_hopeless(sequence: Sequence, found: NotFinite) -> str:
+    def _why_poisonous(sequence: Sequence, found: NotFinite) -> str:
         position = next(row.position for row in found.rows if row.sequence == sequence.id)
         return (
             f"quarantined: its hidden states were not finite {len(sequence.not_finite)} times "

@@ -96,7 +96,7 @@ class Vigil:
 
     def _expected(self, worker: Worker, replays: list[Shape]) -> Expected:
         """What is known of its steps. What those under way should take matters only while it computes."""
-        gauge, usual_step_s = self._state.book.gauge, self._state.pace.usual_step_s
+        gauge, usual_step_s = self._state.book.gauge, self._state.costs.usual_step_s
         stage = gauge.stages.get(worker.name)
         if stage is None:
             return Expected(usual_step_s)

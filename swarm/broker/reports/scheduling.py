@@ -14,22 +14,22 @@ MOST_TENANTS = 20  # with the longest queues
 def scheduler(state: State) -> Json:
     """``mode`` is the one in force. ``prompt_throttle`` names what held prompts back in the last step that had any:
     "none", "pending" (shared out over the micro-batches), "kv" (room is short) or "time" (``broker.step_target_s``)."""
-    gauges, pace, book = state.gauges, state.pace, state.book
+    decided, costs, book = state.decided, state.costs, state.book
     return {
-        "mode": gauges.mode,
-        "depth": gauges.depth,
+        "mode": decided.mode,
+        "depth": decided.depth,
         "steps_in_flight": len(state.flights),
-        "step_budget": gauges.budget,
-        "prompt_tokens": gauges.prefill,
-        "prompt_throttle": gauges.throttle,
+        "step_budget": decided.budget,
+        "prompt_tokens": decided.prefill,
+        "prompt_throttle": decided.throttle,
         "pending_prompt_tokens": state.running.num_pending,
         "kv_used": state.running.blocks * BLOCK,
         "kv_cached": state.prefix.num_blocks * BLOCK,
         "kv_capacity": book.kv_blocks * BLOCK if book.current else 0,
         "preemptions": int(state.counters.get("preemptions", 0)),
-        "tokens_per_s": round(pace.tokens_per_s or 0.0, 1),
-        "quickest_step_s": pace.least_step_s,
-        "answers_fill": round(pace.fill, 3),
+        "tokens_per_s": round(costs.tokens_per_s or 0.0, 1),
+        "quickest_step_s": costs.least_step_s,
+        "answers_fill": round(costs.fill, 3),
     }
 
 
@@ -38,7 +38,7 @@ def queue(state: State, account: Account | None = None) -> Json:
     tenants = [item for item in state.waiting.by_tenant() if may_see(account, item[0])]
     return {
         "waiting": len(state.waiting),
-        "too_large_for_now": len(state.waiting.parked),
+        "too_large_for_now": len(state.waiting.aside),
         "classes": {class_name(priority): num for priority, num in sorted(state.waiting.by_class().items())[::-1]},
         "tenants": {name: {"waiting": num, "served": int(served)} for name, num, served in tenants[:MOST_TENANTS]},
         "num_tenants": len(tenants),

@@ -64,7 +64,7 @@ class Ends:
         self._state.count(f"sequences_{reason}")
         self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated, detail))
         if reason in ("stop", "length"):
-            self._state.pace.sequence_done(sequence.num_generated, sequence.request.submit.params.max_tokens)
+            self._state.costs.sequence_done(sequence.num_generated, sequence.request.submit.params.max_tokens)
         self._delivery.deliver(sequence)
         if sequence.request.ended:
             self._latencies.ended(sequence.request, now)
@@ -141,7 +141,7 @@ class Ends:
         passed_s = now - self._state.ticked_at
         if self._state.book.phase is not PlanPhase.SERVING:
             return
-        for sequence in list(self._state.waiting.parked.values()):
+        for sequence in list(self._state.waiting.aside.values()):
             refusal = too_large(sequence.limit, self._state.book.kv_blocks)
             if refusal is None:
                 sequence.fit()

@@ -1,4 +1,4 @@
-"""The door for new requests: who is let in, and when whoever is turned away may come again."""
+"""New requests: who is let in, and when whoever is turned away may come again."""
 
 from __future__ import annotations
 
@@ -126,16 +126,16 @@ class Intake:
         return Refusal("overloaded", reason, self._retry_after(client, submit.params.n, now))
 
     def _retry_after(self, client: bytes, num_sequences: int, now: float) -> float:
-        """When there will be places: those who were turned away before will have come back by then. Who is parked
+        """When there will be places: those who were turned away before will have come back by then. Who is set aside
         makes none before the plan changes or its patience ends."""
-        pace, waiting = self._state.pace, self._state.waiting
-        rate = pace.tokens_per_s
-        num_turns = len(waiting) - len(waiting.parked)
+        costs, waiting = self._state.costs, self._state.waiting
+        rate = costs.tokens_per_s
+        num_turns = len(waiting) - len(waiting.aside)
         least_s = 0.1 if self._state.book.serving else NOT_SERVING_S
         least_s = max(least_s, waiting.patience_left(num_sequences - num_turns, self._patience_s))
         if rate is None or not num_turns:
             return round(min(MOST_S, max(1.0, least_s)), 1)
-        drain_s = waiting.work(pace.fill) / rate
+        drain_s = waiting.work(costs.fill) / rate
         after_s = self._turned_away.add(client, num_sequences, drain_s / num_turns, drain_s, now)
         return round(min(MOST_S, max(least_s, after_s)), 1)
 

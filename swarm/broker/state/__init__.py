@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from swarm.broker.state.plans import Plan, PlanBook, PlanPhase, StagePlan
 from swarm.broker.state.sequences import Rebuild, Request, Sequence, SequenceState
-from swarm.broker.state.state import DoorBook, Flight, Gauges, HostBook, State
+from swarm.broker.state.state import Decided, DoorBook, Flight, HostBook, State
 from swarm.broker.state.workers import Worker, WorkerState
 
 __all__ = [
+    "Decided",
     "DoorBook",
     "Flight",
-    "Gauges",
     "HostBook",
     "Plan",
     "PlanBook",

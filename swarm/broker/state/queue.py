@@ -63,11 +63,11 @@ class _Class:
 
 
 class Queue:
-    """See the module's text. ``parked`` are those that the plan in force could not hold even alone: they wait too, but
+    """See the module's text. ``aside`` are those that the plan in force could not hold even alone: they wait too, but
     have no turn before there is another plan."""
 
     def __init__(self) -> None:
-        self.parked: dict[int, Sequence] = {}
+        self.aside: dict[int, Sequence] = {}
         self._classes: dict[int, _Class] = {}
         self._accounts: dict[str, Account] = {}
         self._entries: dict[int, _Entry] = {}
@@ -78,15 +78,15 @@ class Queue:
         self._num_open = 0
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self.parked)
+        return len(self._entries) + len(self.aside)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.id in self._entries or sequence.id in self.parked
+        return sequence.id in self._entries or sequence.id in self.aside
 
     def __iter__(self) -> Iterator[Sequence]:
         """Go through all that wait, by class and arrival: for whoever looks at the whole queue, which no step does."""
         waiting = [entry.sequence for entry in self._entries.values() if entry.sequence is not None]
-        return iter(sorted([*waiting, *self.parked.values()], key=lambda s: (-s.priority, s.id)))
+        return iter(sorted([*waiting, *self.aside.values()], key=lambda s: (-s.priority, s.id)))
 
     # --- coming and going --------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Queue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take it out of the queue; an unknown one is no error."""
-        if self.parked.pop(sequence.id, None) is not None:
+        if self.aside.pop(sequence.id, None) is not None:
             return
         entry = self._entries.get(sequence.id)
         if entry is not None:
@@ -132,13 +132,13 @@ class Queue:
                 return sequence
         return None
 
-    def park(self, sequence: Sequence) -> None:
-        self.parked[sequence.id] = sequence
+    def set_aside(self, sequence: Sequence) -> None:
+        self.aside[sequence.id] = sequence
 
-    def unpark(self) -> None:
+    def bring_back(self) -> None:
         """There is another plan: it may hold them."""
-        parked, self.parked = self.parked, {}
-        for sequence in parked.values():
+        aside, self.aside = self.aside, {}
+        for sequence in aside.values():
             self.add(sequence)
 
     # --- questions ---------------------------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ class Queue:
         return {priority: group.num_waiting for priority, group in self._classes.items() if group.num_waiting}
 
     def num_of(self, tenant: str) -> int:
-        """How many of this tenant's sequences wait, the parked ones included."""
+        """How many of this tenant's sequences wait, those set aside included."""
         account = self._accounts.get(tenant)
-        num_parked = sum(sequence.request.tenant == tenant for sequence in self.parked.values())
-        return num_parked + (0 if account is None else account.num_waiting)
+        num_aside = sum(sequence.request.tenant == tenant for sequence in self.aside.values())
+        return num_aside + (0 if account is None else account.num_waiting)
 
     def patience_left(self, num_places: int, patience_s: float) -> float:
-        """In how many seconds so many of the parked ones will have been given up, if no other plan comes; or all."""
-        left = sorted(max(0.0, patience_s - sequence.unfit_s) for sequence in self.parked.values())
+        """In how many seconds so many of those set aside will have been given up, if no other plan comes; or all."""
+        left = sorted(max(0.0, patience_s - sequence.unfit_s) for sequence in self.aside.values())
         return left[min(num_places, len(left)) - 1] if left and num_places > 0 else 0.0
 
     def by_tenant(self) -> list[tuple[str, int, float]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarm.broker.state.archive import Archive, Shelf
 from swarm.broker.state.blocks import BLOCK
-from swarm.broker.state.pace import Pace
+from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.plans import PlanBook, Rebuilding, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import Queue
@@ -30,7 +30,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Gauges:
+class Decided:
     """What the scheduler decided last, for whoever looks."""
 
     mode: str = ""  # in force: "batch" or "overlapped"
@@ -120,8 +120,8 @@ class State:
     waiting: Queue = field(default_factory=Queue)
     running: Running = field(default_factory=Running)
     hopeless: list[Sequence] = field(default_factory=list)  # whose deadline can't be kept any more: to be ended
-    pace: Pace = field(default_factory=Pace)
-    gauges: Gauges = field(default_factory=Gauges)
+    costs: StepCosts = field(default_factory=StepCosts)
+    decided: Decided = field(default_factory=Decided)
     to_release: list[int] = field(default_factory=list)
     to_retire: list[SequencePosition] = field(default_factory=list)
     journal_notes: tuple[str, ...] = ()  # what was wrong with the journal
@@ -276,7 +276,7 @@ class State:
         self.to_release.clear()
         self.to_retire.clear()
         self.prefix.clear()
-        self.waiting.unpark()
+        self.waiting.bring_back()
 
     def count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

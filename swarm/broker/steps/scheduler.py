@@ -23,7 +23,7 @@ from typing import Literal
 
 from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
-from swarm.broker.state.pace import CHUNK
+from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.room import Room
 from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step
 
@@ -82,7 +82,7 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
         if sequence is None:
             break
         if num_blocks(sequence.limit) > state.book.kv_blocks:
-            waiting.park(sequence)
+            waiting.set_aside(sequence)
             continue
         sequence.fit()
         if _is_hopeless(state, sequence, now):
@@ -118,7 +118,7 @@ def _is_hopeless(state: State, sequence: Sequence, now: float) -> bool:
         return False
     may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids
     least = params.min_tokens if may_end_early else params.max_tokens
-    return now + max(1, least - sequence.num_generated) * state.pace.least_step_s > deadline
+    return now + max(1, least - sequence.num_generated) * state.costs.least_step_s > deadline
 
 
 def _entered(state: State, sequence: Sequence, passed: list[Sequence], now: float) -> None:
@@ -137,7 +137,7 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
     if plan is None or not state.book.serving:
         return None
     most = depth(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
-    state.gauges.depth, state.gauges.mode = most, "batch" if most == 1 else "overlapped"
+    state.decided.depth, state.decided.mode = most, "batch" if most == 1 else "overlapped"
     if len(state.flights) >= most or not _has_work(state):
         return None
     admit(state, settings, now)
@@ -223,19 +223,19 @@ def _kept_for_prompts(state: State, settings: SchedulerSettings) -> int:
 
 def _prompt_tokens(state: State, settings: SchedulerSettings, num_decodes: int, kept: int, most_in_flight: int) -> int:
     """How many tokens of prompts join this many decodes."""
-    pending, gauges = state.running.num_pending, state.gauges
-    gauges.budget, gauges.prefill, gauges.throttle = settings.step_tokens, 0, "none"
+    pending, decided = state.running.num_pending, state.decided
+    decided.budget, decided.prefill, decided.throttle = settings.step_tokens, 0, "none"
     if not pending:
         return 0
     least = max(kept, min(CHUNK, settings.step_tokens - num_decodes))
     most = settings.step_tokens - num_decodes
     limits = {"none": min(pending, most), "pending": max(least, PROMPT_SHARE, -(-pending // most_in_flight))}
     if len(state.running) > state.running.num_prefilling:  # answers are running, in this micro-batch or another
-        gauges.budget = state.pace.budget(settings.step_target_s, settings.step_tokens)
-        limits["time"] = max(least, gauges.budget - num_decodes)
+        decided.budget = state.costs.budget(settings.step_target_s, settings.step_tokens)
+        limits["time"] = max(least, decided.budget - num_decodes)
         limits["kv"] = max(least, int(most * _kv_ease(state)))
     tokens = min(limits.values())
-    gauges.prefill, gauges.throttle = tokens, next(name for name, limit in limits.items() if limit == tokens)
+    decided.prefill, decided.throttle = tokens, next(name for name, limit in limits.items() if limit == tokens)
     return tokens
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swarm.broker.members.trust import QUARANTINE_AFTER
-from swarm.broker.requests.door import WINDOW, derive_seed
 from swarm.broker.requests.intake import limit_of
+from swarm.broker.requests.requests import WINDOW, derive_seed
 from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.steps.room import MAX_PREEMPTED
@@ -157,7 +157,7 @@ class Audit:
 
     def too_late(self, request: Request, state: State, now: float) -> None:
         """A request may be given up at its deadline; before, only if no steps are quick enough."""
-        least_s = request.submit.params.max_tokens * state.pace.least_step_s
+        least_s = request.submit.params.max_tokens * state.costs.least_step_s
         is_late = request.deadline_at is not None and now + least_s >= request.deadline_at
         _demand(is_late, "I1", f"{request.id} was given up before its deadline")
         self.may_fail.add(request.id)

@@ -12,7 +12,7 @@ from swarm.broker.core import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load
 from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.requests.door import RequestSettings
+from swarm.broker.requests.requests import RequestSettings
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import Mode, SchedulerSettings
 from swarm.params import SamplingParams

@@ -47,7 +47,7 @@ from swarm.broker.events import (
 )
 from swarm.broker.journal import Written, written
 from swarm.broker.recovery.procedure import PlanSettings
-from swarm.broker.requests.door import WINDOW, RequestSettings
+from swarm.broker.requests.requests import WINDOW, RequestSettings
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
 from swarm.broker.state.past import Past

@@ -17,8 +17,8 @@ import pytest
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests import intake
 from swarm.broker.requests.delivery import Delivery
-from swarm.broker.requests.door import Requests
 from swarm.broker.requests.endings import Ends
+from swarm.broker.requests.requests import Requests
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
@@ -236,7 +236,7 @@ def trust_without_inventory(patch: pytest.MonkeyPatch) -> None:
 
 def same_seed_for_all(patch: pytest.MonkeyPatch) -> None:
     """The continuations of one prompt draw alike."""
-    patch.setattr("swarm.broker.requests.door.derive_seed", lambda seed, index: seed)
+    patch.setattr("swarm.broker.requests.requests.derive_seed", lambda seed, index: seed)
 
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from swarm.broker.actions import Action, NewTokens, Note, SayClient, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.events import ClientStuck, ClientUnreachable, StepFinished
-from swarm.broker.requests.door import MAX_TOKENS_PER_MESSAGE, TRY_AGAIN_S, WINDOW, derive_seed
 from swarm.broker.requests.intake import MOST_S, NOT_SERVING_S
+from swarm.broker.requests.requests import MAX_TOKENS_PER_MESSAGE, TRY_AGAIN_S, WINDOW, derive_seed
 from swarm.wire.messages import (
     Accepted,
     Ack,
@@ -294,7 +294,7 @@ def test_retry_after_is_the_patience_with_what_fits_nowhere(make_bench) -> None:
         bench.say(submit(f"large {number}", max_tokens=300))
     bench.join("w1", kv_capacity=64)
     bench.tick(1.0)
-    assert len(bench.state.waiting.parked) == 3
+    assert len(bench.state.waiting.aside) == 3
     first = refused(bench, "x").retry_after_s
     assert first is not None
     assert 25.0 < first <= 30.0

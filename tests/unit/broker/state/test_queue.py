@@ -113,22 +113,22 @@ def test_parked_ones_wait_without_a_turn() -> None:
     """They count and are seen, but are not taken before there is another plan; they may go at any time."""
     one, other = waiting(1), waiting(2)
     queue = Queue()
-    queue.park(one)
-    queue.park(other)
+    queue.set_aside(one)
+    queue.set_aside(other)
     assert (len(queue), queue.pop(), one in queue) == (2, None, True)
     queue.remove(other)
-    queue.unpark()
+    queue.bring_back()
     assert drained(queue) == [1]
 
 
 def test_all_of_a_tenant_are_counted_and_patience_is_that_of_the_parked() -> None:
-    """Those without a turn take places too, until they are given up: the longest parked first."""
+    """Those without a turn take places too, until they are given up: the longest aside first."""
     queue = filled(waiting(1, "a"), waiting(2, "b"), waiting(3, "a"))
     assert queue.patience_left(1, 30.0) == 0.0
     for number, unfit_s in ((4, 5.0), (5, 20.0), (6, 50.0)):
-        parked = waiting(number, "a")
-        parked.unfit_s = unfit_s
-        queue.park(parked)
+        aside = waiting(number, "a")
+        aside.unfit_s = unfit_s
+        queue.set_aside(aside)
     assert [queue.num_of(tenant) for tenant in "abc"] == [5, 1, 0]
     assert [queue.patience_left(num, 30.0) for num in (0, 1, 2, 3, 9)] == [0.0, 0.0, 10.0, 25.0, 25.0]
 
@@ -156,7 +156,9 @@ def test_husks_are_swept() -> None:
     assert sorted(drained(queue)) == list(range(0, 10 * MIN_HUSKS, 10))
 
 
-_MOVES = st.lists(st.tuples(st.sampled_from(["add", "pop", "remove", "charge", "park", "unpark"]), st.integers(0, 999)))
+_MOVES = st.lists(
+    st.tuples(st.sampled_from(["add", "pop", "remove", "charge", "set_aside", "bring_back"]), st.integers(0, 999))
+)
 
 
 @effort(max_examples=200, deadline=None)
@@ -175,7 +177,7 @@ def test_nobody_is_lost(moves: list[tuple[str, int]]) -> None:
                 queue.add(inside[number])
             case "pop":
                 taken = queue.pop()
-                turns = [s for s in inside.values() if s.id not in queue.parked]
+                turns = [s for s in inside.values() if s.id not in queue.aside]
                 assert (taken is None) == (not turns)
                 if taken is not None:
                     assert taken.priority == max(s.priority for s in turns)
@@ -184,13 +186,13 @@ def test_nobody_is_lost(moves: list[tuple[str, int]]) -> None:
                 queue.remove(inside.pop(chosen.id))
             case "charge":
                 queue.charge("abcd"[chance % 4], chance)
-            case "park" if chosen and chosen.id not in queue.parked:
+            case "set_aside" if chosen and chosen.id not in queue.aside:
                 queue.remove(chosen)
-                queue.park(chosen)
-            case "unpark":
-                queue.unpark()
+                queue.set_aside(chosen)
+            case "bring_back":
+                queue.bring_back()
         assert {s.id for s in queue} == inside.keys()
         assert len(queue) == len(inside)
-        assert sum(queue.by_class().values()) == len(inside) - len(queue.parked)
-    turns = [s for s in inside.values() if s.id not in queue.parked]
+        assert sum(queue.by_class().values()) == len(inside) - len(queue.aside)
+    turns = [s for s in inside.values() if s.id not in queue.aside]
     assert queue.work(1.0) == sum(s.limit for s in turns)

@@ -14,7 +14,7 @@ from swarm.broker.actions import WriteTokens
 from swarm.broker.events import ClientUnreachable
 from swarm.broker.reports import scheduling as scheduling_report
 from swarm.broker.state import SequenceState
-from swarm.broker.state.pace import CHUNK
+from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.scheduler import (
     MAX_PASSED,
     MAX_PASSED_S,
@@ -169,11 +169,11 @@ def test_prompts_are_shared_out_over_the_pipe(make_bench) -> None:
     bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
     bench.say(submit("long", num_prompt=400))
     assert [row(s) for s in bench.pipe] == [[(1, 0, 200)], [(1, 200, 100)]]
-    assert bench.state.gauges.throttle == "pending"
+    assert bench.state.decided.throttle == "pending"
     bench = make_bench(scheduling(mode="overlapped", prefill_chunk=512)).serve(2)
     bench.say(submit("short", num_prompt=PROMPT_SHARE))
     assert [row(s) for s in bench.pipe] == [[(1, 0, PROMPT_SHARE)]]
-    assert bench.state.gauges.throttle == "none"
+    assert bench.state.decided.throttle == "none"
 
 
 def test_prompts_are_held_back_while_room_is_short(make_bench) -> None:
@@ -185,7 +185,7 @@ def test_prompts_are_held_back_while_room_is_short(make_bench) -> None:
     bench.finish()
     # 63 positions are free of 1024: a chunk is all that joins.
     assert [r.count for r in bench.pipe[0].rows] == [1, CHUNK]
-    assert bench.state.gauges.throttle == "kv"
+    assert bench.state.decided.throttle == "kv"
     bench.say(Cancel(request_id="runs"))
     bench.finish()
     assert row(bench.pipe[0]) == [(2, CHUNK, 400 - CHUNK)]
@@ -209,7 +209,7 @@ def test_prompts_keep_the_pace_of_running_answers(make_bench) -> None:
     finish()
     sizes, throttles = [], set()
     while bench.sequence("prompt beside").num_generated == 0:
-        throttles.add(bench.state.gauges.throttle)
+        throttles.add(bench.state.decided.throttle)
         sizes.append(len(finish().tokens))
     assert CHUNK <= max(sizes) <= 95
     assert len(sizes) > 3

@@ -4,67 +4,67 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.state.pace import CHUNK, FORGET_AFTER, Pace
+from swarm.broker.state.costs import CHUNK, FORGET_AFTER, StepCosts
 from swarm.broker.state.timers import MAX_TURNED_AWAY, Timers, TurnedAway
 
 
-def fed(pace: Pace, tokens: int, seconds: float, times: int = 1, now: float = 0.0) -> float:
+def fed(costs: StepCosts, tokens: int, seconds: float, times: int = 1, now: float = 0.0) -> float:
     """Steps of one size, one after the other; when the last of them ended."""
     for _ in range(times):
-        pace.step_done(tokens, now, now + seconds)
+        costs.step_done(tokens, now, now + seconds)
         now += seconds
     return now
 
 
 def test_without_a_target_or_a_measure_nothing_is_held_back() -> None:
     """0 turns it off; before the first step there is nothing to go by."""
-    pace = Pace()
-    assert pace.budget(0.1, 512) == 512
-    fed(pace, 512, 9.0)
-    assert pace.budget(0.0, 512) == 512
+    costs = StepCosts()
+    assert costs.budget(0.1, 512) == 512
+    fed(costs, 512, 9.0)
+    assert costs.budget(0.0, 512) == 512
 
 
 @pytest.mark.parametrize(("fixed_s", "token_s"), [(0.02, 0.001), (0.0, 0.002), (0.09, 0.0001), (0.001, 0.01)])
 def test_the_budget_finds_its_target(fixed_s: float, token_s: float) -> None:
     """Steps as large as the budget says come to last about as long as they may, from below, whatever a step costs."""
-    pace, target_s = Pace(), 0.1
+    costs, target_s = StepCosts(), 0.1
     right = int((target_s - fixed_s) / token_s)
-    fed(pace, 4, fixed_s + 4 * token_s)
+    fed(costs, 4, fixed_s + 4 * token_s)
     for _ in range(200):
-        budget = pace.budget(target_s, 4096)
+        budget = costs.budget(target_s, 4096)
         assert CHUNK <= budget <= max(CHUNK, 1.05 * right)
-        fed(pace, budget, fixed_s + budget * token_s)
-    assert pace.budget(target_s, 4096) >= min(4096, max(CHUNK, 0.8 * right))
+        fed(costs, budget, fixed_s + budget * token_s)
+    assert costs.budget(target_s, 4096) >= min(4096, max(CHUNK, 0.8 * right))
 
 
 def test_never_below_a_chunk_nor_above_the_most() -> None:
     """A device that is too slow for the target computes in chunks; a fast one takes what the settings allow."""
-    pace = Pace()
-    fed(pace, 64, 50.0)
-    assert pace.budget(0.01, 512) == CHUNK
-    assert pace.budget(0.01, 8) == 8
-    fed(pace, 64, 1e-6, times=100)
-    assert pace.budget(0.01, 512) == 512
+    costs = StepCosts()
+    fed(costs, 64, 50.0)
+    assert costs.budget(0.01, 512) == CHUNK
+    assert costs.budget(0.01, 8) == 8
+    fed(costs, 64, 1e-6, times=100)
+    assert costs.budget(0.01, 512) == 512
 
 
 def test_a_bad_day_is_forgotten() -> None:
     """A size that was slow once is tried again after a while."""
-    pace = Pace()
-    now = fed(pace, 256, 1.0)
-    now = fed(pace, 64, 0.01, now=now)
-    assert pace.budget(0.05, 512) < 128
-    fed(pace, 64, 0.01, times=FORGET_AFTER, now=now)
-    assert pace.budget(0.05, 512) > 256
+    costs = StepCosts()
+    now = fed(costs, 256, 1.0)
+    now = fed(costs, 64, 0.01, now=now)
+    assert costs.budget(0.05, 512) < 128
+    fed(costs, 64, 0.01, times=FORGET_AFTER, now=now)
+    assert costs.budget(0.05, 512) > 256
 
 
 def test_the_rate_is_of_the_time_at_work() -> None:
     """Pauses between steps don't count; steps that overlap don't count twice."""
-    pace = Pace()
-    assert pace.tokens_per_s is None
+    costs = StepCosts()
+    assert costs.tokens_per_s is None
     for start in range(0, 1000, 10):
-        pace.step_done(20, start, start + 2.0)
-    assert pace.tokens_per_s == pytest.approx(10.0)
-    overlapping = Pace()
+        costs.step_done(20, start, start + 2.0)
+    assert costs.tokens_per_s == pytest.approx(10.0)
+    overlapping = StepCosts()
     for start in range(100):
         overlapping.step_done(20, start, start + 2.0)
     assert overlapping.tokens_per_s == pytest.approx(20.0, rel=0.05)
@@ -72,20 +72,20 @@ def test_the_rate_is_of_the_time_at_work() -> None:
 
 def test_the_quickest_step_is_of_late() -> None:
     """One lucky step is not believed for ever."""
-    pace = Pace()
-    now = fed(pace, 1, 0.001)
-    assert pace.least_step_s == 0.001
-    fed(pace, 1, 0.1, times=1000, now=now)
-    assert pace.least_step_s == pytest.approx(0.1)
+    costs = StepCosts()
+    now = fed(costs, 1, 0.001)
+    assert costs.least_step_s == 0.001
+    fed(costs, 1, 0.1, times=1000, now=now)
+    assert costs.least_step_s == pytest.approx(0.1)
 
 
 def test_answers_come_to_a_part_of_what_they_may() -> None:
     """Until one has ended, all of it is reckoned with."""
-    pace = Pace()
-    assert pace.fill == 1.0
+    costs = StepCosts()
+    assert costs.fill == 1.0
     for _ in range(50):
-        pace.sequence_done(10, 100)
-    assert pace.fill == pytest.approx(0.1)
+        costs.sequence_done(10, 100)
+    assert costs.fill == pytest.approx(0.1)
 
 
 def test_who_is_turned_away_gets_a_time_of_its_own() -> None:

@@ -14,7 +14,7 @@ CHUNK = 32  # no budget is below it: smaller steps cost almost as much as this o
 FORGET_AFTER = 64  # steps
 _WEIGHT = 0.25  # of the newest step of a size
 _FADE = 0.98  # of what the rate remembers, at each step
-_CREEP = 1.01  # the quickest step of late is forgotten at this pace
+_CREEP = 1.01  # the quickest step of late is forgotten so quickly
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Size:
     measured_at: int
 
 
-class Pace:
+class StepCosts:
     """See the module's text. Fed with every step that came back."""
 
     def __init__(self) -> None:

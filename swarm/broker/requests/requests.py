@@ -1,4 +1,5 @@
-"""The client door: a request's way from submission to its end, and each token's way to the client.
+"""Requests by what clients say about them: each one's way from submission to its end, and each token's way to the
+client.
 
 Submitted -> (journalled) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. Who is let in, says
 ``intake``. A client sees a token once it is in the journal (``tokens``), and only so many unacknowledged ones at a time
