@@ -7,40 +7,28 @@ on; nothing else is ever kept, so what uploads can take of the memory is the siz
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import xxhash
 
 from swarm.broker.events import AssetPartArrived
-from swarm.broker.state import State, Worker
+from swarm.broker.state import State, Upload, Worker
 from swarm.wire.messages import MAX_ASSET_BYTES, Asset
 
 ASK_AGAIN_S = 10.0  # without a part of it; a tokenizer of some MB takes less than a second on any network
 
 
-@dataclass(slots=True)
-class _Upload:
-    """A file that ``incarnation`` was asked for."""
-
-    asset: Asset
-    incarnation: str
-    heard_at: float
-    data: bytearray = field(default_factory=bytearray)
-
-
 class Uploads:
-    """Keeps ``state.assets``."""
+    """Keeps ``state.assets`` and ``state.uploads``."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._under_way: dict[str, _Upload] = {}
+        self._under_way = state.uploads
 
     def ask(self, worker: Worker, now: float) -> tuple[str, ...]:
         """The files that this worker shall be asked for: those that nobody is being asked for."""
         names: list[str] = []
         for asset in self._missing():
             if asset.name not in self._under_way:
-                self._under_way[asset.name] = _Upload(asset, worker.incarnation, now)
+                self._under_way[asset.name] = Upload(asset, worker.incarnation, now)
                 names.append(asset.name)
         return tuple(names)
 
@@ -51,7 +39,7 @@ class Uploads:
         for name, upload in list(self._under_way.items()):
             if members and self._is_overdue(upload, now):
                 after = _next(members, upload.incarnation)
-                self._under_way[name] = _Upload(upload.asset, after.incarnation, now)
+                self._under_way[name] = Upload(upload.asset, after.incarnation, now)
                 orders.setdefault(after.incarnation, []).append(name)
         return [(self._state.workers[incarnation], tuple(names)) for incarnation, names in orders.items()]
 
@@ -79,7 +67,7 @@ class Uploads:
             if upload.incarnation == incarnation:
                 upload.data.clear()
 
-    def _finish(self, upload: _Upload) -> None:
+    def _finish(self, upload: Upload) -> None:
         data = bytes(upload.data)
         upload.data.clear()
         if xxhash.xxh3_128_hexdigest(data) != upload.asset.digest:
@@ -93,7 +81,7 @@ class Uploads:
         assets = manifest.assets if manifest is not None else ()
         return [a for a in assets if a.name not in self._state.assets and a.num_bytes <= MAX_ASSET_BYTES]
 
-    def _is_overdue(self, upload: _Upload, now: float) -> bool:
+    def _is_overdue(self, upload: Upload, now: float) -> bool:
         worker = self._state.workers.get(upload.incarnation)
         return worker is None or worker.is_gone or now - upload.heard_at >= ASK_AGAIN_S
 

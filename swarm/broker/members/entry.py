@@ -109,13 +109,13 @@ class Entry:
     def _take_model(self, hello: Hello, now: float) -> None:
         """The first worker brings the model. After a restart it is known before; if the first one has another, that is
         the swarm's from now on, and what was asked of the old one can't be answered any more."""
-        restart, remembered = self._procedure.restart, self._state.manifest
-        if restart.model_is_remembered and remembered is not None:
+        back, remembered = self._state.back, self._state.manifest
+        if back.model_is_remembered and remembered is not None:
             difference = remembered.difference(hello.manifest)
             if difference is not None:
                 self._state.learn(None)
                 self._requests.ends.end_everything(f"the swarm was started again with another model: {difference}", now)
-        restart.model_is_remembered = False
+        back.meet_the_model()
         if self._state.manifest is None:
             self._state.learn(hello.manifest)
             self._requests.durability.model_known(now)
@@ -166,8 +166,8 @@ def why_not(hello: Hello, state: State, restart: Restart, rules: PlanRules) -> s
         return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
     # After a restart another model may come, if it is one of the known workers that brings it; but a stranger does not
     # take the swarm away from those that are waited for.
-    is_expected = hello.name in restart.awaited or restart.waits_for(state.now) is None
-    if state.manifest is not None and not (restart.model_is_remembered and is_expected):
+    is_expected = hello.name in state.back.awaited or restart.waits_for(state.now) is None
+    if state.manifest is not None and not (state.back.model_is_remembered and is_expected):
         difference = state.manifest.difference(hello.manifest)
         if difference is not None:
             return f"this swarm serves another model: {difference}"

@@ -7,7 +7,7 @@ What a worker has warm is only what it said it has; what it was asked for counts
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from swarm.broker.actions import OrderWorker, Outbox
@@ -36,8 +36,6 @@ class Orders:
 
     state: State
     out: Outbox
-    given: dict[str, Order] = field(default_factory=dict)  # to those who are awaited, to be said again
-    again_at: float = 0.0
 
     def fence(self, epoch: int) -> None:
         """Tell every worker to believe nothing older."""
@@ -75,18 +73,18 @@ class Orders:
 
     def give(self, orders: Mapping[str, Order], now: float) -> None:
         """Tell all of them, each of whom answers."""
-        self.given = dict(orders)
-        self.again_at = now + ORDER_AGAIN_S
+        self.state.book.given = dict(orders)
+        self.state.book.again_at = now + ORDER_AGAIN_S
         for incarnation, order in orders.items():
             self.tell(incarnation, order)
 
     def tick(self, now: float) -> None:
         """Say it again: the order or its answer may have been lost. Who has heard it answers again, or goes on."""
-        if now < self.again_at:
+        if now < self.state.book.again_at:
             return
-        self.again_at = now + ORDER_AGAIN_S
+        self.state.book.again_at = now + ORDER_AGAIN_S
         for incarnation in sorted(self.state.book.awaited):
-            self.tell(incarnation, self.given[incarnation])
+            self.tell(incarnation, self.state.book.given[incarnation])
 
     def tell(self, incarnation: str, order: Order) -> None:
         self.out.append(OrderWorker(self.state.workers[incarnation].peer, order))

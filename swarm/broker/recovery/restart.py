@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker, WorkerState
 from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.past import Past
+from swarm.broker.state.plans import Return
 from swarm.wire.messages import LayerRange
 
 # A worker that lives is back within two knocks; and of workers that are started together, the next one comes within
@@ -28,24 +29,23 @@ REJOIN_S = 3.0
 
 @dataclass(slots=True)
 class Restart:
-    """What is still to be found out after a restart; nothing (``is_over``) once a plan has been made."""
+    """Keeps ``state.back``: what is still to be found out after a restart."""
 
     state: State
     min_workers: int = 0
-    awaited: set[str] = field(default_factory=set)
-    until: float = 0.0
-    gathered_at: float = 0.0
-    is_over: bool = True
-    model_is_remembered: bool = False  # no worker has come yet that has it
+    book: Return = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.book = self.state.back
 
     def begin(self, past: Past, now: float, gather_s: float) -> None:
         """Requests have been restored; now for the workers. Those that live are back at once. If none of those that
         came holds anything, all were started again, and starting takes its time: up to ``gather_s``, as at a first
         start."""
-        self.awaited = set(past.workers)
-        self.until, self.gathered_at = now + REJOIN_S, now + max(REJOIN_S, gather_s)
-        self.is_over = past.epoch == 0
-        self.model_is_remembered = past.manifest is not None
+        self.book.awaited = set(past.workers)
+        self.book.until, self.book.gathered_at = now + REJOIN_S, now + max(REJOIN_S, gather_s)
+        self.book.is_over = past.epoch == 0
+        self.book.model_is_remembered = past.manifest is not None
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -56,22 +56,22 @@ class Restart:
         members = set() if before is None else before.members
         left = [w.name for w in self.state.workers.values() if w.incarnation in members and not w.is_gone]
         named = () if book.coming is None else (stage.name for stage in book.coming.stages)
-        return tuple(dict.fromkeys([*named, *left])) or tuple(self.awaited)
+        return tuple(dict.fromkeys([*named, *left])) or tuple(self.book.awaited)
 
     @property
     def missing(self) -> list[str]:
         """Workers of the last plan that have not come back."""
         here = {worker.name for worker in self.state.workers.values() if not worker.is_gone}
-        return sorted(self.awaited - here)
+        return sorted(self.book.awaited - here)
 
     @property
     def is_complete(self) -> bool:
         """Whether all are back, and nothing is left to wait for."""
-        return bool(self.awaited) and not self.is_over and not self.missing
+        return bool(self.book.awaited) and not self.book.is_over and not self.missing
 
     def waits_for(self, now: float) -> str | None:
         """Whom, in words; None if there is no use in waiting any longer."""
-        if self.is_over or not self.missing or now >= self._given_up_at:
+        if self.book.is_over or not self.missing or now >= self._given_up_at:
             return None
         return f"the workers of before the restart: {', '.join(self.missing)}"
 
@@ -80,18 +80,18 @@ class Restart:
         """When it is of no use any more to wait for those that are missing."""
         here = [worker for worker in self.state.workers.values() if not worker.is_gone]
         if any(worker.believed for worker in here):
-            return self.until
+            return self.book.until
         if len(here) < max(1, self.min_workers):
-            return self.gathered_at
+            return self.book.gathered_at
         # As many as are wanted. The others may have been started with them, or not at all.
-        return min(self.gathered_at, max(worker.joined_at for worker in here) + REJOIN_S)
+        return min(self.book.gathered_at, max(worker.joined_at for worker in here) + REJOIN_S)
 
     def end(self) -> Plan | None:
         """A plan is about to be made: take back the sequences that workers hold. The plan that fell, as far as it can
         be told; None if nobody holds anything."""
-        if self.is_over:
+        if self.book.is_over:
             return None
-        self.is_over = True
+        self.book.is_over = True
         fallen = _fallen(self.state)
         sequences = self.state.sequences.values()
         # What came since is nobody's: what a worker holds under its number is another's.

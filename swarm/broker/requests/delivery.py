@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from swarm.broker.actions import Note, Outbox, SayClient
-from swarm.broker.requests.intake import Refusal
 from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.archive import Refusal
 from swarm.wire.messages import Accepted, Finished, Rejected, Tokens
 
 WINDOW = 256  # tokens of one continuation that may be on their way, unacknowledged

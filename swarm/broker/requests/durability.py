@@ -9,7 +9,6 @@ from __future__ import annotations
 from swarm.broker.actions import NewTokens, Outbox, WriteAcceptance, WriteEnd, WriteTokens
 from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends, RequestSettings
-from swarm.broker.requests.gone import Gone
 from swarm.broker.requests.intake import Intake, no_journal
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
@@ -29,7 +28,6 @@ class Durability:
         delivery: Delivery,
         ends: Ends,
         growth: Growth,
-        gone: Gone,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -38,7 +36,6 @@ class Durability:
         self._delivery = delivery
         self._ends = ends
         self._growth = growth
-        self._gone = gone
 
     # --- after a restart ---------------------------------------------------------------------------------------------
 
@@ -80,7 +77,7 @@ class Durability:
 
     def end_was_written(self, sequence_id: int) -> None:
         """The journal has its end: that may be told, and memory may let go of it."""
-        self._gone.settled(sequence_id, is_written=True)
+        self._state.gone.settled(sequence_id, is_written=True)
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or not self._settings.has_journal:
             return
@@ -92,7 +89,7 @@ class Durability:
     def end_was_not_written(self, sequence_id: int) -> None:
         """The journal lacks tokens that were let go while it could not be written: it gets them all, and the end.
         Unless they have left memory, too."""
-        self._gone.settled(sequence_id, is_written=False)
+        self._state.gone.settled(sequence_id, is_written=False)
         sequence = self._state.sequences.get(sequence_id)
         if sequence is None or sequence.reason is None or sequence.end_written:
             return

@@ -13,7 +13,6 @@ from swarm.broker.actions import Outbox, WriteEnd
 from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.delivery import Delivery, summary
-from swarm.broker.requests.gone import Gone
 from swarm.broker.requests.intake import too_large
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.wire.messages import TOO_LATE, TOO_SHORT, FinishReason
@@ -40,7 +39,6 @@ class Ends:
         tracer: Tracer,
         latencies: Latencies,
         delivery: Delivery,
-        gone: Gone,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -48,7 +46,6 @@ class Ends:
         self._tracer = tracer
         self._latencies = latencies
         self._delivery = delivery
-        self._gone = gone
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class Ends:
         self._state.count("requests_dropped")
         if self._settings.has_journal:
             self._state.archive.note_dropped(request)
-        self._gone.dropped(request, has_journal=self._settings.has_journal)
+        self._state.gone.dropped(request, has_journal=self._settings.has_journal)
         self.forget(request)
 
     def forget_if_done(self, request: Request, reader: bytes | None) -> None:
@@ -185,7 +182,7 @@ class Ends:
         if not request.fully_delivered:
             return
         if request.owner not in (None, reader):
-            self._gone.read_by_another(request)
+            self._state.gone.read_by_another(request)
         is_spare = request.end_written if self._settings.has_journal else reader == request.owner
         if is_spare:
             self.forget(request)

@@ -5,26 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.state import Request, State
-from swarm.broker.state.archive import Account
+from swarm.broker.state.archive import RETRY_S, Account, Refusal
 from swarm.broker.state.blocks import BLOCK, num_blocks
-from swarm.broker.state.queue import Unwritten
-from swarm.broker.state.timers import TurnedAway
 from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES
 from swarm.wire.messages import Manifest, Submit
 
-RETRY_S = 5.0  # a disk that is full is made room on by people
 NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
 MOST_S = 60.0  # further ahead the pace of the moment tells nothing: come again by then, and be told anew
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """``code`` is a stable name for programs, ``reason`` a sentence for people."""
-
-    code: str
-    reason: str
-    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +69,19 @@ class Intake:
         self._state = state
         self._patience_s = patience_s
         self._places = Places(max_queue)
-        self._unwritten = Unwritten()
-        self._turned_away = TurnedAway()
 
     def let_in(self, client: bytes, request: Request) -> None:
         """Give a request its place: until the journal has it, here, then in the queue."""
-        self._turned_away.forget(client)
-        self._unwritten.add(request)
+        self._state.turned_away.forget(client)
+        self._state.unwritten.add(request)
 
     def written(self, sequences: tuple[int, ...]) -> None:
         """The journal has these of one request, or never will."""
-        self._unwritten.remove(sequences)
+        self._state.unwritten.remove(sequences)
 
     def broke(self) -> None:
         """The journal takes nothing: nobody waits for it at the door any more, not even who was cancelled there."""
-        self._unwritten.clear()
+        self._state.unwritten.clear()
 
     def refusal(self, client: bytes, tenant: str, submit: Submit, now: float) -> Refusal | None:
         """Why this request is not let in now; None: it may come in."""
@@ -118,8 +104,8 @@ class Intake:
         reason = self._places.taken(
             submit.params.n,
             submit.priority,
-            len(waiting) + len(self._unwritten),
-            waiting.num_of(tenant) + self._unwritten.num_of(tenant),
+            len(waiting) + len(self._state.unwritten),
+            waiting.num_of(tenant) + self._state.unwritten.num_of(tenant),
         )
         if reason is None:
             return None
@@ -136,7 +122,7 @@ class Intake:
         if rate is None or not num_turns:
             return round(min(MOST_S, max(1.0, least_s)), 1)
         drain_s = waiting.work(costs.fill) / rate
-        after_s = self._turned_away.add(client, num_sequences, drain_s / num_turns, drain_s, now)
+        after_s = self._state.turned_away.add(client, num_sequences, drain_s / num_turns, drain_s, now)
         return round(min(MOST_S, max(least_s, after_s)), 1)
 
     def _too_large(self, submit: Submit, manifest: Manifest) -> Refusal | None:

@@ -18,11 +18,10 @@ from swarm.broker.reports.trace import Tracer
 from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery, finished
 from swarm.broker.requests.durability import Durability, derive_seed, remembered, was_taken_back
 from swarm.broker.requests.endings import Ends, RequestSettings
-from swarm.broker.requests.gone import SUPERSEDED, Gone
-from swarm.broker.requests.intake import RETRY_S, Intake, Refusal, limit_of, no_journal, taken, tenant_of
+from swarm.broker.requests.intake import Intake, limit_of, no_journal, taken, tenant_of
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
-from swarm.broker.state.archive import About, Account, may_see
+from swarm.broker.state.archive import RETRY_S, SUPERSEDED, About, Account, Refusal, may_see
 from swarm.broker.state.past import RequestRecord
 from swarm.wire.messages import Accepted, Ack, Attach, Cancel, Detach, Recall, Recalled, Report, Stop, Submit
 
@@ -41,13 +40,9 @@ class Requests:
         self._state = state
         self._settings = settings
         self._out = out
-        self._gone = Gone()
-        self._stuck: dict[bytes, float] = {}  # clients that did not read, and when they are tried again
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
-        self.ends = Ends(
-            state, settings, out, tracer=tracer, latencies=latencies, delivery=self._delivery, gone=self._gone
-        )
+        self.ends = Ends(state, settings, out, tracer=tracer, latencies=latencies, delivery=self._delivery)
         self.growth = Growth(state, out, delivery=self._delivery, ends=self.ends, latencies=latencies)
         self.durability = Durability(
             state,
@@ -57,7 +52,6 @@ class Requests:
             delivery=self._delivery,
             ends=self.ends,
             growth=self.growth,
-            gone=self._gone,
         )
 
     # --- submission --------------------------------------------------------------------------------------------------
@@ -220,15 +214,15 @@ class Requests:
     def stuck(self, client: bytes, now: float) -> None:
         """Note that a client is there, and does not read: nothing more is sent, its requests run on as for any slow
         reader. If it never comes to itself, its connection breaks sooner or later."""
-        self._stuck.setdefault(client, now + TRY_AGAIN_S)
+        self._state.stuck.setdefault(client, now + TRY_AGAIN_S)
         for request in self._state.requests.values():
             if request.client == client:
                 request.stuck = True
 
     def tick(self, now: float) -> None:
         """Try again with those that were stuck: one that reads again may have no reason to say so."""
-        for client in [client for client, due in self._stuck.items() if now >= due]:
-            del self._stuck[client]
+        for client in [client for client, due in self._state.stuck.items() if now >= due]:
+            del self._state.stuck[client]
             for request in self._state.requests.values():
                 if request.stuck and request.client == client:
                     self._go_on(request)
@@ -329,7 +323,7 @@ class Requests:
 
     def _absence(self, request_id: str, account: Account | None) -> Refusal:
         """Why nothing can be told of this request."""
-        return self._gone.answer(request_id, self._state.journal_problem, account)
+        return self._state.gone.answer(request_id, self._state.journal_problem, account)
 
     def _ask_journal(self, client: bytes, message: About, account: Account | None) -> bool:
         """False: there is none to ask."""

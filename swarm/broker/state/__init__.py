@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from swarm.broker.state.plans import Plan, PlanBook, PlanPhase, StagePlan
 from swarm.broker.state.sequences import Rebuild, Request, Sequence, SequenceState
-from swarm.broker.state.state import Decided, DoorBook, Flight, HostBook, State
+from swarm.broker.state.state import Decided, DoorBook, Flight, HostBook, KeyBook, State, Upload
 from swarm.broker.state.workers import Worker, WorkerState
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "DoorBook",
     "Flight",
     "HostBook",
+    "KeyBook",
     "Plan",
     "PlanBook",
     "PlanPhase",
@@ -29,6 +30,7 @@ __all__ = [
     "SequenceState",
     "StagePlan",
     "State",
+    "Upload",
     "Worker",
     "WorkerState",
 ]

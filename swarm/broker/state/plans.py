@@ -13,7 +13,7 @@ from swarm.broker.planner.problem import NOBODY
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.sequences import Sequence
 from swarm.wire.door.keys import without_ticket
-from swarm.wire.messages import Activated, LayerRange, Prepared
+from swarm.wire.messages import Activated, LayerRange, Order, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,22 @@ class Plan:
         return next((s for s in self.stages if s.incarnation == incarnation), None)
 
 
+@dataclass(slots=True)
+class Return:
+    """What is still to be found out after a restart; nothing (``is_over``) once a plan has been made. ``awaited``: the
+    workers of the last plan, by name."""
+
+    awaited: set[str] = field(default_factory=set)
+    until: float = 0.0
+    gathered_at: float = 0.0
+    is_over: bool = True
+    model_is_remembered: bool = False  # no worker has come yet that has it
+
+    def meet_the_model(self) -> None:
+        """A worker has come with its model: that is the one from now on."""
+        self.model_is_remembered = False
+
+
 class PlanPhase(enum.Enum):
     NONE = "waiting"  # no plan; ``PlanBook.waits_for`` says why
     PREPARING = "preparing"  # layers are loading; if there is an old plan, it runs on
@@ -128,6 +144,8 @@ class PlanBook:
     prepared: dict[str, Prepared] = field(default_factory=dict)
     capacity: dict[str, Prepared] = field(default_factory=dict)  # of the current plan
     awaited: set[str] = field(default_factory=set)
+    given: dict[str, Order] = field(default_factory=dict)  # to those who are awaited, to be said again
+    again_at: float = 0.0
     deadline: float = 0.0
     changed_at: float = 0.0
     waits_for: str = NOBODY

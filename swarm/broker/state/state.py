@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from swarm.broker.state.archive import Archive, Shelf
+from swarm.broker.state.archive import Archive, Gone, Shelf
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.costs import StepCosts
-from swarm.broker.state.plans import PlanBook, Rebuilding, Steering
+from swarm.broker.state.plans import PlanBook, Rebuilding, Return, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
-from swarm.broker.state.queue import Queue
+from swarm.broker.state.queue import Queue, Unwritten
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
-from swarm.broker.state.timers import Timers
+from swarm.broker.state.timers import Timers, TurnedAway
 from swarm.broker.state.workers import Ways, Worker
-from swarm.wire.messages import NOBODYS, HostHello, Json, Lineage, Manifest, SequencePosition
+from swarm.wire.messages import NOBODYS, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 
 
 @dataclass(slots=True)
@@ -95,6 +96,26 @@ class HostBook:
 
 
 @dataclass(slots=True)
+class KeyBook:
+    """Whose keys the broker's own doors know (``members.keyring``), and what those doors were told last."""
+
+    known: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    has_changed: bool = False
+    heard_at: dict[str, frozenset[str]] = field(default_factory=dict)  # by door
+    passed_on: frozenset[str] = frozenset()  # the relay's tickets
+
+
+@dataclass(slots=True)
+class Upload:
+    """A file of the model that the worker ``incarnation`` was asked for."""
+
+    asset: Asset
+    incarnation: str
+    heard_at: float
+    data: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
 class Setbacks:
     """What went wrong since a step came through the last time, though nobody died."""
 
@@ -112,11 +133,16 @@ class State:
     lineage: Lineage = NOBODYS  # of this broker's life
     manifest: Manifest | None = None
     assets: dict[str, bytes] = field(default_factory=dict)
+    uploads: dict[str, Upload] = field(default_factory=dict)  # of those that are on their way, by name
     requests: dict[str, Request] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     shelf: Shelf = field(default_factory=Shelf)  # which of the requests have ended
     archive: Archive = field(default_factory=Archive)  # what is asked about requests that are not here
+    gone: Gone = field(default_factory=Gone)  # what is told of requests that are nowhere
+    stuck: dict[bytes, float] = field(default_factory=dict)  # clients that did not read, and when they are tried again
     timers: Timers = field(default_factory=Timers)  # when requests are to be looked at
+    unwritten: Unwritten = field(default_factory=Unwritten)  # who waits for the journal
+    turned_away: TurnedAway = field(default_factory=TurnedAway)
     waiting: Queue = field(default_factory=Queue)
     running: Running = field(default_factory=Running)
     hopeless: list[Sequence] = field(default_factory=list)  # whose deadline can't be kept any more: to be ended
@@ -129,6 +155,7 @@ class State:
     journal_figures: Json = field(default_factory=dict)
     process_figures: dict[str, float] = field(default_factory=dict)
     doors: DoorBook = field(default_factory=DoorBook)
+    keys: KeyBook = field(default_factory=KeyBook)
     hosts: HostBook = field(default_factory=HostBook)
     setbacks: Setbacks = field(default_factory=Setbacks)
     recoveries: Recoveries = field(default_factory=Recoveries)
@@ -140,6 +167,7 @@ class State:
     ways: Ways = field(default_factory=Ways)
     steering: Steering = field(default_factory=Steering)
     book: PlanBook = field(default_factory=PlanBook)
+    back: Return = field(default_factory=Return)  # from the broker's own death
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
     flights: dict[int, Flight] = field(default_factory=dict)
     next_step: int = 1

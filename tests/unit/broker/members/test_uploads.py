@@ -74,7 +74,7 @@ def test_only_what_was_asked_for_and_only_from_who_was_asked(two: Bench) -> None
         assert two.feed(one) == []
     assert two.state.counters["unasked_asset_parts"] == 4
     assert not two.state.assets
-    assert sum(len(u.data) for u in two.core._members._uploads._under_way.values()) == 0
+    assert sum(len(u.data) for u in two.core.state.uploads.values()) == 0
 
 
 def test_parts_count_in_order(two: Bench) -> None:

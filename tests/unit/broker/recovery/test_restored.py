@@ -18,9 +18,8 @@ from swarm.broker.events import (
     RequestRead,
 )
 from swarm.broker.requests.delivery import WINDOW
-from swarm.broker.requests.gone import RETRY_S
 from swarm.broker.state import SequenceState, archive
-from swarm.broker.state.archive import MAX_PER_REQUEST
+from swarm.broker.state.archive import MAX_PER_REQUEST, RETRY_S
 from swarm.broker.state.past import Past, RequestRecord, SequenceRecord
 from swarm.wire.messages import (
     Accepted,

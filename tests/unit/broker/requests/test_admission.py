@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.requests.intake import Places, Refusal, check_submit, limit_of
+from swarm.broker.requests.intake import Places, check_submit, limit_of
+from swarm.broker.state.archive import Refusal
 from swarm.broker.state.timers import Timers
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.requests import gone
-from swarm.broker.requests.gone import Gone
 from swarm.broker.state import Request, Sequence
+from swarm.broker.state import archive as gone
+from swarm.broker.state.archive import Gone
 from tests.unit.broker.bench import submit
 
 
