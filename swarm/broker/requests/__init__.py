@@ -2,7 +2,7 @@
 
 ``requests`` takes what clients say; ``intake`` says who is let in; ``tokens`` takes what the last stage drew to the
 journal; ``durability`` hears that it is written, and makes requests again of what the journal has; ``delivery`` sends
-tokens and ends within the client's window; ``endings`` ends sequences;  answers whoever comes late;
-``allowance`` bounds what one member may take of the broker's time. Rule: a token is in the journal before a client sees
-it, and an end is told once.
+tokens and ends within the client's window; ``endings`` ends sequences; who comes late is answered from
+``state.archive``; ``allowance`` bounds what one member may take of the broker's time. Rule: a token is in the journal
+before a client sees it, and an end is told once.
 """

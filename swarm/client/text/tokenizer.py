@@ -69,11 +69,6 @@ class TextModel:
         """The text of the ids, special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def special_id(self, text: str) -> int | None:
-        """The id of the special token with this text; None if there is none."""
-        token = self.added.get(text)
-        return token if token in self.silent else None
-
     def detokenizer(self, visible: Sequence[int] = ()) -> Detokenizer:
         """A fresh incremental one, in whose text these special tokens are seen."""
         if not visible:
