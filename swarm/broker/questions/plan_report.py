@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.planner.explain import as_json, of_one_more, sentences
-from swarm.broker.planner.gauge import PlanGauge, StageGauge
+from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
 from swarm.wire.messages import Json, LayerRange, Manifest, Suppose

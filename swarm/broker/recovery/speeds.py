@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from swarm.broker.planner.gauge import StageGauge
-from swarm.broker.planner.load import Speeds
+from swarm.broker.planner.load import Speeds, StageGauge
 from swarm.broker.planner.problem import Model
 from swarm.broker.state import Plan, State, Worker
 

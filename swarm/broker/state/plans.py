@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from swarm.broker.planner.explain import Forecast
-from swarm.broker.planner.gauge import PlanGauge
+from swarm.broker.planner.load import PlanGauge
 from swarm.broker.planner.problem import NOBODY
 from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.sequences import Sequence

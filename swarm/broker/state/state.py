@@ -11,11 +11,10 @@ from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.plans import PlanBook, Rebuilding, Return, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
-from swarm.broker.state.queue import Queue, Unwritten
+from swarm.broker.state.queue import Queue, Timers, TurnedAway, Unwritten
 from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
-from swarm.broker.state.timers import Timers, TurnedAway
 from swarm.broker.state.workers import Ways, Worker
 from swarm.wire.messages import NOBODYS, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 

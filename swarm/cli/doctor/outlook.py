@@ -12,8 +12,7 @@ from msgspec.structs import replace as with_fields
 
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.proposals import propose
-from swarm.broker.planner.gauge import StageGauge
-from swarm.broker.planner.load import Load, Shape, Speeds
+from swarm.broker.planner.load import Load, Shape, Speeds, StageGauge
 from swarm.broker.planner.problem import Model, Shortage
 from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.broker.settings import plan_rules

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.planner.gauge import ENOUGH, PlanGauge, StageGauge
-from swarm.broker.planner.load import CHUNK, Load, Shape, Speeds
+from swarm.broker.planner.load import CHUNK, ENOUGH, Load, PlanGauge, Shape, Speeds, StageGauge
 from swarm.wire.messages import Hop, LayerCost, LayerRange, Row
 
 COSTS = (

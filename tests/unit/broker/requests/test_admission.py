@@ -6,7 +6,7 @@ import pytest
 
 from swarm.broker.requests.intake import Places, check_submit, limit_of
 from swarm.broker.state.archive import Refusal
-from swarm.broker.state.timers import Timers
+from swarm.broker.state.queue import Timers
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected
 from tests.unit.broker.bench import Bench, said, submit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.broker.state.costs import CHUNK, FORGET_AFTER, StepCosts
-from swarm.broker.state.timers import MAX_TURNED_AWAY, Timers, TurnedAway
+from swarm.broker.state.queue import MAX_TURNED_AWAY, Timers, TurnedAway
 
 
 def fed(costs: StepCosts, tokens: int, seconds: float, times: int = 1, now: float = 0.0) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from swarm.broker.state.archive import MAX_KEPT
-from swarm.broker.state.timers import FEW, Timers
+from swarm.broker.state.queue import FEW, Timers
 from swarm.wire.messages import Cancel
 from tests.unit.broker.bench import TICK_S, Bench, submit
 
