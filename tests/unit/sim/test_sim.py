@@ -90,7 +90,7 @@ def test_workers_that_are_terminated_are_no_losses(monkeypatch: pytest.MonkeyPat
     """Workers that ask to leave, are let go (or go by themselves after a while) and come back: no request minds, and
     none of them is ever counted as lost."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("terminate",))
-    monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.draw.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
     played = [run(seed) for seed in range(20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
@@ -123,10 +123,10 @@ def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
     to all stages."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("broker_crash",))
-    monkeypatch.setattr("swarm.sim.schedules.schedule.CHANGED_JOURNAL", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.draw.CHANGED_JOURNAL", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.habits.KEY_REVOKED", 0.0)
-    monkeypatch.setattr("swarm.sim.schedules.schedule.BAD_WEATHER", 0.0)
-    monkeypatch.setattr("swarm.sim.schedules.schedule.SMALL_LOG", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.draw.BAD_WEATHER", 0.0)
+    monkeypatch.setattr("swarm.sim.schedules.draw.SMALL_LOG", 0.0)
     played = [run(seed) for seed in range(60)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     kept = sum(o.num_kept for o in played)
@@ -178,7 +178,7 @@ def deliver_a_token_twice(patch: pytest.MonkeyPatch) -> None:
 
 def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
     """A slow reader is sent everything at once."""
-    patch.setattr("swarm.broker.requests.tokens.WINDOW", 1 << 20)
+    patch.setattr("swarm.broker.requests.delivery.WINDOW", 1 << 20)
 
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:
