@@ -128,7 +128,7 @@ def _not_now(grammar: Grammar, why: str) -> NotNow:
 
 
 def trouble(matcher: LLMatcher) -> str:
-    """What is wrong with a matcher, without the library's hints for its own developers."""
+    """Say what is wrong with a matcher, without the library's hints for its own developers."""
     return str(matcher.get_error()).removesuffix("<non-verbose/>").strip()
 
 

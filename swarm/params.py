@@ -95,7 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._check_grammar(self.grammar)
 
     def _check_grammar(self, grammar: Grammar) -> None:
-        """What can be known without the model; what its text means, whoever has the tokenizer finds out."""
+        """Check what can be known without the model; what its text means, whoever has the tokenizer finds out."""
         if len(grammar.text) > MAX_GRAMMAR:
             raise InvalidRequest(f"grammar has {len(grammar.text)} characters, at most {MAX_GRAMMAR}", code="grammar")
         if self.ignore_eos:

@@ -110,7 +110,7 @@ class LockKeeper:
         return "" if self._locks is None else self._locks.owner(key)
 
     def took(self, client: bytes, key: str, seconds: float, now: float) -> None:
-        """What a client said has taken so long: it may have to rest."""
+        """Note how long what a client said has taken: it may have to rest."""
         if self._locks is None or self._front is None or not self._locks.is_held_to(key):
             return
         if rest_s := self._allowance.spent(key, seconds, now):

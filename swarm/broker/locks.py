@@ -207,7 +207,7 @@ class Locks:
         return Report(what="rotate_broker", ok=True, body=body)
 
     def to_say(self, key: str) -> list[BrokerKey | RotateYours]:
-        """What is to be said to who has knocked with this key."""
+        """Tell what is to be said to who has knocked with this key."""
         said: list[BrokerKey | RotateYours] = []
         if key and self.own.former is not None:
             said.append(BrokerKey(key=self.own.public))
@@ -354,7 +354,7 @@ class Locks:
 
 
 def without_keys(message: ClientMessage) -> ServerMessage | None:
-    """What a broker without a lock says about keys."""
+    """Answer questions about keys where there is no lock."""
     match message:
         case Query(what="keys"):
             return Report(what="keys", ok=True, body={"members": [], "invitations": [], "key": "", "locked": False})

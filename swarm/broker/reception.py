@@ -100,7 +100,7 @@ class Reception:
                     self._feed(_closed("client", event))
 
     def _client_said(self, client: bytes, key: str, message: ClientMessage) -> None:
-        """What is about keys, and what who knocked with such a key may not say, is answered here."""
+        """Answer what is about keys, and what who knocked with such a key may not say."""
         began = self._clock.now()
         if not self._keeper.takes(client, key, message):
             self._feed(ClientSaid(client, message, self._keeper.account(key)))

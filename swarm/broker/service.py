@@ -349,7 +349,7 @@ class BrokerService:
             self._writer.write(*writes)
 
     def _feed_all(self, facts: Sequence[Event]) -> None:
-        """What the journal's thread has done."""
+        """Feed what the journal's thread has done."""
         for fact in facts:
             self._feed(fact)
 

@@ -29,7 +29,8 @@ class Endpoints(NamedTuple):
 
 
 def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, key: str | None) -> BrokerSettings:
-    """What the deciding code is told of the user's settings; the endpoints and the lineage are this life's own."""
+    """Gather what the deciding code is told of the user's settings; the endpoints and the lineage are this life's
+    own."""
     broker, health = settings.broker, settings.health
     return BrokerSettings(
         beat_endpoint=endpoints.beats,
@@ -86,7 +87,7 @@ def core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineage, ke
 
 
 def plan_rules(settings: Settings) -> PlanRules:
-    """What a plan must keep to by the user's settings."""
+    """Gather what a plan must keep to by the user's settings."""
     plan, broker = settings.plan, settings.broker
     pins: dict[str, LayerRange] = {}
     for name, text in plan.pins.items():

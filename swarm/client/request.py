@@ -166,8 +166,8 @@ def check_wish(params: SamplingParams | None, options: Mapping[str, object]) -> 
 
 
 def wishes_of(params: Params, options: Mapping[str, object], num_prompts: int) -> list[Wish | InvalidRequest]:
-    """What is wished for each prompt of a batch; or what is wrong with the parameters that it has for itself. Raises
-    InvalidRequest for a mistake that is no single prompt's."""
+    """Read what is wished for each prompt of a batch; or what is wrong with the parameters that it has for itself.
+    Raises InvalidRequest for a mistake that is no single prompt's."""
     if params is None or isinstance(params, SamplingParams):
         return [check_wish(params, options)] * num_prompts
     if isinstance(params, str | bytes) or not isinstance(params, Sequence):

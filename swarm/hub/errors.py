@@ -35,7 +35,7 @@ class Trouble:
 
     @contextmanager
     def explained(self, otherwise: str, files: str = "") -> Iterator[None]:
-        """What is raised inside becomes one of the known kinds, or else ``otherwise`` with its reason."""
+        """Turn what is raised inside: it becomes one of the known kinds, or else ``otherwise`` with its reason."""
         try:
             yield
         except (OSError, errors.HTTPError, ValueError, RuntimeError) as error:

@@ -131,7 +131,7 @@ class _LookUp:
             raise
 
     def _cached(self) -> Snapshot | None:
-        """What the cache knows, if it knows every file."""
+        """Return what the cache knows, if it knows every file."""
         try:
             config = find_in_cache(self.repository, CONFIG, revision=self.revision)
         except ValueError as error:  # the package is stricter about names

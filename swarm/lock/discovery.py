@@ -88,7 +88,7 @@ async def discover(for_s: float) -> list[Found]:
 
 
 def read(info: ServiceInfo) -> Found | None:
-    """What it says, if that is whole; None: it is none of ours."""
+    """Read what it says, if that is whole; None: it is none of ours."""
     key = info.properties.get(b"key")
     addresses = info.parsed_addresses()
     if key is None or _KEY.fullmatch(key) is None or not addresses or not info.port:

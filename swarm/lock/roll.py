@@ -225,7 +225,8 @@ class Roll:
         ]
 
     def told(self, now: float, broker: str = "") -> Json:
-        """What ``swarmctl keys list`` shows. ``broker``: its public key. Expired invitations are there for a day."""
+        """Tell what ``swarmctl keys list`` shows. ``broker``: its public key. Expired invitations are there for a
+        day."""
         return {
             "members": [
                 {

@@ -32,7 +32,7 @@ class Home:
     joined: Known  # as this process knocks
 
     def renewed(self) -> Known | None:
-        """What has taken its place in the file meanwhile; None: nothing has, or there is no telling."""
+        """Return what has taken its place in the file meanwhile; None: nothing has, or there is no telling."""
         try:
             found = [each for each in known.every(self.state_dir) if each.is_same(self.joined)]
         except ConfigError:

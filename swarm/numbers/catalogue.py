@@ -95,7 +95,7 @@ def _ways(name: str, text: str, kind: str, paths: tuple[str, str], scale: float 
 
 
 def _worker(name: str, text: str, path: str) -> Figure:
-    """What the broker says of a worker."""
+    """Tell what the broker says of a worker."""
     return Figure(f"swarm_worker_{name}", "gauge", text, (Source(f"workers.*.{path}", ("*",)),), ("worker",))
 
 

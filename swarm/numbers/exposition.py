@@ -48,7 +48,7 @@ def written(answers: Mapping[str, Json] | None) -> bytes:
 
 
 async def _asked(query: Query, deadline_s: float) -> Mapping[str, Json] | None:
-    """What the broker says; None if it doesn't, or not all of it in time."""
+    """Ask what the broker says; None if it doesn't, or not all of it in time."""
     try:
         async with asyncio.timeout(deadline_s):
             return dict(zip(ASKED, await asyncio.gather(*(query(what) for what in ASKED)), strict=True))

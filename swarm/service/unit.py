@@ -89,8 +89,8 @@ class News:
 
 
 def sorted_out(old: Settings, new: Settings, live: frozenset[str]) -> News:
-    """What of the new settings a process takes that can take those which are ``live``. Those that only a broker reads
-    are told of by no other process."""
+    """Find what of the new settings a process takes that can take those which are ``live``. Those that only a broker
+    reads are told of by no other process."""
     changed = [name for name in changes(old.model_dump(), new.model_dump()) if _is_read(name, live)]
     at_once = tuple(name for name in changed if _section(name) in live or name in live)
     counts = old

@@ -158,7 +158,7 @@ class Disk:
             self.ledger.write(writes, at)
 
     def open(self, retained_s: float) -> Past:
-        """What a broker finds; whatever it builds on that lasts from here on."""
+        """Return what a broker finds; whatever it builds on that lasts from here on."""
         self._settle()
         self.doubts.left(self._seen)
         return self.ledger.past(self._world.now, retained_s)

@@ -378,8 +378,8 @@ def _link(measured: LinkCost | None) -> Link:
 
 
 def _far(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
-    """What a step that takes turns waits for the way between the broker and each machine that is not next to it: the
-    least that was measured there, since whatever else goes on makes a message slower."""
+    """Find what a step that takes turns waits for the way between the broker and each machine that is not next to it:
+    the least that was measured there, since whatever else goes on makes a message slower."""
     ways: dict[str, float] = {}
     for host, measured in links:
         if measured is not None:

@@ -76,7 +76,7 @@ def ended(db: sqlite3.Connection, now: Moment, limit: int, account: Account | No
 
 
 def _whose(account: Account | None) -> tuple[str, tuple[str | int, ...]]:
-    """What ``Account.owns`` says, for a query."""
+    """Put what ``Account.owns`` says into a query."""
     if account is None:
         return "", ()
     if not account.may_name_tenants:

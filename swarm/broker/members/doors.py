@@ -74,7 +74,7 @@ def room_for_opening(limit: int) -> int:
 
 
 def _reason(event: DoorClosed) -> tuple[str, str]:
-    """What is short, and what to do."""
+    """Say what is short, and what to do."""
     match event.code:
         case errno.EMFILE:
             return (

@@ -52,7 +52,7 @@ class Keyring:
         return self.own is not None and key != (said or "")
 
     def changes(self) -> list[Admit | Relay]:
-        """What doors are to be told now."""
+        """Return what doors are to be told now."""
         if self.own is None:
             return []
         current = self.state.book.current

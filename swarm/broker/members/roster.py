@@ -122,7 +122,7 @@ class Members:
                 self._state.count("unexpected_control")
 
     def _answered(self, worker: Worker, message: ReplayDone | ReplayMissing | Rechecked | Digested, now: float) -> None:
-        """What it was asked to compute again: because it was lost, or to compare."""
+        """Take what it was asked to compute again: because it was lost, or to compare."""
         if isinstance(message, Rechecked | Digested):
             self._rechecker.said(worker, message)
         else:

@@ -95,7 +95,7 @@ class Vigil:
         ]
 
     def _expected(self, worker: Worker, replays: list[Shape]) -> Expected:
-        """What is known of its steps. What those under way should take matters only while it computes."""
+        """Gather what is known of its steps. What those under way should take matters only while it computes."""
         gauge, usual_step_s = self._state.book.gauge, self._state.costs.usual_step_s
         stage = gauge.stages.get(worker.name)
         if stage is None:
@@ -119,7 +119,7 @@ class Vigil:
         return worker.name if worker is not None else incarnation
 
     def vital_signs(self, incarnation: str, now: float) -> VitalSigns:
-        """What its beats say, for reports; of somebody who has never beaten, nothing."""
+        """Tell what its beats say, for reports; of somebody who has never beaten, nothing."""
         worker, beat = self._state.workers.get(incarnation), self._beat_of(incarnation)
         if worker is None or beat is None or worker.pulse.beat_at is None:
             return VitalSigns()
@@ -141,7 +141,8 @@ class Vigil:
         return beat.since_s if beat is not None and beat.state in ("idle", "blocked") else 0.0
 
     def on_the_wire_s(self, members: Iterable[str], num_positions: int) -> float:
-        """What it takes to send so many positions' hidden states to the next stage, over the slowest of the links."""
+        """Reckon what it takes to send so many positions' hidden states to the next stage, over the slowest of the
+        links."""
         manifest = self._state.manifest
         num_bytes = num_positions * (manifest.hidden_size if manifest is not None else 0) * 4
         links = [worker.hello.link for i in members if (worker := self._state.workers.get(i)) is not None]

@@ -104,7 +104,8 @@ def _sum_bound(problem: Problem) -> float:
 
 
 def full_rates(problem: Problem, most: Counts, heavy: Table) -> tuple[Table, Table]:
-    """What a layer costs at a device that is full, its stage and the nearest hop to it included; and those hops."""
+    """Find what a layer costs at a device that is full, its stage and the nearest hop to it included; and those
+    hops."""
     ways = hops(problem)
     np.fill_diagonal(ways, np.inf)
     nearest = ways.min(axis=0) if len(ways) > 1 else np.zeros(1)

@@ -34,7 +34,7 @@ def seconds(model: Model, device: Device, kv_positions: int) -> Table:
 
 
 def way_in_s(device: Device) -> float:
-    """What the broker's way to it costs, if it has the first layers."""
+    """Reckon what the broker's way to it costs, if it has the first layers."""
     return SHUT_S if device.is_shut else device.broker_s + (RELAY_S if device.is_relayed else 0.0)
 
 

@@ -301,7 +301,7 @@ class Procedure:
         self._out.append(self.as_written())
 
     def as_written(self) -> WriteEpoch:
-        """What a broker after this one must know."""
+        """Write down what a broker after this one must know."""
         book = self._state.book
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)

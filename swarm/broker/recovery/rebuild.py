@@ -99,7 +99,7 @@ def what_counts(hello: Hello, state: State) -> dict[int, int] | None:
 
 
 def live_at(worker: Worker, kept: list[Sequence]) -> tuple[SequencePosition, ...]:
-    """What the worker is to keep of these sequences. It lets go of whatever is not named."""
+    """Tell what the worker is to keep of these sequences. It lets go of whatever is not named."""
     believed = worker.believed
     if believed is None:
         return tuple(SequencePosition(s.id, s.kv) for s in kept)
@@ -112,8 +112,9 @@ def live_at(worker: Worker, kept: list[Sequence]) -> tuple[SequencePosition, ...
 def runs_to_rebuild(
     sequence: Sequence, plan: Plan, said: Mapping[str, Activated], *, from_tokens: bool = False
 ) -> list[Rebuild] | int:
-    """What must be replayed until every layer holds ``sequence.kv`` positions. If that would go through all layers: the
-    position from which the sequence is to be computed again like a prompt, in steps that it shares with others."""
+    """Find what must be replayed until every layer holds ``sequence.kv`` positions. If that would go through all
+    layers: the position from which the sequence is to be computed again like a prompt, in steps that it shares with
+    others."""
     target = sequence.kv
     positions = _positions(sequence.id, plan, said)
     found: list[Rebuild] = []

@@ -40,7 +40,7 @@ class Durability:
     # --- after a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, past: Past, now: float) -> None:
-        """What the journal knows is known again. Every client has to come back, and has the grace for it."""
+        """Take up again what the journal knows. Every client has to come back, and has the grace for it."""
         self._state.next_sequence = past.next_sequence
         blames = dict(past.blames)
         for record in past.requests:
@@ -139,7 +139,7 @@ class Durability:
                 self._write_whole(sequence)
 
     def journal_mended(self) -> None:
-        """What was held back has been written."""
+        """Go on as before: what was held back has been written."""
         self._state.journal_problem = ""
 
 

@@ -129,12 +129,12 @@ class Ends:
         return now - kept_from >= self._settings.retain_s
 
     def _awaits_journal(self, request: Request) -> bool:
-        """What it still has to write is nowhere but here."""
+        """Whether what it still has to write is nowhere but here."""
         return self._settings.has_journal and request.accepted and not request.end_written
 
     def _end_the_too_large(self, now: float) -> None:
-        """What was accepted under another plan may fit no longer. Only time in which a plan serves counts: between two
-        plans nobody knows what the next one will hold."""
+        """End what was accepted under another plan and fits no longer. Only time in which a plan serves counts: between
+        two plans nobody knows what the next one will hold."""
         passed_s = now - self._state.ticked_at
         if self._state.book.phase is not PlanPhase.SERVING:
             return

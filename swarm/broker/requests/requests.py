@@ -127,7 +127,7 @@ class Requests:
     # --- who reads ---------------------------------------------------------------------------------------------------
 
     def recall(self, client: bytes, recall: Recall, account: Account | None = None) -> None:
-        """What was asked for, for somebody who wants to read the answer."""
+        """Tell what was asked for to somebody who wants to read the answer."""
         request = self._seen(recall.request_id, account)
         if request is not None:
             self._out.append(SayClient(client, Recalled(submit=request.submit)))
@@ -205,7 +205,8 @@ class Requests:
             self.ends.leave_alone(request, now)
 
     def unreachable(self, client: bytes, now: float) -> None:
-        """What could not be sent will be sent again after the client's Attach, if that comes within the grace."""
+        """Keep what could not be sent: it will be sent again after the client's Attach, if that comes within the
+        grace."""
         self._state.archive.withdraw_keyed(client)
         for request in self._state.requests.values():
             if request.client == client:

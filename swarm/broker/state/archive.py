@@ -240,7 +240,7 @@ class Gone:
         return whose
 
     def answer(self, request_id: str, journal_problem: str, account: Account | None = None) -> Refusal:
-        """What is told of a request that is found nowhere, or without its end."""
+        """Say what is told of a request that is found nowhere, or without its end."""
         of_tenants = self._num_unwritten.get(request_id, Counter())
         if any(num and may_see(account, tenant) for tenant, num in of_tenants.items()):
             why = journal_problem or "it has much to write"

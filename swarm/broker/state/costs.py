@@ -64,7 +64,7 @@ class StepCosts:
 
     @property
     def fill(self) -> float:
-        """What part of the length that they are allowed answers come to; 1 as long as none has ended."""
+        """Return what part of the length that they are allowed answers come to; 1 as long as none has ended."""
         return min(1.0, max(0.0, self._fill))
 
     @property

@@ -46,7 +46,7 @@ class Few(Generic[T]):
         return [*self.first, *self.last]
 
     def words(self) -> list[str]:
-        """What is kept, with how many there were between."""
+        """Tell what is kept, with how many there were between."""
         between = [f"{self.num_between} more"] if self.num_between else []
         return [*map(str, self.first), *between, *map(str, self.last)]
 

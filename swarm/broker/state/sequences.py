@@ -249,7 +249,7 @@ class Sequence:
         self.truncate = True
 
     def cut_to(self, position: int) -> None:
-        """What lies beyond ``position`` in the stages no longer counts (a new epoch, or room given back)."""
+        """Count no longer what lies beyond ``position`` in the stages (a new epoch, or room given back)."""
         if self.scheduled > position:
             self.num_recomputed += 1
         self.kv = self.scheduled = position

@@ -44,7 +44,7 @@ class Room:
         return min(self.max_running, state.book.max_sequences - held) - len(state.running)
 
     def entry_blocks(self, sequence: Sequence) -> int:
-        """What it needs to enter."""
+        """Count the blocks that it needs to enter."""
         return entry_blocks(self.state, sequence, self.headroom)
 
     # --- entering ----------------------------------------------------------------------------------------------------

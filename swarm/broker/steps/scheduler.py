@@ -276,7 +276,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: fl
 
 
 def opening(sequence: Sequence) -> Open:
-    """What stages must know of a sequence before its first row."""
+    """Make what stages must know of a sequence before its first row."""
     return Open(
         sequence.id,
         sequence.request.submit.params,

@@ -62,7 +62,7 @@ class GrammarChecker:
 
     @property
     def ready(self) -> LLTokenizer | None:
-        """What ``words`` has made before."""
+        """Return what ``words`` has made before."""
         return self._words
 
     def words(self) -> LLTokenizer | None:

@@ -74,7 +74,7 @@ class ClientNode:
             self._cluster.client_gone(self)
 
     def submit(self, submit: Submit) -> None:
-        """What it wants; nothing if it died meanwhile, or does not want it any more."""
+        """Submit what it wants; nothing if it died meanwhile, or does not want it any more."""
         self._submits[submit.request_id] = submit
         if not self.alive:
             self._cluster.audit.left.add(submit.request_id)

@@ -234,7 +234,7 @@ class Audit:
         self._check_tokens(sequence, sampled - sequence.num_prompt)
 
     def _check_tokens(self, sequence: Sequence, num_generated: int) -> None:
-        """What came since the last look; all of it now and then (``check_all``)."""
+        """Check what came since the last look; all of it now and then (``check_all``)."""
         case = self.expected.get((sequence.request.id, sequence.index))
         before = self._verified.get(sequence.id, 0)
         self._verified[sequence.id] = num_generated

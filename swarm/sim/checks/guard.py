@@ -202,8 +202,8 @@ def _is_logged(sequence: Sequence, layer: int, target: int, state: State, worker
 
 
 def held_before(event: stage_event.Event, node: Worker) -> tuple[Activate, Lengths] | None:
-    """What a stage holds when it is told to take up a plan. What was retired does not count: a broker that does not
-    know of it, since its machine lost power before that could be written, gets nothing of it."""
+    """Return what a stage holds when it is told to take up a plan. What was retired does not count: a broker that does
+    not know of it, since its machine lost power before that could be written, gets nothing of it."""
     match event:
         case stage_event.OrderArrived(Activate() as order) if order.epoch != node.core.active and (
             order.lineage == node.core.lineage

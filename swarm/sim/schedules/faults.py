@@ -208,7 +208,7 @@ def _control_drop(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
 
 
 def _order_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
-    """What it is told next to load, or to take up, does not come; nothing says so."""
+    """Lose what it is told next to load, or to take up; nothing says so."""
     node.loses_orders = 1 + fault.whom % MOST_LOST
 
 

@@ -252,7 +252,8 @@ class KvArena:
                 self._resize(held.rack, held.taken)
 
     def _counted(self, positions: int) -> int:
-        """What so many positions count for: attention reads whole cells, so where there are no pages they are there."""
+        """Count what so many positions take: attention reads whole cells, so where there are no pages they are
+        there."""
         return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
 
     def _resize(self, rack: Rack, positions: int) -> None:

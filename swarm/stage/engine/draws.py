@@ -59,8 +59,8 @@ def draw_all(
 
 
 def _masks(batch: Batch, grammars: Grammars, words: int) -> tuple[list[Mask | None], dict[int, str], set[int]]:
-    """What each row's grammar allows, None where there is no grammar; which rows' grammars can't be followed, and which
-    are not compiled yet."""
+    """Find what each row's grammar allows, None where there is no grammar; which rows' grammars can't be followed, and
+    which are not compiled yet."""
     if all(job.params.grammar is None for job in batch.samples):
         return [], {}, set()
     masks: list[Mask | None] = [None] * len(batch.samples)

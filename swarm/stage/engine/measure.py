@@ -164,7 +164,7 @@ class _Bench:
         return found
 
     def after_rests(self, threads: int) -> float:
-        """What a stage's step takes longer when the stage has rested, and others have computed meanwhile."""
+        """Reckon what a stage's step takes longer when the stage has rested, and others have computed meanwhile."""
         if self._skeleton.device.type != "cpu":
             return 0.0
         self._arena.open(0, 2 * GRID)

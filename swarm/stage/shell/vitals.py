@@ -93,7 +93,7 @@ class Vitals:
 
 
 def process_figures(process: psutil.Process) -> dict[str, float]:
-    """What the process takes beside memory: processor time, descriptors, and how many of those it may have."""
+    """Tell what the process takes beside memory: processor time, descriptors, and how many of those it may have."""
     times = process.cpu_times()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return {"cpu_s": times.user + times.system, "descriptors": process.num_fds(), "descriptor_limit": limit}

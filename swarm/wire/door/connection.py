@@ -82,7 +82,7 @@ class Connection:
 
     @property
     def name(self) -> bytes:
-        """What the peer calls itself, once the handshake is through."""
+        """Return what the peer calls itself, once the handshake is through."""
         assert self.inlet.identity is not None
         return self.inlet.identity
 

@@ -106,7 +106,7 @@ class Curve:
 
 
 def opened(box: bytes, nonce: bytes, public: bytes, secret: bytes) -> bytes:
-    """What is in a box of the handshake. Raises WireError if it does not open."""
+    """Open a box of the handshake. Raises WireError if it does not open."""
     try:
         return crypto_box_open(box, nonce, public, secret)
     except CryptoError:

@@ -115,7 +115,7 @@ class Locked:
         return Reply(b"")
 
     def _welcomed(self, welcome: bytes) -> bytes:
-        """What is in it; it opens if the other end has the door's secret key."""
+        """Open it; it opens if the other end has the door's secret key."""
         if len(welcome) != 160:
             raise WireError("the WELCOME of CURVE is none")
         return opened(welcome[16:], b"WELCOME-" + welcome[:16], self._door, self._secret)

@@ -52,7 +52,8 @@ class Session:
         return out
 
     def opened(self, sealed: Bytes) -> tuple[memoryview, bool]:
-        """What was sealed, and whether more frames follow. It is opened where it lies, if that can be written to."""
+        """Return what was sealed, and whether more frames follow. It is opened where it lies, if that can be written
+        to."""
         inside = memoryview(sealed)
         if inside.readonly:
             inside = memoryview(bytearray(inside))

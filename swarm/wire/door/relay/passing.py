@@ -288,7 +288,7 @@ class _End:
 
     @property
     def wants(self) -> int:
-        """What to watch a joined one for."""
+        """Tell what to watch a joined one for."""
         assert self.goes_out is not None
         assert self.comes_in is not None
         return (0 if self.goes_out.num_held else _READS) | (_WRITES if self.comes_in.num_held else 0)
