@@ -15,11 +15,21 @@ from numpy.typing import NDArray
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, Fenced, Forwarded, Progress, SampleJob
-from swarm.wire.messages import LayerCost, LayerRange, Manifest, Row, Sampled, TokenLogprob, layers_of, ranges_of
+from swarm.wire.messages import (
+    BLOCK,
+    LayerCost,
+    LayerRange,
+    Manifest,
+    Row,
+    Sampled,
+    TokenLogprob,
+    layers_of,
+    num_blocks,
+    ranges_of,
+)
 
 _MASK = 2**64 - 1
 _FINITE = 0xBFFFFFFFBFFFFFFF  # exponents below 128
-_BLOCK = 32
 
 
 class ManualClock:
@@ -255,7 +265,7 @@ class FakeExecutor:
             for offset, value in enumerate(hidden):
                 state, hidden[offset] = fake_layer(layer, state, value)
                 chain.append(state)
-        if stop // _BLOCK != start // _BLOCK or start % _BLOCK == 0:
+        if stop // BLOCK != start // BLOCK or start % BLOCK == 0:
             self._check_room()
         return hidden
 
@@ -278,7 +288,7 @@ class FakeExecutor:
                     raise IllegalMove(f"sequence {sequence} layer {layer}: a replay differs at position {position}")
                 continue
             chain.append(state)
-        if position % _BLOCK == 0:
+        if position % BLOCK == 0:
             self._check_room()
         return hidden
 
@@ -314,7 +324,7 @@ class FakeExecutor:
     def kv_used(self) -> int:
         """Count what is written, in blocks."""
         lengths = (max(map(len, chains.values()), default=0) for chains in self.chains.values())
-        return sum(-(-length // _BLOCK) * _BLOCK for length in lengths)
+        return sum(num_blocks(length) * BLOCK for length in lengths)
 
     def warm_up(self) -> float:
         return 0.0

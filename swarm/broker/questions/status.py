@@ -9,10 +9,9 @@ from swarm.broker.reports import scheduling
 from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.state import Request, SequenceState, State
 from swarm.broker.state.archive import Account, may_see
-from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.workers import BROKER, Judgement, Way
 from swarm.wire.door.keys import address_and_key
-from swarm.wire.messages import Json
+from swarm.wire.messages import BLOCK, Json
 
 
 def requests(state: State, now: float, account: Account | None = None, request_id: str = "") -> Json:

@@ -39,10 +39,10 @@ from swarm.broker.state import (
     Worker,
     WorkerState,
 )
-from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.recoveries import Predicted, Recovery
 from swarm.broker.state.workers import BROKER, Way
 from swarm.wire.messages import (
+    BLOCK,
     Activated,
     Dismiss,
     Kept,

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 
 from swarm.broker.actions import Dispatch, OrderWorker, Outbox
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
-from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.room import entry_blocks
 from swarm.broker.steps.scheduler import opening
@@ -40,6 +39,7 @@ from swarm.wire.messages import (
     Row,
     SequencePosition,
     Step,
+    num_blocks,
     ranges_of,
 )
 

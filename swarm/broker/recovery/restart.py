@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker, WorkerState
-from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.past import Past
 from swarm.broker.state.plans import Return
-from swarm.wire.messages import LayerRange
+from swarm.wire.messages import LayerRange, num_blocks
 
 # A worker that lives is back within two knocks; and of workers that are started together, the next one comes within
 # that time of the one before.

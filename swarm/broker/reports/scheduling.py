@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from swarm.broker.state import State
 from swarm.broker.state.archive import Account, may_see
-from swarm.broker.state.blocks import BLOCK
 from swarm.params import PRIORITIES
-from swarm.wire.messages import Json
+from swarm.wire.messages import BLOCK, Json
 
 MOST_TENANTS = 20  # with the longest queues
 

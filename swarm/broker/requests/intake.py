@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from swarm.broker.state import Request, State
 from swarm.broker.state.archive import RETRY_S, Account, Refusal
-from swarm.broker.state.blocks import BLOCK, num_blocks
 from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES
-from swarm.wire.messages import Manifest, Submit
+from swarm.wire.messages import BLOCK, Manifest, Submit, num_blocks
 
 NOT_SERVING_S = 5.0  # as long as no plan serves nobody knows when places become free: at least this is to be waited
 MOST_S = 60.0  # further ahead the pace of the moment tells nothing: come again by then, and be told anew

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.load import PlanGauge
 from swarm.broker.planner.problem import NOBODY
-from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.sequences import Sequence
 from swarm.wire.door.keys import without_ticket
-from swarm.wire.messages import Activated, LayerRange, Order, Prepared
+from swarm.wire.messages import BLOCK, Activated, LayerRange, Order, Prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Literal
 
 import xxhash
 
-from swarm.broker.state.blocks import BLOCK
+from swarm.wire.messages import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
-from swarm.broker.state.blocks import BLOCK
 from swarm.errors import IllegalMove
-from swarm.wire.messages import FinishReason, Hop, LayerRange, Submit, Timing, TokenLogprob
+from swarm.wire.messages import BLOCK, FinishReason, Hop, LayerRange, Submit, Timing, TokenLogprob
 
 
 class SequenceState(enum.Enum):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarm.broker.state.archive import Archive, Gone, Shelf
-from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.plans import PlanBook, Rebuilding, Return, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
@@ -16,7 +15,7 @@ from swarm.broker.state.recoveries import Recoveries
 from swarm.broker.state.running import Running
 from swarm.broker.state.sequences import Request, Sequence, SequenceState
 from swarm.broker.state.workers import Ways, Worker
-from swarm.wire.messages import NOBODYS, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
+from swarm.wire.messages import BLOCK, NOBODYS, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.state import Sequence, State
-from swarm.broker.state.blocks import num_blocks
+from swarm.wire.messages import num_blocks
 
 MAX_PREEMPTED = 3
 

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm.broker.state import Flight, Sequence, SequenceState, State
-from swarm.broker.state.blocks import num_blocks
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.room import Room
-from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step
+from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
 
 Mode = Literal["batch", "overlapped", "auto"]
 

@@ -24,13 +24,12 @@ from swarm.broker.members.trust import QUARANTINE_AFTER
 from swarm.broker.requests.intake import limit_of
 from swarm.broker.requests.requests import WINDOW, derive_seed
 from swarm.broker.state import Plan, Request, Sequence, SequenceState, State
-from swarm.broker.state.blocks import num_blocks
 from swarm.broker.steps.room import MAX_PREEMPTED
 from swarm.client.events import Deliver
 from swarm.errors import ClientError, ReadElsewhere
 from swarm.sim.checks.exact import Expectation
 from swarm.testing import fake_draws
-from swarm.wire.messages import Finished, LayerRange, Manifest, Rejected, StepDone, Submit
+from swarm.wire.messages import Finished, LayerRange, Manifest, Rejected, StepDone, Submit, num_blocks
 
 if TYPE_CHECKING:
     from swarm.sim.journal import Disk

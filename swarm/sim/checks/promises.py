@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from swarm.broker import actions as broker_act
 from swarm.broker.recovery.restart import REJOIN_S
 from swarm.broker.state import Request, Sequence, SequenceState, State
-from swarm.broker.state.blocks import num_blocks
 from swarm.sim.checks.audit import Audit, Violation
 from swarm.wire.messages import (
     Accepted,
@@ -27,6 +26,7 @@ from swarm.wire.messages import (
     Rejected,
     ServerMessage,
     Tokens,
+    num_blocks,
 )
 
 if TYPE_CHECKING:

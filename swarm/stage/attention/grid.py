@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from swarm.wire.messages import Row
+from swarm.wire.messages import BLOCK, Row
 
 # The unit of memory for keys and values, in positions; windows begin on a line of it.
-GRID = 32
+GRID = BLOCK
 # Queries attend to everything up to the next multiple of this after them: one number of keys for many lengths, so that
 # sequences can share a product. Costs at most that many masked keys.
 CELL = 128

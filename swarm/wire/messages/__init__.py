@@ -65,6 +65,7 @@ from swarm.wire.messages.clients import (
 )
 from swarm.wire.messages.common import (
     ASSET_PART_BYTES,
+    BLOCK,
     KV_SHARE,
     MAX_ASSET_BYTES,
     MAX_HEADER_BYTES,
@@ -100,6 +101,7 @@ from swarm.wire.messages.common import (
     TokenIds,
     Version,
     Whole,
+    num_blocks,
 )
 from swarm.wire.messages.data import (
     REPLAY_STEP,
@@ -178,6 +180,7 @@ from swarm.wire.messages.workers import (
 
 __all__ = [
     "ASSET_PART_BYTES",
+    "BLOCK",
     "KV_SHARE",
     "MAX_ASSET_BYTES",
     "MAX_HEADER_BYTES",
@@ -327,5 +330,6 @@ __all__ = [
     "WorkerMessage",
     "layers_of",
     "loaded_layers",
+    "num_blocks",
     "ranges_of",
 ]

@@ -24,6 +24,7 @@ MAX_STAGES = 1 << 10
 MAX_NAME = 128
 # The part of what the weights leave that a worker gives to keys and values, if it doesn't say otherwise.
 KV_SHARE: Final = 0.25
+BLOCK: Final = 32  # positions: the unit in which room for keys and values is counted, by broker and stages alike
 ASSET_PART_BYTES = 1 << 20
 MAX_ASSET_BYTES = 64 << 20  # of a tokenizer's file; brokers keep them in memory, and the largest known have some 30 MB
 
@@ -84,3 +85,8 @@ class Message(
     epoch: Epoch = 0
     lineage: Lineage = NOBODYS
     cause: Annotated[str, msgspec.Meta(max_length=32)] = ""
+
+
+def num_blocks(positions: int) -> int:
+    """How many blocks hold so many positions."""
+    return -(-positions // BLOCK)

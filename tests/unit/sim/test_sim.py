@@ -22,7 +22,6 @@ from swarm.broker.requests.requests import Requests
 from swarm.broker.requests.tokens import Growth
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
-from swarm.broker.state.blocks import num_blocks
 from swarm.broker.steps import scheduler
 from swarm.cli.sim import play
 from swarm.sim.checks.audit import Violation
@@ -36,7 +35,7 @@ from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch
 from swarm.stage.log import ActivationLog
 from swarm.stage.sequences import HeldTokens, Holdings
-from swarm.wire.messages import Step, Tokens
+from swarm.wire.messages import Step, Tokens, num_blocks
 
 MANY = 200
 PATIENCE = 40  # schedules in which a sabotage must be noticed

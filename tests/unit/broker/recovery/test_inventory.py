@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarm.broker.state import SequenceState
-from swarm.broker.state.blocks import BLOCK
+from swarm.wire.messages import BLOCK
 from tests.unit.broker.bench import Bench, submit
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.broker.state.blocks import BLOCK
 from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, Retired
-from swarm.wire.messages import Cancel, Finished, SequencePosition, Step
+from swarm.wire.messages import BLOCK, Cancel, Finished, SequencePosition, Step
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
 
 A = tuple(range(100))

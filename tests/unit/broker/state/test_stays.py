@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.broker.state import SequenceState
-from swarm.broker.state.blocks import BLOCK
+from swarm.wire.messages import BLOCK
 from tests.unit.broker.bench import scheduling, submit
 
 

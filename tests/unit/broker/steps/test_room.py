@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from swarm.broker.state import SequenceState
-from swarm.broker.state.blocks import BLOCK
 from swarm.broker.steps.room import MAX_PREEMPTED
-from swarm.wire.messages import Finished, SequencePosition, Tokens
+from swarm.wire.messages import BLOCK, Finished, SequencePosition, Tokens
 from tests.unit.broker.bench import Bench, row, said, scheduling, steps, submit
 
 
