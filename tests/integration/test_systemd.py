@@ -277,7 +277,7 @@ def test_secrets_come_as_credentials(serving: Booted) -> None:
     seen = serving.until((serving.root / "hub.log").read_text, "it asks the hub")
     assert seen.splitlines()[0] == f"Bearer {token}"
     serving.systemctl("stop", "swarm-worker@w9", "hub")
-    serving.run("rm", "-r", "/etc/credstore/swarm.hub-token", "/etc/systemd/system/swarm-worker@w9.service.d")
+    serving.run("rm", "-r", "/etc/credstore", "/etc/systemd/system/swarm-worker@w9.service.d")
     shown = serving.shown("swarm-worker@w0", "Environment") + serving.shown("swarm-broker", "Environment")
     assert secret not in shown
     assert token not in shown
