@@ -115,6 +115,12 @@ def test_events_are_in_the_journal_by_their_fields(serving: Booted) -> None:
     assert int(event["SWARM_EPOCH"]) >= 1
     assert event["SWARM_CAUSE"]
     assert event["MESSAGE"].startswith("plan_serving ")
+    line = serving.journal("-u", "swarm-worker@w0", "SWARM_EVENT=plan_activated", "-o", "json", "-n", "1")
+    assert json.loads(line)["SWARM_STAGE"] == json.loads(line)["SWARM_LAYERS"]
+    words = ("generate", "--json", "--tokens", "5,6", "--max-tokens", "2")
+    request = serving.run(str(PROGRAMS / "swarm"), *words).stdout
+    asked = ("-u", "swarm-broker", "SWARM_EVENT=request_ended", "-o", "json", "-n", "1")
+    assert json.loads(serving.journal(*asked))["SWARM_REQUEST"] == json.loads(request)["request_id"]
 
 
 @pytest.mark.parametrize("unit", ["swarm-worker@w1", "swarm-broker", "swarm-gateway"])
