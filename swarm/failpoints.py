@@ -59,6 +59,7 @@ PLACES: dict[str, str] = {
     "beat.due": "a beat is about to be sent",
     "advertise": "the data endpoint is told (text)",
     "broker.tick": "the broker's timer",
+    "gateway.turn": "the gateway's loop goes round, every 0.1 s",
     "journal.writes": "the journal's thread is about to write what waits",
     "journal.written": "it is written, and nobody knows yet",
     "broker.dispatch": "a step is about to be sent to the first stage",

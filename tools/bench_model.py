@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a Llama of random weights: one of the shapes that the benchmarks use, or a tiny one to try them out.
 
-bench_model.py FOLDER [--shape 1.1b | long | words | cached | tiny] [--float32] [--spread 0.03] [--gguf]
+bench_model.py FOLDER [--shape 1.1b | 200m | long | words | cached | tiny] [--float32] [--spread 0.03] [--gguf]
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ TINY = {
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+MIDDLE = {
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
 }
 LONG = {
     "vocab_size": 32000,
@@ -55,7 +63,7 @@ CACHED = {
 }
 # By name: the usual one; a small one for long contexts; one with as many words as chat models have; one
 # whose weights (40 MB) hardly come from memory, so that stages on one machine don't wait for each other's.
-SHAPES = {"1.1b": SHAPE, "long": LONG, "words": WORDS, "cached": CACHED, "tiny": TINY}
+SHAPES = {"1.1b": SHAPE, "200m": MIDDLE, "long": LONG, "words": WORDS, "cached": CACHED, "tiny": TINY}
 SPREAD = 0.03  # wide enough that logits differ clearly, narrow enough that 22 layers stay in range
 
 

@@ -23,6 +23,7 @@ app = typer.Typer(
     epilog="Example: swarm systemd install && systemctl enable --now swarm-broker swarm-worker@w0 swarm.target",
 )
 _PATIENCE_S: Final = 90.0
+_REFUSED: Final = frozenset("'\"\\")  # by systemd, in the path of what it starts
 _HIDDEN: Final = ("/home", "/root", "/run/user")
 
 RootOption = Annotated[
@@ -183,7 +184,12 @@ def _program() -> Path:
     found = beside if beside.exists() else shutil.which("swarm")
     if found is None:
         raise _Failed("there is no program swarm beside this Python: install the package with pip")
-    return Path(found).absolute()
+    program = Path(found).absolute()
+    if set(str(program)) & _REFUSED:
+        raise _Failed(
+            f"systemd starts no program with quotes or backslashes in its path: install elsewhere than {program}"
+        )
+    return program
 
 
 def _check_reach(program: Path) -> None:

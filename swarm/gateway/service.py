@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import socket
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from swarm import failpoints
 from swarm.client.client import AsyncClient
 from swarm.errors import ConfigError
 from swarm.gateway.desk.desk import Desk
@@ -36,6 +38,7 @@ log = get_logger(__name__)
 def run(settings: Settings, broker: Access | str | None = None, unit: Unit | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. ``unit``: as
     systemd sees it. Raises ConfigError if it can't serve there."""
+    failpoints.arm(os.environ)
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
         return uvloop.run(_main(settings, listener, broker, unit or Unit.nobodys(settings)))
@@ -111,6 +114,8 @@ class Server(uvicorn.Server):
         self._unit.manager.ready(words.of_gateway(self._url))
 
     async def on_tick(self, counter: int) -> bool:
+        if failpoints.armed:
+            failpoints.reached("gateway.turn")
         self._unit.manager.alive()  # the loop goes round
         return await super().on_tick(counter)
 

@@ -1,4 +1,5 @@
-"""This machine's own addresses: those of an interface, and the one that reaches somebody else."""
+"""This machine's own addresses: those of an interface, and the one that reaches somebody else; and where workers
+knock."""
 
 from __future__ import annotations
 
@@ -77,3 +78,12 @@ def _split(url: str) -> tuple[str, int]:
     if not url.startswith("tcp://") or not host or not port.isdecimal():
         raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
     return host.strip("[]"), int(port)
+
+
+def control_endpoint(url: str) -> str:
+    """Workers knock one port above the clients' door."""
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not port.isdecimal():
+        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+    return f"tcp://{host}:{int(port) + 1}"

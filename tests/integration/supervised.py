@@ -40,7 +40,7 @@ async def supervise(address: str, logs: Path, num_workers: int, behaviour: str, 
     if nursery == "late":
         ours.BIRTH_S = 0.3
     command = None if nursery == "none" else [sys.executable, "-m", "supervised", "--nursery", nursery, address]
-    runner = Runner(command_of, logs, Progress(sys.stdout), NoHost(), nursery=command)
+    runner = Runner(command_of, logs, Progress(sys.stdout), NoHost, nursery=command)
     error = await runner.run(num_workers)
     if error is not None:
         return complain("swarm", error)

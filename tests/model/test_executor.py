@@ -17,7 +17,7 @@ from swarm.broker.planner.problem import Model
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import measure
+from swarm.stage.engine import measure, siblings
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
 from swarm.wire.messages import LayerRange, Row
@@ -301,8 +301,8 @@ def test_a_stage_that_rested_takes_longer(llama: Path, monkeypatch: pytest.Monke
 
 def test_what_a_sibling_has_measured(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are forked from one measure once for the same model, device and threads, and again for others."""
-    monkeypatch.setattr(measure, "_shared", None)
-    measure.share_with_children()
+    monkeypatch.setattr(siblings, "_board", None)
+    siblings.share_with_children()
     executor = TorchExecutor(str(llama), memory_limit=MANY, threads=1, threads_alone=1)
     executor.measure()
     monkeypatch.setattr(measure, "_measured", lambda *_: ())

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from swarm.cli.output import in_bytes
+from swarm.stage.shell.probing import MTU_REMEDY
+
 Level = Literal["ok", "note", "trouble"]
 
 LEAST_MEMORY: Final = 2 << 30  # torch and a small model
@@ -13,6 +16,9 @@ LEAST_ROOM: Final = 1 << 30  # for a journal
 SLOW_SYNC_S: Final = 0.05  # each accepted request waits for one
 LEAST_DESCRIPTORS: Final = 4096  # a gateway's connections alone are more
 PART_OF_MEMORY: Final = 0.9
+FAR_S: Final = 0.02  # there and back
+NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits
+_MEASURABLE_BYTES_PER_S: Final = 1e11  # more than this is a large message that took no longer than a small one
 PROMPT: Final = 512  # tokens
 
 
@@ -28,32 +34,54 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``quickest``: the variant of our own kernels that computes; empty: none, and ``absence`` says why."""
+    """``quickest``: the variant of our own kernels that computes; empty: none, and ``absence`` says why.
+    ``features``: of the processor, as far as any kernel of ours asks for them."""
 
     quickest: str = ""
     absence: str = ""
     passed_over: str = ""
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``wrong``: why it can't be served; empty: it can."""
+    """``digest``: of what its files are, the same wherever they are. ``wrong``: why it can't be served; empty: it
+    can."""
 
     name: str
     weight_bytes: int = 0
     wrong: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """How fast a model would be. ``tokens_per_s``: of all sequences together, by how many decode. ``prompt_s``: until a
-    prompt of ``PROMPT`` tokens is computed. ``layers``: how many each worker gets. ``wrong``: why there is no plan;
-    empty: there is one."""
+    prompt of ``PROMPT`` tokens is computed. ``layers``: how many each worker gets. ``needed_bytes``: of the one that
+    needs most, weights, buffers and the plan's keys and values, of the ``memory_bytes`` that it has for these;
+    ``positions``: for which there is room in all. ``wrong``: why there is no plan; empty: there is one."""
 
     tokens_per_s: tuple[tuple[int, float], ...] = ()
     prompt_s: float = 0.0
     layers: tuple[int, ...] = ()
+    needed_bytes: int = 0
+    memory_bytes: int = 0
+    positions: int = 0
     wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The way from here to a broker, by the door that workers knock at. ``wrong``: why there is none, and ``remedy``;
+    empty: there is one. ``build``: the broker's. ``loses_large``: small messages come back, large ones don't."""
+
+    at: str
+    build: str = ""
+    round_trip_s: float = 0.0
+    bytes_per_s: float = 0.0
+    loses_large: bool = False
+    wrong: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +109,7 @@ class Facts:
     outlook: Outlook | None = None
     keys_wrong: tuple[str, ...] = ()
     units: Mapping[str, str] = field(default_factory=dict)  # of systemd, with their state
+    reach: Reach | None = None  # if there is a broker to be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +153,8 @@ def _processor(facts: Facts) -> Iterator[Finding]:
             "kernels", "note", text, "nothing: what computes is exact; a quicker variant failed its proof here"
         )
     else:
-        yield Finding("kernels", "ok", f"Swarm's own, variant {facts.kernels.quickest}")
+        has = f"; of what they can use it has {' '.join(facts.kernels.features)}" if facts.kernels.features else ""
+        yield Finding("kernels", "ok", f"Swarm's own, variant {facts.kernels.quickest}{has}")
 
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
@@ -197,6 +227,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
         yield Finding("model", "trouble", facts.model.wrong, "name another one, or fetch it again")
         return
     text = f"{facts.model.name}, {_size(facts.model.weight_bytes)} of weights"
+    if facts.model.digest:
+        text += f", files {facts.model.digest}"
     limit = min(facts.available_bytes, facts.memory_limit or facts.available_bytes)
     if facts.model.weight_bytes > PART_OF_MEMORY * limit:
         text += f", more than is available here ({_size(limit)})"
@@ -220,11 +252,49 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
     shares = " + ".join(map(str, found.layers))
     text = f"with {shares} layers, tokens/s by sequences that decode together: {rates}; "
     yield Finding("outlook", "ok", f"{text}a prompt of {PROMPT} tokens takes {found.prompt_s:.2g} s")
+    if found.needed_bytes:
+        text = (
+            f"a worker needs up to {_size(found.needed_bytes)} of the {_size(found.memory_bytes)} that it has for the"
+        )
+        yield Finding("room", "ok", f"{text} model; keys and values of {found.positions:,} positions have room")
 
 
 def _keys(facts: Facts) -> Iterator[Finding]:
     for wrong in facts.keys_wrong:
         yield Finding("keys", "trouble", wrong, "others may have read it: make a new one (swarmctl keys rotate)")
+
+
+def _reach(facts: Facts) -> Iterator[Finding]:
+    found = facts.reach
+    if found is None:
+        return
+    if found.wrong:
+        yield Finding("broker", "trouble", f"{found.at}: {found.wrong}", found.remedy)
+        return
+    if found.loses_large:
+        text = f"{found.at}: small messages come back, large ones get lost"
+        yield Finding("broker", "trouble", text, MTU_REMEDY)
+        return
+    text = f"{found.at}, swarm {found.build}: {way(found.round_trip_s, found.bytes_per_s)}"
+    remedies = list(slow_way(found.round_trip_s, found.bytes_per_s))
+    yield from (Finding("broker", "note", text, remedy) for remedy in remedies)
+    if not remedies:
+        yield Finding("broker", "ok", text)
+
+
+def way(round_trip_s: float, bytes_per_s: float) -> str:
+    """In words, as it was measured."""
+    quick = bytes_per_s > _MEASURABLE_BYTES_PER_S
+    rate = "more passes in a second than can be measured" if quick else f"{in_bytes(bytes_per_s)} a second"
+    return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"
+
+
+def slow_way(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
+    """What to do about it, for each reason why it is slow."""
+    if round_trip_s > FAR_S:
+        yield "a step waits for it: swarmctl plan says how long; a nearer machine is quicker"
+    if 0 < bytes_per_s < NARROW_BYTES_PER_S:
+        yield "a quicker network; if small messages come at once and large ones hardly, look at the MTU on the way"
 
 
 def _units(facts: Facts) -> Iterator[Finding]:
@@ -252,4 +322,5 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _outlook,
     _keys,
     _units,
+    _reach,
 )

@@ -28,6 +28,14 @@ def doctor(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, max=64, help="With --model: for so many workers here.")
     ] = 2,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Try the way to this broker too. [default: the one that this machine joined as a worker, if any]",
+        ),
+    ] = None,
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -36,12 +44,13 @@ def doctor(
 
     A line for each finding: what is right, what is worth knowing (·), and what is in the way (!), with what to do. With
     --model (a directory, or owner/name on a hub, of which no weights are fetched) also how fast it would run. Exit code
-    1 if anything is in the way. What a running swarm suffers from: swarmctl doctor.
+    1 if anything is in the way. With --url, or where this machine joined a swarm, also the way to its broker: time and
+    bytes a second, by the door that workers knock at. What a running swarm suffers from: swarmctl doctor.
     """
     from swarm.cli.doctor.checks import findings
     from swarm.cli.doctor.facts import gather
 
-    overrides = {"model": model, "state_dir": str(state_dir) if state_dir else None}
+    overrides = {"model": model, "client.url": url, "state_dir": str(state_dir) if state_dir else None}
     found = findings(gather(load_settings(context, config, overrides), workers if model else 0))
     if as_json:
         print_json({"findings": [asdict(each) for each in found]})

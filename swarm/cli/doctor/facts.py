@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import hashlib
 import os
 import shutil
 import socket
@@ -18,14 +20,15 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from swarm.cli.doctor.checks import Facts, Kernels, Model, Outlook, Port
-from swarm.errors import ModelError
+from swarm.cli.doctor.checks import Facts, Kernels, Model, Outlook, Port, Reach
+from swarm.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
 
 PACKAGES: Final = ("torch", "transformers", "safetensors", "huggingface_hub")
 _KEYS: Final = ("broker.key", "keys.json", "roll.json", "joined/*.json")
+_FEATURES: Final = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 _TIME_ERROR: Final = 5  # adjtimex: nobody keeps the clock right
 _NUM_SYNCS: Final = 3
 _PATIENCE_S: Final = 5.0
@@ -62,6 +65,7 @@ def gather(settings: Settings, workers: int = 0) -> Facts:
         outlook=_outlook(settings, workers) if workers and found is not None and not found.wrong else None,
         keys_wrong=tuple(readable_by_others(state)),
         units=_units(),
+        reach=_reach(settings),
     )
 
 
@@ -172,7 +176,18 @@ def _kernels() -> Kernels | None:
         from swarm.stage import native
     except ImportError:
         return None
-    return Kernels(native.variant(), native.absence(), native.passed_over())
+    return Kernels(native.variant(), native.absence(), native.passed_over(), _features())
+
+
+def _features() -> tuple[str, ...]:
+    """Those of the processor that some kernel of ours is for, by the system's names."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip().lower() in ("flags", "features"):
+                has = set(value.split())
+                return tuple(feature for feature in _FEATURES if feature in has)
+    return ()
 
 
 def _gpus() -> tuple[str, ...]:
@@ -206,8 +221,11 @@ def model(name: str | None) -> Model | None:
     said = str(model_path()) if name is None else name
     try:
         place = resolve(said, lambda _: None)
-        tensors = Checkpoint(place.folder, place.remote).tensors.values()
-        return Model(said, sum(tensor.num_bytes for tensor in tensors))
+        checkpoint = Checkpoint(place.folder, place.remote)
+        files = checkpoint.manifest(checkpoint.stored_dtype).files
+        names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
+        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
+        return Model(said, sum(tensor.num_bytes for tensor in checkpoint.tensors.values()), digest=digest)
     except ModelError as error:
         return Model(said, wrong=str(error))
 
@@ -219,6 +237,20 @@ def _outlook(settings: Settings, workers: int) -> Outlook:
         return outlook(settings, measured(settings), workers)
     except ModelError as error:
         return Outlook(wrong=str(error))
+
+
+def _reach(settings: Settings) -> Reach | None:
+    """None: no broker was named, and this machine has joined none as a worker."""
+    from swarm.cli.doctor.reach import reach
+    from swarm.cli.joining import of_worker
+
+    try:
+        named, known = of_worker(settings, None)
+        if known is None and "url" not in settings.client.model_fields_set:
+            return None
+        return asyncio.run(reach(named.client.url, known.pair if known else None))
+    except ConfigError as error:
+        return Reach(settings.client.url, wrong=str(error), remedy="docs/hosts.md tells how a machine joins")
 
 
 def readable_by_others(state: Path) -> list[str]:

@@ -71,8 +71,17 @@ def outlook(settings: Settings, hello: Hello, workers: int) -> Outlook:
             return Outlook(wrong=found.text)
         rates.append((rows, rows / found.forecast.step_s))
         plans.append(found)
-    layers = tuple(len(layers) for _, layers in plans[-1].shares)
-    return Outlook(tuple(rates), _prompt_s(hello, plans[-1], settings.broker.prefill_chunk), layers)
+    largest = plans[-1]
+    stages = largest.forecast.stages
+    neediest = max(stages, key=lambda stage: stage.needed_bytes)
+    return Outlook(
+        tuple(rates),
+        _prompt_s(hello, largest, settings.broker.prefill_chunk),
+        tuple(len(layers) for _, layers in largest.shares),
+        neediest.needed_bytes,
+        neediest.memory_bytes,
+        min(stage.kv_positions for stage in stages),
+    )
 
 
 def _prompt_s(hello: Hello, found: Proposal, chunk: int) -> float:

@@ -146,8 +146,7 @@ class _Plan:
 
 
 async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, as_json: bool) -> int:
-    from swarm.cli.up.host import BrokerLink
-    from swarm.cli.up.runner import Runner
+    from swarm.cli.up.runner import Host, Runner
 
     progress = JsonProgress(sys.stdout) if as_json else Progress(sys.stdout)
     count = "1 worker" if plan.num_workers == 1 else f"{plan.num_workers} workers"
@@ -162,7 +161,12 @@ async def _run(commands: Commands, directory: Path, plan: _Plan, verbose: bool, 
             f"other machines are served at {' and '.join(commands.addresses)}, by keys; to let one in, run here: "
             "swarmctl invite --role worker"
         )
-    link = BrokerLink(commands.url, progress)
+
+    def link() -> Host:
+        from swarm.cli.up.host import BrokerLink
+
+        return BrokerLink(commands.url, progress)
+
     door = GatewayDoor(commands.settings.gateway, directory, progress) if plan.http else None
     nursery = commands.of_nursery()
     runner = Runner(commands, directory / "logs", progress, link, door=door, nursery=nursery, verbose=verbose)

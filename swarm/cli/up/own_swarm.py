@@ -72,7 +72,7 @@ def with_own_swarm(wanted: Wanted, progress: Progress, use: Callable[[str], Coro
 
 async def _run(commands: Commands, logs: Path, progress: Progress, use: Callable[[str], Coroutine[Any, Any, _T]]) -> _T:
     quiet = Progress(io.StringIO())  # what the swarm waits for is said by whoever uses it
-    runner = Runner(commands, logs, progress, BrokerLink(commands.url, quiet))
+    runner = Runner(commands, logs, progress, lambda: BrokerLink(commands.url, quiet))
     running = asyncio.create_task(runner.run(commands.num_workers))
     using = asyncio.create_task(use(commands.url))
     try:

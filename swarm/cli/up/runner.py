@@ -72,17 +72,19 @@ class Runner:
         command_of: CommandOf,
         logs: Path,
         progress: Progress,
-        host: Host,
+        host: Callable[[], Host],
         *,
         door: Door | None = None,
         nursery: Sequence[str] | None = None,
         verbose: bool = False,
     ) -> None:
-        """``nursery``: the command that runs one; without it, workers start by themselves."""
+        """``host``: makes it, once children are under way: what it imports takes its time. ``nursery``: the command
+        that runs one; without it, workers start by themselves."""
         self._command_of = command_of
         self._logs_dir = logs
         self._progress = progress
-        self._host = host
+        self._make_host = host
+        self._host: Host | None = None
         self._door = door  # without one, no gateway is run
         self._verbose = verbose
         self._policy = Supervisor()
@@ -107,6 +109,7 @@ class Runner:
             if num_workers:
                 self._open_nursery()  # first of all: it takes the longest
             self.feed(Begun(num_workers, gateway=self._door is not None))
+            self._host = self._make_host()
             async with asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(self._keep_time()),
@@ -141,7 +144,7 @@ class Runner:
                 self._end(name, at_once=False)
             case Kill(name):
                 self._end(name, at_once=True)
-            case Answer():
+            case Answer() if self._host is not None:
                 self._host.answer(action)
             case SayRestart(name, reason, delay_s):
                 self._say_crash(name, reason, delay_s)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from swarm.cli.doctor.checks import Finding, Level
-from swarm.cli.output import in_bytes
+from swarm.cli.doctor.checks import Finding, Level, slow_way, way
 from swarm.ctl.look.versions import versions
 from swarm.ctl.render import rows_of
 from swarm.wire.messages import Json
@@ -16,8 +15,6 @@ Row = Mapping[str, object]
 SLOW: Final = 1.5  # times as long as a worker measured at its start
 OFF: Final = 0.25  # part by which a stage's steps may be another length than predicted
 ENOUGH_STEPS: Final = 32
-FAR_S: Final = 0.02  # there and back
-NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits
 LATE_S: Final = 0.1  # a process's loop comes to its work so much later than it wanted to
 FULL: Final = 0.95
 _REMEDIES: Final = {
@@ -121,25 +118,16 @@ def _worker(row: Row) -> Iterator[Finding]:
 
 def _way(name: str, row: Row) -> Iterator[Finding]:
     """As it was measured over the worker's own connection."""
-    there_and_back, rate = _number(row, "round_trip_s"), _number(row, "bytes_per_s")
-    if there_and_back > FAR_S:
-        text = f"{there_and_back * 1000:.0f} ms to the broker and back"
-        yield Finding(
-            name, "note", text, "a step waits for it: swarmctl plan says how long; a nearer machine is quicker"
-        )
-    if 0 < rate < NARROW_BYTES_PER_S:
-        text = f"{in_bytes(rate)} pass in a second between it and the broker"
-        remedy = "a quicker network; if small messages come at once and large ones hardly, look at the MTU on the way"
-        yield Finding(name, "note", text, remedy)
+    measured = _number(row, "round_trip_s"), _number(row, "bytes_per_s")
+    for remedy in slow_way(*measured):
+        yield Finding(name, "note", f"its way to the broker: {way(*measured)}", remedy)
 
 
 def _well(row: Row) -> str:
     layers = row.get("layers")
     held = f"layers {layers[0]}-{layers[1] - 1}" if isinstance(layers, list) else "no layers"
-    way = _number(row, "round_trip_s")
-    far = (
-        f", {way * 1000:.2g} ms to the broker and back, {in_bytes(_number(row, 'bytes_per_s'))} a second" if way else ""
-    )
+    measured = _number(row, "round_trip_s"), _number(row, "bytes_per_s")
+    far = f"; its way to the broker: {way(*measured)}" if measured[0] else ""
     return f"well, with {held}{far}"
 
 

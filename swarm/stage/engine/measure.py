@@ -6,8 +6,8 @@ takes beside its layers. The head and the embedding are timed on a part of the v
 few runs, for whatever else a machine does makes it slower, never quicker.
 
 Workers that are started together on one machine would disturb each other, so they take turns: a lock on a file of the
-host. Who has waited for it long enough measures all the same; who was forked from the same process as the one before
-takes what that one found. And where a model is larger than the processor's cache,
+host. Who has waited for it long enough measures all the same; who was forked from the same process as another one takes
+what that one found (``siblings``). And where a model is larger than the processor's cache,
 its weights come from memory in every step: then the cache is emptied before each run, so that the one layer here,
 which might stay in it, is not quicker than it will be among others. Where a step goes through all stages before the
 next one begins, each stage has rested when it comes: its code and the cores have gone cold, which costs a millisecond
@@ -17,7 +17,6 @@ what was measured is stretched accordingly (see ``quota``).
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 import time
@@ -26,14 +25,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import numpy as np
 import torch
 from msgspec import structs
 
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import quota
+from swarm.stage.engine import quota, siblings
 from swarm.stage.engine.forward import run
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import Skeleton, Stage, Weights
@@ -61,9 +59,6 @@ _THICK = 3  # layers of the larger of the two stages
 _USUAL_CACHE = 32 << 20
 _MOST_EMPTIED = 128 << 20
 _SHORT = GRID
-_SHARED_BYTES = 64 << 10
-
-_shared: mmap.mmap | None = None  # what was measured, for processes that are forked from one
 
 
 class ConstantSource:
@@ -78,19 +73,19 @@ class ConstantSource:
 
 def layer_costs(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
     """Measure this device with the threads of a step among others and, if they differ, with those of one alone."""
-    of = _what(skeleton, threads, threads_alone)
-    with _in_turn(), torch.inference_mode():
-        found = _recall(of)
-        if found is None:
-            found = _measured(skeleton, threads, threads_alone)
-            _remember(of, found)
-    return found
+
+    def found() -> tuple[LayerCost, ...]:
+        with _in_turn(), torch.inference_mode():
+            return _measured(skeleton, threads, threads_alone)
+
+    return siblings.once(_what(skeleton, threads, threads_alone), tuple[LayerCost, ...], found)
 
 
 def _what(skeleton: Skeleton, threads: int, threads_alone: int) -> str:
     """Tell what is measured: two of the same are as fast as each other."""
     kernel = skeleton.kernel.__name__
-    return f"{skeleton.config.to_json_string()} {skeleton.dtype} {skeleton.device} {kernel} {threads} {threads_alone}"
+    where = f"{skeleton.dtype} {skeleton.device} {kernel} {threads} {threads_alone}"
+    return f"costs {skeleton.config.to_json_string()} {where}"
 
 
 def _measured(skeleton: Skeleton, threads: int, threads_alone: int) -> tuple[LayerCost, ...]:
@@ -270,39 +265,6 @@ def _cache_bytes() -> int:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text("ascii").strip()
         return int(text.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
     return _USUAL_CACHE
-
-
-class _Known(msgspec.Struct, frozen=True):
-    """What was measured; ``of`` tells model, device and threads."""
-
-    of: str
-    costs: tuple[LayerCost, ...]
-
-
-def share_with_children() -> None:
-    """What one child of this process measures, others needn't: the first one does it, and each later one, a dead
-    worker's replacement too, begins half a second earlier."""
-    global _shared  # noqa: PLW0603
-    _shared = mmap.mmap(-1, _SHARED_BYTES)  # anonymous and shared
-
-
-def _remember(of: str, costs: tuple[LayerCost, ...]) -> None:
-    """Whoever ends in between leaves nothing."""
-    if _shared is None:
-        return
-    text = msgspec.msgpack.encode(_Known(of, costs))
-    if len(text) <= _SHARED_BYTES - 4:
-        _shared[:4] = bytes(4)
-        _shared[4 : 4 + len(text)] = text
-        _shared[:4] = len(text).to_bytes(4, "big")
-
-
-def _recall(of: str) -> tuple[LayerCost, ...] | None:
-    length = 0 if _shared is None else int.from_bytes(_shared[:4], "big")
-    if _shared is None or length == 0:
-        return None
-    known = msgspec.msgpack.decode(_shared[4 : 4 + length], type=_Known)
-    return known.costs if known.of == of else None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Before weights are read, a tiny random model of the same class goes through thre
 and decodes, and its logits are compared with those of transformers' own whole forward. What this engine does not know
 of (a state between layers, a mask of another kind) shows as a difference, and the model is refused instead of answering
 nonsense. The same is tried in the dtype and with the kernels that are served, on this machine. Takes a fraction of a
-second; the verdict is kept for the life of the process.
+second; the verdict is kept for the life of the process, and for its siblings.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
+from swarm.stage.engine import siblings
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import DTYPES, Skeleton, Stage, Weights
@@ -166,6 +167,10 @@ def _tiny(config: Any) -> Any:
 def _difference(text: str, dtype: str, own: bool) -> float:
     """How far a cut model is from transformers' whole one, relative to the largest logit: in float32 at most, else in
     the median of the positions. ``own``: with our own kernels; the caller sees to it."""
+    return siblings.once(_what("difference", text, dtype, own), float, lambda: _found_difference(text, dtype))
+
+
+def _found_difference(text: str, dtype: str) -> float:
     config, ids = _read(text)
     whole = _random_model(config).to(DTYPES[dtype]).float()
     expected = [_whole_logits(whole, each) for each in ids]
@@ -177,6 +182,16 @@ def _difference(text: str, dtype: str, own: bool) -> float:
 
 @lru_cache(maxsize=16)
 def _same_bits(text: str, dtype: str, own: bool) -> bool:
+    return siblings.once(_what("same bits", text, dtype, own), bool, lambda: _found_same_bits(text, dtype))
+
+
+def _what(question: str, text: str, dtype: str, own: bool) -> str:
+    """Tell all that the answer depends on."""
+    kernels = native.variant() if own else "torch's"
+    return f"{question} {text} {dtype} {kernels} {torch.get_num_threads()}"
+
+
+def _found_same_bits(text: str, dtype: str) -> bool:
     config, ids = _read(text)
     state = _random_model(config).state_dict()
     cut = _cut_logits(config, state, ids, DTYPES[dtype])

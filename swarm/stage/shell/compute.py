@@ -22,7 +22,7 @@ import msgspec
 from swarm import failpoints
 from swarm.clock import Clock
 from swarm.errors import SwarmError, WireError
-from swarm.log import get_logger
+from swarm.log import bind, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
 from swarm.stage.events import (
@@ -252,6 +252,7 @@ class ComputeThread:
                 self._door.admit(keys, self._way.reached(relay))
             case act.UseLayers(layers, kept):
                 self._executor.activate(layers, kept)
+                bind(stage=str(layers))
             case act.OpenEdge() | act.CutOff():
                 self._change_edge(action)
             case act.Load() | act.LoadStandby() | act.StopStandby():

@@ -21,9 +21,10 @@ from swarm.log import Damper, get_logger
 from swarm.stage.actions import EX_CONFIG
 from swarm.stage.core import StageCore
 from swarm.stage.shell.equipment import Equipment
-from swarm.stage.shell.probing import LinkProbe
+from swarm.stage.shell.probing import MTU_REMEDY, LinkProbe
 from swarm.stage.shell.way import StepDoor, Way
 from swarm.version import __version__
+from swarm.wire.addresses import control_endpoint
 from swarm.wire.codec import ORDER, WORKER
 from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import address_and_key
@@ -126,6 +127,8 @@ class Control:
         """Measure the way to the broker once, before the first Hello, which tells of it."""
         await self._up.wait()
         self.link = await self._probe.measure()
+        if self._probe.loses_large:
+            log.warning("large_messages_lost", broker=address_and_key(self._url)[0], note=MTU_REMEDY)
         self._link_is_known = True
         if self.is_connected:
             self._hearer.connected()
@@ -312,12 +315,3 @@ def _turned_away(url: str) -> str:
         f"the broker at {address_and_key(url)[0]} does not take this machine's key: it was revoked, or is not a "
         "worker's; join again (swarm worker --join)"
     )
-
-
-def control_endpoint(url: str) -> str:
-    """Workers knock one port above the clients' door."""
-    scheme, _, rest = url.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not port.isdecimal():
-        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
-    return f"tcp://{host}:{int(port) + 1}"

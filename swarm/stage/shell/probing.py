@@ -15,6 +15,10 @@ from swarm.clock import Clock
 from swarm.wire.messages import LinkCost, Probe
 from swarm.wire.tensors import pack_bytes
 
+MTU_REMEDY = (
+    "something on the way has a smaller MTU than both ends believe: lower it here (ip link set dev … mtu 1400), or let "
+    "ICMP pass, which tells of it"
+)
 _NUM_SMALL = 5
 _NUM_LARGE = 2
 _SIZES = (64 << 10, 512 << 10)  # the larger one only where the smaller one was quick
@@ -31,6 +35,7 @@ class LinkProbe:
         self._send, self._clock = send, clock
         self._ticket = 0
         self._waits: asyncio.Future[None] | None = None
+        self.loses_large = False  # small messages came back, large ones did not
 
     async def measure(self) -> LinkCost | None:
         """Measure the way to the broker; None if it doesn't answer in time."""
@@ -53,6 +58,7 @@ class LinkProbe:
                 async with asyncio.timeout(_PATIENCE_S):
                     took = min([await self._round_trip(size) for _ in range(_NUM_LARGE)])
             except TimeoutError:
+                self.loses_large = count == 0
                 return rate if count else size / _PATIENCE_S
             rate = size / max(took - there_and_back, size / _MOST_BYTES_PER_S)
             if took > _QUICK_S:

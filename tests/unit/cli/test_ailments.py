@@ -61,7 +61,7 @@ def test_a_swarm_that_is_well() -> None:
         ("serving", "ok", "village by 2 stages, epoch 3", ""),
         ("queue", "ok", "nobody waits, 4 run", ""),
         ("builds", "ok", f"all of {__version__}", ""),
-        ("w0", "ok", "well, with layers 0-3, 0.2 ms to the broker and back, 954 MiB a second", ""),
+        ("w0", "ok", "well, with layers 0-3; its way to the broker: 0.2 ms there and back, 954 MiB a second", ""),
         ("predicted", "ok", "w0 10 ms a step, took 11", ""),
     ]
 
@@ -84,8 +84,8 @@ def test_a_swarm_that_is_well() -> None:
         ({"worker": {"unreachable": "w1 can't reach it: refused"}}, "w0", "note", "w1 can't reach it", "firewall"),
         ({"worker": {"kernels": "torch; bfloat16, inexact"}}, "w0", "note", "not the same bits", "portable"),
         ({"worker": {"loop_lag_s": 0.4}}, "w0", "note", "400 ms late", "swapped"),
-        ({"worker": {"round_trip_s": 0.12}}, "w0", "note", "120 ms to the broker", "nearer"),
-        ({"worker": {"bytes_per_s": 40_000.0}}, "w0", "note", "39.1 KiB pass", "MTU"),
+        ({"worker": {"round_trip_s": 0.12}}, "w0", "note", "broker: 120 ms there and back", "nearer"),
+        ({"worker": {"bytes_per_s": 40_000.0}}, "w0", "note", "39.1 KiB a second", "MTU"),
         ({"stage": {"seen_s": 0.014}}, "predicted", "note", "10 ms a step, took 14", "rebalance"),
     ],
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli.doctor import facts as asked
-from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, findings
+from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, Reach, findings
 from swarm.cli.doctor.command import lines
 from swarm.config import load
 from swarm.demo import model_path
@@ -85,6 +85,10 @@ def test_a_sound_machine() -> None:
         ({"model": Model("llama", 30 * GIB)}, "model", "note", "more than is available here (24.0 GiB)", "invite"),
         ({"outlook": Outlook(wrong="200 MiB more")}, "outlook", "trouble", "waits for 200 MiB more", "memory"),
         ({"keys_wrong": ("others may read k",)}, "keys", "trouble", "others may read k", "swarmctl keys rotate"),
+        ({"reach": Reach("tcp://b", wrong="nobody", remedy="a wall?")}, "broker", "trouble", "nobody", "a wall?"),
+        ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6, True)}, "broker", "trouble", "large ones get lost", "MTU"),
+        ({"reach": Reach("tcp://b", "0.2.0", 0.08, 1e9)}, "broker", "note", "80 ms there and back", "nearer"),
+        ({"reach": Reach("tcp://b", "0.2.0", 0.001, 1e6)}, "broker", "note", "977 KiB a second", "quicker network"),
         ({"units": {"swarm-worker@a.service": "failed"}}, "systemd", "trouble", "has failed", "journalctl -u swarm-w"),
     ],
 )  # fmt: skip
@@ -111,6 +115,31 @@ def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
     assert told["outlook"] == (
         "with 6 + 2 layers, tokens/s by sequences that decode together: 1: 13, 16: 1.1e+03; "
         "a prompt of 512 tokens takes 0.52 s"
+    )
+
+
+def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
+    ahead = Outlook(((1, 13.0),), 0.5, (8,), 3 * GIB, 5 * GIB, 40_000)
+    model = Model("/models/llama", GIB // 2, digest="0123456789abcdef")
+    kernels = Kernels("avx512bf16", features=("avx2", "avx512_bf16"))
+    way = Reach("tcp://b:5700", "0.2.0", 0.0004, 1e12)
+    told = {
+        each.about: (each.level, each.text)
+        for each in findings(replace(SOUND, outlook=ahead, model=model, kernels=kernels, reach=way))
+    }
+    assert told["kernels"] == (
+        "ok",
+        "Swarm's own, variant avx512bf16; of what they can use it has avx2 avx512_bf16",
+    )
+    assert told["model"] == ("ok", "/models/llama, 512 MiB of weights, files 0123456789abcdef")
+    assert told["room"] == (
+        "ok",
+        "a worker needs up to 3.0 GiB of the 5.0 GiB that it has for the model; keys and values of 40,000 positions "
+        "have room",
+    )
+    assert told["broker"] == (
+        "ok",
+        "tcp://b:5700, swarm 0.2.0: 0.4 ms there and back, more passes in a second than can be measured",
     )
 
 
@@ -199,12 +228,29 @@ def test_a_damaged_model(tmp_path: Path) -> None:
     """Cut in the middle, as by a copy that broke off."""
     folder = tmp_path / "village"
     shutil.copytree(model_path(), folder)
-    assert asked.model(str(folder)) == Model(str(folder), asked.model(None).weight_bytes)  # type: ignore[union-attr]
+    assert asked.model(str(folder)) == replace(asked.model(None), name=str(folder))  # type: ignore[type-var]
     weights = next(folder.glob("*.safetensors"))
     os.truncate(weights, weights.stat().st_size // 2)
     found = asked.model(str(folder))
     assert found is not None
     assert weights.name in found.wrong
+
+
+def test_copies_of_a_model_have_one_digest(tmp_path: Path) -> None:
+    """On whatever machine, in whatever folder; and another one as soon as a byte is another."""
+    copy = tmp_path / "a copy"
+    shutil.copytree(model_path(), copy)
+    own, theirs = asked.model(None), asked.model(str(copy))
+    assert own is not None
+    assert theirs is not None
+    assert own.digest == theirs.digest != ""
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    changed = asked.model(str(copy))
+    assert changed is not None
+    assert changed.digest != own.digest
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:

@@ -175,3 +175,16 @@ def test_for_one_user_nothing_asks_for_root() -> None:
         assert key not in unit
     assert "NoNewPrivileges=yes" in unit
     assert "WantedBy=default.target" in found[target.units / "swarm.target"]
+
+
+def test_a_path_that_systemd_starts_nothing_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be found out at the first start, in the journal."""
+    place = tmp_path / "o'clock"
+    place.mkdir()
+    (place / "swarm").touch()
+    monkeypatch.setattr("sys.executable", str(place / "python"))
+    assert run(["systemd", "install", "--root", str(tmp_path)]) == 1
+    assert "no program with quotes" in capsys.readouterr().err
+    assert not (tmp_path / "etc").exists()

@@ -83,7 +83,7 @@ def _import_all(model: str) -> None:
     import swarm.cli.app
     import swarm.config
     import swarm.stage.shell.service  # noqa: F401
-    from swarm.stage.engine.measure import share_with_children
+    from swarm.stage.engine.siblings import share_with_children
     from swarm.stage.model.build import import_family
 
     share_with_children()

@@ -66,7 +66,9 @@ async def test_large_messages_that_get_lost(monkeypatch: pytest.MonkeyPatch, lar
     """Not even 64 KiB in time: no more than that passes. Half a mebibyte too much: what is known of the smaller one."""
     monkeypatch.setattr("swarm.stage.shell.probing._PATIENCE_S", 0.01)
     async with asyncio.timeout(5.0):
-        found = await Echo(largest=largest).probe.measure()
+        echo = Echo(largest=largest)
+        found = await echo.probe.measure()
     assert found is not None
+    assert echo.probe.loses_large is (largest < 64 << 10)
     assert found.round_trip_s == pytest.approx(DELAY_S)
     assert found.bytes_per_s == pytest.approx(rate, rel=0.01)

@@ -1,0 +1,138 @@
+"""A swarm in a booted system: what is asked of it, and what is done to it while an answer is under way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.booted import PROGRAMS, SOON_S, Booted
+
+UNITS = ("swarm-broker", "swarm-gateway", "swarm-worker@w0", "swarm-worker@w1")
+ASKS = """
+from swarm import Client
+with Client(reconnect_timeout_s=60.0) as client:
+    answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
+    print(answer.text)
+"""
+READS = """
+import http.client, json, time, urllib.request
+asked = {"model": "village", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 1.0}
+body = json.dumps(asked | {"seed": 7, "stream": True, "keep_s": 60}).encode()
+text, last, done, give_up_at = "", "", False, time.monotonic() + 90
+while not done and time.monotonic() < give_up_at:
+    try:
+        headers = {"content-type": "application/json"} | ({"last-event-id": last} if last else {})
+        request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            event = {}
+            for line in answer:
+                name, _, value = line.decode().rstrip().partition(": ")
+                if name:
+                    event[name] = value
+                    continue
+                done = done or event.get("data") == "[DONE]"
+                if event.get("data", "").startswith("{"):
+                    text += json.loads(event["data"])["choices"][0]["text"]
+                last, event = event.get("id", last), {}
+    except (OSError, http.client.HTTPException):
+        time.sleep(0.2)
+print(text)
+"""  # reads on by the last event's id whenever it breaks off
+MEMORY = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+NEWER = "0.999.0"
+
+
+def num_stages(system: Booted) -> int:
+    said = system.swarmctl("status", "--json")
+    status = json.loads(said) if said else {"state": "gone"}
+    return int(status["num_stages"]) if status["state"] == "serving" else 0
+
+
+def layers_of(system: Booted) -> dict[str, object]:
+    rows = json.loads(system.swarmctl("nodes", "--json"))["workers"]
+    return {row["name"]: row["layers"] for row in rows if row["layers"]}
+
+
+def generate(system: Booted, asks: str = ASKS) -> subprocess.Popen[str]:
+    return system.start(str(PROGRAMS / "python"), "-c", asks)
+
+
+def pid_of(system: Booted, unit: str) -> int:
+    return int(system.shown(unit, "MainPID"))
+
+
+@contextmanager
+def under_way(system: Booted, expected: str, asks: str = ASKS) -> Iterator[None]:
+    """A request is under way while something is done, and ends as if nothing had been. ``asks``: the program that
+    makes it and prints its answer."""
+    before = json.loads(system.swarmctl("status", "--json"))["tokens_total"]
+    asker = generate(system, asks)
+    try:
+        system.until(
+            lambda: json.loads(system.swarmctl("status", "--json"))["tokens_total"] > before + 10, "tokens come"
+        )
+        yield
+        said, complaint = asker.communicate(timeout=SOON_S)
+    finally:
+        asker.kill()
+        asker.wait()
+    assert asker.returncode == 0, complaint
+    assert said == expected
+
+
+@contextmanager
+def limited(pid: int) -> Iterator[None]:
+    """No more memory for this process, from now on."""
+    group = MEMORY.parent / f"swarm-test-{pid}"
+    group.mkdir()
+    try:
+        (group / MEMORY.name).write_text("65536")
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        group.rmdir()
+
+
+def install_newer(system: Booted) -> None:
+    """The same, with the next version's number, where Python looks first."""
+    place = "import pathlib, swarm.version; print(pathlib.Path(swarm.version.__file__).parent)"
+    swarm = system.run(str(PROGRAMS / "python"), "-c", place).stdout.strip()
+    path = next((system.root / PROGRAMS.parent.relative_to("/") / "lib").glob("python*/site-packages/checkout.pth"))
+    done = system.run("sh", "-c", f"mkdir /opt/newer && cp -r {swarm} /opt/newer/swarm && chmod -R a+rX /opt/newer")
+    assert done.returncode == 0, done.stderr
+    done = system.run(
+        "sh", "-c", f"sed -i 's/^__version__ = .*/__version__ = \"{NEWER}\"/' /opt/newer/swarm/version.py"
+    )
+    assert done.returncode == 0, done.stderr
+    path.write_text("/opt/newer\n" + path.read_text())
+
+
+def versions(system: Booted) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = json.loads(system.swarmctl("version", "--json"))["processes"]
+    return rows
+
+
+@contextmanager
+def nobody_refused(system: Booted, *doors: tuple[str, int]) -> Iterator[None]:
+    """Whoever knocks at one of these doors while something is done is let in or waits."""
+    refused: list[str] = []
+    over = threading.Event()
+    knocks = "; ".join(f"exec 3<>/dev/tcp/{host}/{port}" for host, port in doors)
+
+    def knock() -> None:
+        while not over.wait(0.05):
+            said = system.run("bash", "-c", knocks).stderr
+            refused.extend([said] if said else [])
+
+    knocker = threading.Thread(target=knock)
+    knocker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        knocker.join()
+    assert not refused
