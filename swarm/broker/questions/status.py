@@ -191,6 +191,7 @@ def _request(request: Request, now: float) -> Json:
         "state": _request_state(request),
         "reasons": [s.reason for s in request.sequences],
         "num_prompt": len(request.submit.prompt),
+        "num_computed": sum(min(s.kv, s.num_prompt) for s in request.sequences),
         "num_tokens": sum(s.num_generated for s in request.sequences),
         "max_tokens": request.submit.params.max_tokens,
         "n": len(request.sequences),
