@@ -134,8 +134,8 @@ class Watch:
             if viewer.is_over:
                 return
             whole = self._whole(viewer.audience) if viewer.is_behind else b""
-            told = viewer.take()
-            yield whole or told
+            if told := whole + viewer.take():
+                yield told
 
     def _whole(self, audience: Audience) -> bytes:
         return audience.whole({"series": self._figures.series(self._known.at)}, self._events)
@@ -143,6 +143,9 @@ class Watch:
     def end(self) -> None:
         """For good: all streams end."""
         self._is_over = True
+        self._end_all()
+
+    def _end_all(self) -> None:
         for viewer in list(self._viewers):
             viewer.end()
         self._first.set()  # nobody waits for it any more
@@ -172,8 +175,7 @@ class Watch:
         if not looking.cancelled() and (fault := looking.exception()) is not None:
             log.error("console_broke", exc_info=fault)
             self._looking = None
-            for viewer in list(self._viewers):
-                viewer.end()
+            self._end_all()
 
     async def _look_on(self) -> None:
         """Until cancelled. The client lives as long: nobody looks, nothing is connected."""
