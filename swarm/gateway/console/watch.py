@@ -90,6 +90,7 @@ class Watch:
         self._heard_at = 0.0
         self._is_away = False
         self._looking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # the one that looks, and those that are ending
         self._first = asyncio.Event()  # there has been a look
         self._is_over = False
 
@@ -115,6 +116,7 @@ class Watch:
             self._pace.ask_all()
             self._first.clear()
             self._looking = asyncio.ensure_future(self._look_on())
+            self._tasks.add(self._looking)
             self._looking.add_done_callback(self._looked)
         return viewer
 
@@ -153,9 +155,9 @@ class Watch:
     async def aclose(self) -> None:
         """End, and let go of the broker."""
         self.end()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _audience(self, tenant: str | None) -> Audience:
         found = self._audiences.get(tenant)
@@ -172,6 +174,7 @@ class Watch:
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
         """It ends when nobody looks. A fault of ours ends the streams, too: their readers come again."""
+        self._tasks.discard(looking)
         if not looking.cancelled() and (fault := looking.exception()) is not None:
             log.error("console_broke", exc_info=fault)
             self._looking = None
