@@ -132,13 +132,16 @@ export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1)
 
 // --- the chart's columns
 
-// Columns of at least `narrowest` pixels: each a token, or where there are more, the slowest of several. `scale` is the
-// time at the top: what towers above all others (a first token with a long prompt) is cut, and says so.
+// Columns of at least `narrowest` pixels: {token, first, last}, each of one token, or where there are more, of several told
+// by their slowest. `scale` is the time at the top: what towers above all others (a first token with a long prompt) is cut.
 export function columnsOf(tokens, width, narrowest = 3) {
   const room = Math.max(1, Math.floor(width / narrowest));
   const perColumn = Math.max(1, Math.ceil(tokens.length / room));
   const columns = [];
-  for (let at = 0; at < tokens.length; at += perColumn) columns.push(slowestToken(tokens.slice(at, at + perColumn)));
+  for (let at = 0; at < tokens.length; at += perColumn) {
+    const some = tokens.slice(at, at + perColumn);
+    columns.push({ token: slowestToken(some), first: some[0].index, last: some.at(-1).index });
+  }
   return { columns, perColumn, scale: scaleOf(tokens) };
 }
 
