@@ -85,8 +85,10 @@ export function layers(range) {
 
 export const layerWord = (range) => (range && range[1] - range[0] === 1 ? "layer" : "layers");
 
+// The time of day of seconds since 1970, or of a time as text.
 export function clock(at) {
-  return known(at) ? new Date(at * 1000).toLocaleTimeString("en-GB") : "";
+  const time = known(at) ? at * 1000 : typeof at === "string" ? Date.parse(at) : NaN;
+  return known(time) ? new Date(time).toLocaleTimeString("en-GB") : "";
 }
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

@@ -40,6 +40,21 @@ test("a stage goes dark as soon as its worker is dead, or gone, or a recovery na
   assert.equal(shown[1].evidence, "w0: its connection closed");
 });
 
+test("the next life of a worker that died, which holds nothing yet, does not make its stage well", () => {
+  const before = stagesOf(view(), [], 100);
+  const again = view({ recovery: { workers: ["w0"], evidence: "w0: its connection closed" } });
+  delete again.workers["w0-1"];
+  again.workers["w0-2"] = row("w0", null, { incarnation: "w0-2", resident_bytes: 0 });
+  const [, lost] = stagesOf(again, before, 101);
+  assert.deepEqual([lost.key, lost.state, lost.row.incarnation], ["w0-1", "lost", "w0-1"]);
+});
+
+test("before anything serves, the stages of the plan that is being prepared are shown", () => {
+  const stages = view().plan.stages;
+  const shown = stagesOf(view({ plan: { stages: [], coming: { stages } } }), [], 1);
+  assert.deepEqual(shown.map(({ worker }) => worker), ["w2", "w0", "w1"]);
+});
+
 test("after the new plan the lost stage stays at its place for some seconds, without a number, then goes", () => {
   const before = stagesOf(view(), [], 100);
   const after = view({ recoveries: [{ workers: ["w0"], evidence: "w0: its connection closed", began_at: 100.5 }] });
