@@ -106,7 +106,7 @@ export class Columns {
 
   // Higher than the chart: two dashes over it.
   #torn(pen, left, wide, style) {
-    pen.fillStyle = style.getPropertyValue("--ink");
+    pen.fillStyle = style.getPropertyValue("--part-edge");
     pen.fillRect(left, 0, wide, 1.5);
     pen.fillRect(left, 4, wide, 1.5);
   }
@@ -114,7 +114,7 @@ export class Columns {
   #cursor(pen, at, style) {
     const number = at === null ? -1 : this.columns.findIndex(({ first, last }) => first <= at && at <= last);
     if (number < 0) return;
-    pen.strokeStyle = style.getPropertyValue("--ink");
+    pen.strokeStyle = style.getPropertyValue("--part-edge");
     pen.lineWidth = 1.5;
     pen.strokeRect(number * this.step - 0.75, 0.75, this.step + 0.5, TALLEST - 1.5);
   }

@@ -107,7 +107,7 @@ export function inWords(spans, textOf = () => "") {
   const slowest = slowestToken(spans.tokens.filter(({ index }) => index > 0));
   if (slowest) words.push(`The slowest after it is ${named(slowest, textOf)}: ${seconds(slowest.total_s)}, most of it ${most(spans, slowest)}.`);
   const part = longest(spans.totals);
-  if (part) words.push(`Most of all time went into ${doing(part)}: ${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}.`);
+  if (part) words.push(`Most of all time was spent ${doing(part)}: ${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}.`);
   return words;
 }
 
@@ -121,11 +121,15 @@ export function named({ index }, textOf = () => "") {
   return text ? `token ${index + 1} “${text}”` : `token ${index + 1}`;
 }
 
-// One token with all its hops, for who hears or points at it.
+const WORTH_TELLING = 0.01; // of a token's time: what is less is told together
+
+// One token with its hops, for who hears or points at it.
 export function tokenInWords(spans, token, textOf) {
-  const parts = spans.spansOf(token).filter((span) => span.seconds >= 0.000_005);
-  const told = parts.map((span) => `${doing(span)} ${seconds(span.seconds)}`).join(", ");
-  return `${capital(named(token, textOf))}: ${seconds(token.total_s)}${told ? `: ${told}` : ""}.`;
+  const parts = spans.spansOf(token).filter((span) => span.seconds >= WORTH_TELLING * token.total_s);
+  const told = parts.map((span) => `${doing(span)} ${seconds(span.seconds)}`);
+  const rest = parts.reduce((left, span) => left - span.seconds, token.total_s);
+  if (told.length > 0 && rest > 0.001 * token.total_s) told.push(`all else ${seconds(rest)}`);
+  return `${capital(named(token, textOf))}: ${seconds(token.total_s)}${told.length > 0 ? `: ${told.join(", ")}` : ""}.`;
 }
 
 export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);

@@ -14,7 +14,7 @@ import { button, empty, heading } from "./widgets.js";
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
   const shown = { requestId: "", choice: 0, at: null, spans: [new Spans()], problem: "" };
-  const parts = [sentences(shown), chart(shown, talk), sums(shown)];
+  const parts = [sentences(), chart(shown), sums()];
   const nothing = empty("Nothing timed yet", "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.");
   const problem = h("p", { class: "hint" });
   const [title, choice, back] = [h("span", { class: "quiet-words" }), choiceSelect(shown, () => draw()), button("Back to the answer", () => follow(), { tone: "quiet small" })];
@@ -33,7 +33,8 @@ export function mount(root, store, api) {
     back.hidden = isOwn || !talk.answer;
     text(title, isOwn || !shown.requestId ? "" : `request ${shown.requestId.slice(0, 8)}`);
     choice.draw();
-    if (!isEmpty) parts.forEach((part) => part.draw(spans, isOwn));
+    const textOf = isOwn ? textsOf(talk.answer, shown.choice, spans) : () => "";
+    if (!isEmpty) parts.forEach((part) => part.draw(spans, textOf));
   };
 
   const reader = new TraceReader(api, root, (requestId, report, words) => {
@@ -42,21 +43,21 @@ export function mount(root, store, api) {
     (report?.sequences ?? []).forEach((sequence, index) => (shown.spans[index] ??= new Spans()).add(sequence));
     draw();
   });
-  const show = (requestId, isRunning) => {
+  const show = (requestId, { isRunning, isDue = true }) => {
     if (requestId !== shown.requestId) Object.assign(shown, { requestId, choice: 0, at: null, spans: [new Spans()], problem: "" });
-    reader.follow(requestId, isRunning);
+    if (isDue) reader.follow(requestId, isRunning); // before its first token nothing is known of it
     draw();
   };
-  const follow = () => show(talk.answer?.requestId ?? "", talk.isBusy);
+  const follow = () => show(talk.answer?.requestId ?? "", { isRunning: talk.isBusy, isDue: (talk.answer?.firstAt ?? null) !== null });
 
   let told = "";
   talk.subscribe(({ answer, isBusy }) => {
-    const now = `${answer?.requestId} ${isBusy}`;
+    const now = `${answer?.requestId} ${isBusy} ${answer?.firstAt === null}`;
     if (now !== told) follow();
     told = now;
   });
   addEventListener("trace", ({ detail }) => {
-    show(detail, store.view?.requests?.[detail] !== undefined);
+    show(detail, { isRunning: store.view?.requests?.[detail] !== undefined });
     root.scrollIntoView({ block: "nearest" });
   });
   new ResizeObserver(draw).observe(root);
@@ -79,10 +80,10 @@ function choiceSelect(shown, changed) {
 }
 
 // What is slowest, first of all in words.
-function sentences(shown) {
+function sentences() {
   const element = h("ul", { class: "sentences" });
-  const draw = (spans) => {
-    const lines = inWords(spans);
+  const draw = (spans, textOf) => {
+    const lines = inWords(spans, textOf);
     while (element.childElementCount > lines.length) element.lastElementChild.remove();
     while (element.childElementCount < lines.length) element.append(h("li"));
     lines.forEach((line, index) => text(element.children[index], line));
@@ -92,7 +93,7 @@ function sentences(shown) {
 
 // --- the chart, and the token that is pointed at
 
-function chart(shown, talk) {
+function chart(shown) {
   const canvas = h("canvas", { class: "columns-chart", "aria-hidden": "true" });
   const plot = new Columns(canvas);
   const slider = h("div", { class: "chart-box", role: "slider", tabindex: 0, "aria-label": "Token", "aria-valuemin": 1 }, canvas);
@@ -124,9 +125,8 @@ function chart(shown, talk) {
     event.preventDefault();
     point(token);
   });
-  const draw = (now, isOwn) => {
-    spans = now;
-    textOf = isOwn ? textsOf(talk.answer, shown.choice, spans) : () => "";
+  const draw = (now, texts) => {
+    [spans, textOf] = [now, texts];
     showToken();
     text(top, `${seconds(scaleOf(spans.tokens))} at the top`);
     text(note, noteOf(spans, plot));
@@ -160,7 +160,7 @@ function textsOf(answer, index, spans) {
 
 // --- the sums, which are the legend too
 
-function sums(shown) {
+function sums() {
   const rows = h("tbody");
   const caption = h("caption", { class: "unseen" }, "Where the time of all tokens went, part by part");
   const head = h("thead", {}, h("tr", {}, ["part", "time", "share", "what it is"].map((words, at) => h("th", { scope: "col", class: at === 1 || at === 2 ? "num" : "" }, words))));
