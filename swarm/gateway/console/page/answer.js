@@ -6,8 +6,9 @@ import { hasConfidence } from "./ask.js";
 import { summary } from "./certainty.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
 import { count, plural, rate, seconds } from "./format.js";
+import { progressOf, stateOf } from "./queue.js";
 import { talkOf } from "./talk.js";
-import { badge, button, empty, heading, setBadge } from "./widgets.js";
+import { badge, button, empty, heading, meter, setBadge, setMeter } from "./widgets.js";
 
 const REASONS = { stop: "came to its end", length: "cut at its length", tool_calls: "calls a tool" };
 const STATES = {
@@ -30,16 +31,18 @@ export function mount(root, store, api) {
   const words = h("p", { class: "problem", role: "alert", hidden: true });
   const back = button("Read it here", () => talk.takeBack());
   const facts = h("p", { class: "quiet-words answer-facts" });
+  const waiting = waitingFor(talk, store);
   const certainty = certaintySwitch(talk, view);
   const panel = alternativesPanel();
   choices.element.addEventListener("token", ({ detail }) => panel.show(detail));
-  fill(root, heading("Answer", ...certainty.switches, status), nothing, choices.element, certainty.element, panel.element, words, back, facts);
+  fill(root, heading("Answer", ...certainty.switches, status), nothing, waiting.element, choices.element, certainty.element, panel.element, words, back, facts);
 
   const draw = () => {
     const { answer } = talk;
     nothing.hidden = answer !== null;
     facts.hidden = choices.element.hidden = status.hidden = answer === null;
     certainty.draw();
+    waiting.draw();
     if (panel.isOf !== answer) panel.show(null, answer);
     back.hidden = answer?.state !== "elsewhere";
     words.hidden = !answer?.words;
@@ -53,6 +56,21 @@ export function mount(root, store, api) {
   };
   talk.subscribe(draw);
   setInterval(() => talk.isBusy && text(facts, factsOf(talk.answer)), 1000); // its time goes on while nothing comes
+}
+
+// Before the first token: whether it waits for its turn, or how much of its prompt is computed.
+function waitingFor(talk, store) {
+  const element = h("div", { class: "waiting" }, meter("prompt"));
+  const draw = () => {
+    const { answer } = talk;
+    const row = answer?.firstAt === null && !answer.isOver ? store.view?.requests?.[answer.requestId] : undefined;
+    element.hidden = row === undefined;
+    if (element.hidden) return;
+    const { words, part } = progressOf(row);
+    setMeter(element.firstElementChild, { value: part ?? 0, most: 1, words: `${stateOf(row)}: ${words}` });
+  };
+  store.subscribe(["requests"], draw);
+  return { element, draw };
 }
 
 // --- the continuations

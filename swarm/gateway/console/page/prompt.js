@@ -173,8 +173,8 @@ function actionButtons(talk, store) {
   const stop = button("Stop", () => talk.stop());
   const where = () => ({ baseUrl: store.me?.base_url ?? `${location.origin}/v1`, needsKey: store.me?.needs_key ?? false });
   const copies = [
-    copier("Copy as curl", () => curlOf(talk.request(), where())),
-    copier("Copy as Python", () => pythonOf(talk.request(), where())),
+    copier("Copy as curl", () => curlOf(talk.copied, where())),
+    copier("Copy as Python", () => pythonOf(talk.copied, where())),
   ];
   const problem = h("p", { class: "problem", id: unique("problem"), role: "status" });
   set(generate, { "aria-describedby": problem.id });

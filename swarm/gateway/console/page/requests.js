@@ -13,7 +13,7 @@ export function mount(root, store, api) {
   const filter = h("input", { type: "search", placeholder: "Find", "aria-label": "Find requests", oninput: () => draw() });
   const nothing = empty("No requests", "What anybody asks of this swarm is listed here while it is under way, and a while after.");
   const body = h("tbody");
-  const head = h("thead", {}, h("tr", {}, COLUMNS.map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "Actions")))));
+  const head = h("thead", {}, h("tr", {}, COLUMNS.map((words) => h("th", { scope: "col", class: words === "Age" ? "num" : "" }, words || h("span", { class: "unseen" }, "Actions")))));
   const scroller = h("div", { class: "scroller requests-scroller", tabindex: 0, role: "group", "aria-label": "List of requests" }, h("table", {}, head, body));
   const rows = new VirtualRows(scroller, body, { columns: COLUMNS.length, keyOf: (row) => row.request_id, make: (row) => makeRow(row, store, api), update: updateRow });
   fill(root, heading("Requests", summary, filter), nothing, scroller);

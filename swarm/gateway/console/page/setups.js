@@ -19,12 +19,18 @@ function python({ baseUrl, model, needsKey }) {
     ...(needsKey ? ["import os", ""] : []),
     "from openai import OpenAI",
     "",
-    `client = OpenAI(base_url=${pythonLiteral(baseUrl)}, api_key=${key})`,
+    "client = OpenAI(",
+    `    base_url=${pythonLiteral(baseUrl)},`,
+    `    api_key=${key},`,
+    ")",
     "answer = client.chat.completions.create(",
-    `    model=${pythonLiteral(model)}, messages=[{"role": "user", "content": "${GREETING}"}], stream=True`,
+    `    model=${pythonLiteral(model)},`,
+    `    messages=[{"role": "user", "content": "${GREETING}"}],`,
+    "    stream=True,",
     ")",
     "for chunk in answer:",
-    '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
+    '    text = chunk.choices[0].delta.content or ""',
+    '    print(text, end="", flush=True)',
   ];
   return { name: "Python", note: "OpenAI's client: pip install openai.", files: [{ title: "Program", text: lines(text) }] };
 }
@@ -34,13 +40,18 @@ function javascript({ baseUrl, model, needsKey }) {
   const text = [
     'import OpenAI from "openai";',
     "",
-    `const client = new OpenAI({ baseURL: ${JSON.stringify(baseUrl)}, apiKey: ${key} });`,
+    "const client = new OpenAI({",
+    `  baseURL: ${JSON.stringify(baseUrl)},`,
+    `  apiKey: ${key},`,
+    "});",
     "const answer = await client.chat.completions.create({",
     `  model: ${JSON.stringify(model)},`,
     `  messages: [{ role: "user", content: "${GREETING}" }],`,
     "  stream: true,",
     "});",
-    'for await (const chunk of answer) process.stdout.write(chunk.choices[0]?.delta?.content ?? "");',
+    "for await (const chunk of answer) {",
+    '  process.stdout.write(chunk.choices[0].delta.content ?? "");',
+    "}",
   ];
   return { name: "JavaScript", note: "OpenAI's client: npm install openai. Save it as a file that ends in .mjs.", files: [{ title: "Program", text: lines(text) }] };
 }
@@ -51,12 +62,13 @@ function curl({ baseUrl, model, needsKey }) {
     `curl -N ${shellQuoted(`${baseUrl}/chat/completions`)}`,
     ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
     "-H 'Content-Type: application/json'",
-    `-d ${shellQuoted(JSON.stringify(body))}`,
+    `-d ${shellQuoted(JSON.stringify(body, null, 2))}`,
   ].join(" \\\n  ");
   return { name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${text}\n` }] };
 }
 
-// Codex speaks to /v1/responses. Its web search runs at OpenAI, and is refused here.
+// Codex speaks to /v1/responses. Its web search runs at OpenAI, and its tools for agents of its own come in a form that is
+// not taken: both are refused here, so they are switched off.
 function codex({ baseUrl, model, needsKey, context }) {
   const text = [
     `model = ${tomlText(model)}`,
@@ -69,8 +81,11 @@ function codex({ baseUrl, model, needsKey, context }) {
     `base_url = ${tomlText(baseUrl)}`,
     'wire_api = "responses"',
     ...(needsKey ? [`env_key = "${KEY_VARIABLE}"`] : []),
+    "",
+    "[features]",
+    "multi_agent = false",
   ];
-  return { name: "Codex", note: "Then: codex", files: [{ title: "~/.codex/config.toml", text: lines(text) }] };
+  return { name: "Codex", note: "Then: codex. It needs a model with room for some 10,000 tokens of instructions.", files: [{ title: "~/.codex/config.toml", text: lines(text) }] };
 }
 
 // Claude Code asks for Anthropic's names of models; these variables have it ask for ours. It appends /v1/messages itself.
@@ -83,7 +98,7 @@ function claude({ root, model, needsKey }) {
     "export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
     "claude",
   ];
-  return { name: "Claude Code", note: "In the shell that starts it.", files: [{ title: "Shell", text: lines(text) }] };
+  return { name: "Claude Code", note: "In the shell that starts it. It needs a model with room for some 50,000 tokens of instructions.", files: [{ title: "Shell", text: lines(text) }] };
 }
 
 function openWebUi({ baseUrl, needsKey }) {

@@ -32,6 +32,7 @@ export class Talk {
   wantsConfidence = false;
   isStopping = false;
   notice = ""; // what could not be done, in words
+  seed = ask.drawSeed(); // of the next request, if none is given: what is copied asks for the same answer
   #api;
   #storage;
   #now;
@@ -87,13 +88,18 @@ export class Talk {
 
   // --- asking
 
-  // The request that Generate would send now, with a seed of its own if none was given.
-  request(seed = ask.drawSeed()) {
-    const { mode, values, wantsConfidence: confidence } = this;
+  // The request that Generate would send now.
+  get request() {
+    const { mode, values, seed, wantsConfidence: confidence } = this;
     const model = this.model?.id ?? "";
     if (mode === "raw") return ask.requestOf({ mode, values, model, prompt: this.draft, seed, confidence });
     const turns = [...this.#settled(), { role: "user", content: this.draft }];
     return ask.requestOf({ mode, values, model, messages: ask.messagesOf(values.system, turns), seed, confidence });
+  }
+
+  // What is copied: what the box asks for, or if it is empty, what was asked last.
+  get copied() {
+    return this.draft.trim() === "" && this.answer ? this.answer.request : this.request;
   }
 
   // Past turns, with what the last answer said.
@@ -113,7 +119,7 @@ export class Talk {
 
   generate() {
     if (this.isBusy || Object.keys(this.problems).length > 0) return;
-    const request = this.request();
+    const { request } = this;
     if (this.mode === "chat") {
       this.turns = [...this.#settled(), { role: "user", content: this.draft }];
       this.drafts.chat = "";
@@ -134,7 +140,7 @@ export class Talk {
   }
 
   #ask(request) {
-    Object.assign(this, { chosen: 0, notice: "", isStopping: false });
+    Object.assign(this, { chosen: 0, notice: "", isStopping: false, seed: ask.drawSeed() });
     this.answer = new Answer(request, this.#now());
     this.#read(this.answer);
     this.changed();

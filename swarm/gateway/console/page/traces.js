@@ -36,7 +36,7 @@ export function mount(root, store, api, talk) {
     if (!both) return;
     compared.hidden = false;
     const names = both.ids.map((id) => id.slice(0, 8));
-    const told = differences(...both.spans, names);
+    const told = differences(...both.spans, names.map((name) => `request ${name}`));
     fill(words, told.words.map((line) => h("li", {}, line)));
     fill(table, tableOf(told.rows, names));
     const scale = Math.max(...both.spans.map(({ tokens }) => scaleOf(tokens)));

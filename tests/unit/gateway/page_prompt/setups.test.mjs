@@ -23,6 +23,7 @@ test("Codex goes by responses, without OpenAI's web search", () => {
   assert.match(text, /^web_search = "disabled"$/m);
   assert.match(text, /^base_url = "http:\/\/127\.0\.0\.1:8000\/v1"$/m);
   assert.match(text, /^model_context_window = 2048$/m);
+  assert.match(text, /\[features\]\nmulti_agent = false/); // they come as tools in a "namespace", which are refused
 });
 
 test("Claude Code gets the root, as it appends the rest itself", () => {

@@ -167,6 +167,19 @@ test("the same answer is asked for with its confidence by its seed", async () =>
   assert.deepEqual([api.asked[0].body.logprobs, api.asked[1].body.logprobs], [undefined, 5]);
 });
 
+test("what is copied asks for the answer that Generate gets, and afterwards for the one it got", async () => {
+  const api = new FakeApi(play(said(1, "One"), DONE));
+  const talk = talkWith(api);
+  talk.drafts.chat = "Hi";
+  const before = talk.copied;
+  talk.generate();
+  await over(talk);
+  assert.deepEqual(api.asked[0].body, before.body);
+  assert.deepEqual(talk.copied.body, before.body);
+  talk.drafts.chat = "And you?";
+  assert.notEqual(talk.copied.body.seed, before.body.seed);
+});
+
 test("where storage is full, the text is kept without what is beside it; else nothing is", async () => {
   const storage = new FakeStorage();
   const talk = talkWith(new FakeApi(play(said(1, "One"), said(2, " day"), DONE)), storage);
