@@ -212,10 +212,10 @@ def rotate(  # noqa: PLR0917 (options are parameters)
 ) -> None:
     """Make a new key in the place of an old one.
 
-    An API key: with its limits and rights, and shown this once; the old one is refused. A member's, by its name: its machine draws
-    another one now, or when it is there again. With --machine, this machine's own: its secret half stays here, what
-    runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's: it answers
-    to both until all who are known there know the new one.
+    An API key: with its limits and rights, and shown this once; the old one is refused. A member's, by its name: its
+    machine draws another one now, or when it is there again. With --machine, this machine's own: its secret half stays
+    here, what runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's:
+    it answers to both until all who are known there know the new one.
     """
     if machine and broker:
         raise typer.BadParameter("--machine is this machine's key, and --broker the broker's: name one of them")

@@ -1,9 +1,9 @@
 """Logs of the processes beside the gateway, the dead ones' too, read backwards and in pages.
 
 A log is a file that is appended to; what grows too long is cut, and the part before is kept beside it (``.log.1``).
-Both are read as one, by offsets of bytes. What one page costs is bounded: so much is looked through at most, and a search
-that has found too little by then says where to go on. Names are compared with what lies in the folder and never made
-into paths. All of it blocks: not for the loop.
+Both are read as one, by offsets of bytes. What one page costs is bounded: so much is looked through at most, and a
+search that has found too little by then says where to go on. Names are compared with what lies in the folder and never
+made into paths. All of it blocks: not for the loop.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ class Watch:
         self._heard_at = 0.0
         self._is_away = False
         self._looking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # the one that looks, and those that are ending
         self._first = asyncio.Event()  # there has been a look
         self._is_over = False
 
@@ -115,6 +116,7 @@ class Watch:
             self._pace.ask_all()
             self._first.clear()
             self._looking = asyncio.ensure_future(self._look_on())
+            self._tasks.add(self._looking)
             self._looking.add_done_callback(self._looked)
         return viewer
 
@@ -134,8 +136,8 @@ class Watch:
             if viewer.is_over:
                 return
             whole = self._whole(viewer.audience) if viewer.is_behind else b""
-            told = viewer.take()
-            yield whole or told
+            if told := whole + viewer.take():
+                yield told
 
     def _whole(self, audience: Audience) -> bytes:
         return audience.whole({"series": self._figures.series(self._known.at)}, self._events)
@@ -143,6 +145,9 @@ class Watch:
     def end(self) -> None:
         """For good: all streams end."""
         self._is_over = True
+        self._end_all()
+
+    def _end_all(self) -> None:
         for viewer in list(self._viewers):
             viewer.end()
         self._first.set()  # nobody waits for it any more
@@ -150,9 +155,9 @@ class Watch:
     async def aclose(self) -> None:
         """End, and let go of the broker."""
         self.end()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _audience(self, tenant: str | None) -> Audience:
         found = self._audiences.get(tenant)
@@ -169,11 +174,11 @@ class Watch:
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
         """It ends when nobody looks. A fault of ours ends the streams, too: their readers come again."""
+        self._tasks.discard(looking)
         if not looking.cancelled() and (fault := looking.exception()) is not None:
             log.error("console_broke", exc_info=fault)
             self._looking = None
-            for viewer in list(self._viewers):
-                viewer.end()
+            self._end_all()
 
     async def _look_on(self) -> None:
         """Until cancelled. The client lives as long: nobody looks, nothing is connected."""
