@@ -50,7 +50,7 @@ function planStage(view, stage, before, now) {
     stage,
     row: row ?? known?.row ?? null,
     state: isLost ? "lost" : row.verdict || "loading",
-    evidence: isLost ? evidenceOf(view, stage) : row.evidence,
+    evidence: isLost ? evidenceOf(view, { worker: stage.worker, row }) : row.evidence,
     lostAt: isLost ? (known?.lostAt ?? now) : null,
     isGone: false,
   };
@@ -74,9 +74,9 @@ function isOfLast(view, name, now) {
   return Boolean(last?.workers?.includes(name)) && now - (last.began_at ?? 0) < LINGER_S * 2;
 }
 
-function evidenceOf(view, { worker }) {
+function evidenceOf(view, { worker, row }) {
   const told = [view.recovery, view.recoveries?.[0]].find((one) => one?.workers?.includes(worker));
-  return told?.evidence ?? "it is not here";
+  return told?.evidence || row?.evidence || "it is not here";
 }
 
 export const numLayers = (view) => Math.max(0, ...stagesIn(view).map((stage) => stage.layers[1]));

@@ -2,14 +2,21 @@
 
 import { h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
-import { turn } from "./chain_layout.js";
 import { makeCard, updateCard } from "./stage_card.js";
 import { badge, setBadge } from "./widgets.js";
+
+const STEP_MS = 120;
+const TURN_STEPS = 48; // a step passes through all tiles within so many moves, however many they are
+
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Tiles {
   #onKill;
   #chosen = null;
   #last = null;
+  #timer = 0;
+  #at = 0;
+  #lit = null;
   #list = h("ol", { class: "tiles" });
   #detail = h("div", { class: "tile-detail" });
   #card;
@@ -26,15 +33,14 @@ export class Tiles {
   draw(shown, about) {
     this.#last = [shown, about];
     const isMoving = about.rates.steps_per_s > 0;
-    const { milliseconds, speed } = turn(shown.length, about.rates.steps_per_s ?? 0);
-    set(this.#list, { "data-moving": isMoving, vars: { "--turn": `${Math.round(milliseconds / speed)}ms` } });
+    this.#move(isMoving && !still.matches);
     const chosen = shown.find((stage) => stage.key === this.#chosen) ?? shown.find((stage) => stage.state !== "well") ?? shown[0];
     keyed(
       this.#list,
       shown,
       (stage) => stage.key,
       (stage) => this.#make(stage),
-      (element, stage, index) => this.#update(element, stage, index / shown.length, stage === chosen),
+      (element, stage) => this.#update(element, stage, stage === chosen),
     );
     updateCard(this.#card, chosen, about);
   }
@@ -45,19 +51,36 @@ export class Tiles {
     return h("li", {}, h("article", {}, tile));
   }
 
-  #update(element, stage, at, isChosen) {
+  // One tile at a time is lit: a hundred animations of their own would keep a processor busy.
+  #move(isMoving) {
+    if (isMoving === (this.#timer !== 0)) return;
+    clearInterval(this.#timer);
+    this.#timer = isMoving ? setInterval(() => this.#step(), STEP_MS) : 0;
+    if (!isMoving) this.#lit?.removeAttribute("data-lit");
+  }
+
+  #step() {
+    if (document.hidden || !this.root.isConnected) return;
+    const tiles = this.#list.children;
+    this.#at = (this.#at + Math.ceil(tiles.length / TURN_STEPS)) % tiles.length;
+    this.#lit?.removeAttribute("data-lit");
+    this.#lit = tiles[this.#at]?.querySelector(".tile") ?? null;
+    this.#lit?.setAttribute("data-lit", "");
+  }
+
+  #update(element, stage, isChosen) {
     const name = `${stage.isGone ? "Lost stage" : `Stage ${stage.number}`}: ${stage.worker}`;
     set(element.firstElementChild, { "aria-label": name, "data-worker": stage.worker, "data-state": stage.state });
     const tile = element.querySelector(".tile");
     const [worker, state, range] = tile.children;
     text(worker, stage.worker);
     setBadge(state, stage.state, stage.state);
-    text(range, layers(stage.stage.layers));
+    text(range, `L${layers(stage.stage.layers)}`);
     const part = stage.row?.kv_capacity ? stage.row.kv_used / stage.row.kv_capacity : 0;
     set(tile, {
       "aria-pressed": isChosen ? "true" : "false",
       tabindex: isChosen ? 0 : -1,
-      vars: { "--fill": part.toFixed(3), "--at": at.toFixed(3) },
+      vars: { "--fill": part.toFixed(3) },
     });
   }
 
