@@ -111,8 +111,7 @@ export class Talk {
 
   // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
   get problems() {
-    const { values, draft, model, turns } = this;
-    const state = [values, draft, model, turns];
+    const state = [this.values, this.mode, this.draft, this.model, this.turns];
     if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
     return this.#judged.problems;
   }
