@@ -57,8 +57,10 @@ export class TokenText {
   }
 
   #span(choice, at) {
-    const chance = choice.chances[at];
-    return h("span", { role: "option", id: unique("token"), "data-at": at, "data-step": chance ? stepOf(chance).name : null, "aria-selected": "false" }, pieceOf(choice, at));
+    const piece = pieceOf(choice, at);
+    const step = choice.chances[at] ? stepOf(choice.chances[at]).name : null;
+    const label = piece.trim() === "" ? visible(piece) : null; // blanks have no name that could be heard
+    return h("span", { role: "option", id: unique("token"), "data-at": at, "data-step": step, "aria-selected": "false", "aria-label": label }, piece);
   }
 
   // What the list of tokens does not hold: all of a plain text, else what is beyond the bounds.

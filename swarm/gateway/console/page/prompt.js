@@ -16,7 +16,7 @@ export function mount(root, store, api) {
   const past = pastTurns(talk);
   const box = promptBox(talk);
   const parameters = parameterFields(talk);
-  const buttons = actionButtons(talk, store);
+  const buttons = actionButtons(talk, store, () => box.generate());
   fill(root, heading("Prompt", past.anew, mode.element), past.element, box.element, parameters.element, buttons.element);
   talk.subscribe(() => [mode, past, box, parameters, buttons].forEach((part) => part.draw()));
   store.subscribe(["me"], () => learnModel(talk, api));
@@ -83,17 +83,24 @@ function promptBox(talk) {
   set(element, { class: "field wide prompt-field" });
   input.addEventListener("input", () => {
     talk.drafts[talk.mode] = input.value;
-    talk.changed();
+    talk.set({ notice: "" });
   });
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    talk.generate();
+    generate();
   });
+  const generate = () => {
+    const { prompt } = talk.problems;
+    if (prompt && !talk.isBusy) {
+      talk.set({ notice: prompt });
+      input.focus();
+    } else talk.generate();
+  };
   const draw = () => {
     set(input, { value: talk.draft, placeholder: talk.mode === "chat" ? "Say something to the model" : "A text to go on with" });
   };
-  return { element, draw };
+  return { element, draw, generate };
 }
 
 // --- parameters
@@ -168,8 +175,8 @@ function systemField(talk) {
 
 // --- buttons
 
-function actionButtons(talk, store) {
-  const generate = button("Generate", () => talk.generate(), { tone: "primary" });
+function actionButtons(talk, store, ask) {
+  const generate = button("Generate", ask, { tone: "primary" });
   const stop = button("Stop", () => talk.stop());
   const where = () => ({ baseUrl: store.me?.base_url ?? `${location.origin}/v1`, needsKey: store.me?.needs_key ?? false });
   const copies = [
@@ -180,18 +187,13 @@ function actionButtons(talk, store) {
   set(generate, { "aria-describedby": problem.id });
   const element = h("div", { class: "actions prompt-actions" }, generate, stop, problem, h("span", { class: "push" }, ...copies));
   const draw = () => {
-    const problems = talk.problems;
-    set(generate, { disabled: talk.isBusy || Object.keys(problems).length > 0 });
+    const { prompt, ...others } = talk.problems;
+    const [first = ""] = Object.values(others); // it may be folded away, so it is said here too
+    set(generate, { disabled: talk.isBusy || first !== "" });
     set(stop, { disabled: !talk.isBusy || talk.isStopping });
     text(stop, talk.isStopping ? "Stopping…" : "Stop");
-    copies.forEach((copy) => set(copy, { disabled: Boolean(problems.schema) }));
-    text(problem, talk.notice || wrongWords(problems));
+    copies.forEach((copy) => set(copy, { disabled: first !== "" }));
+    text(problem, first || talk.notice || (talk.model ? "" : prompt));
   };
   return { element, draw };
-}
-
-// An empty box needs no words: what is wrong elsewhere may be folded away, so it is said here too.
-function wrongWords({ prompt, ...others }) {
-  const [first] = Object.values(others);
-  return first ?? (prompt?.startsWith("Write") ? "" : (prompt ?? ""));
 }

@@ -19,6 +19,7 @@ export function mount(root, store, api) {
   fill(root, heading("Requests", summary, filter), nothing, scroller);
 
   const draw = () => {
+    if (!root.offsetParent) return; // in a tab that is closed
     const found = rowsOf(store.view, filter.value);
     text(summary, summaryOf(store.view));
     const isEmpty = found.length === 0;
@@ -28,6 +29,7 @@ export function mount(root, store, api) {
     rows.show(found);
   };
   store.subscribe(["requests", "ended", "requests_more"], draw);
+  new ResizeObserver(draw).observe(root);
   setInterval(() => root.offsetParent && body.querySelectorAll("tr[data-request]").forEach(showAge), 1000);
 }
 

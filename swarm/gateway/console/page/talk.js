@@ -40,6 +40,7 @@ export class Talk {
   #isScheduled = false;
   #saving = 0;
   #saveTook = 0;
+  #judged = { state: [], problems: {} };
   #reading = null; // AbortController of the stream that is open
   #wake = () => {};
 
@@ -108,12 +109,19 @@ export class Talk {
     return text === "" ? this.turns : [...this.turns, { role: "assistant", content: text }];
   }
 
-  // What keeps Generate from asking, by field, in words.
+  // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
   get problems() {
+    const state = [this.values, this.mode, this.draft, this.model, this.turns];
+    if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
+    return this.#judged.problems;
+  }
+
+  #judge() {
     const problems = ask.problemsOf(this.values);
+    const isFull = this.mode === "chat" && this.turns.length >= MOST_TURNS;
     if (!this.model) problems.prompt = "The gateway has not said yet which model it serves.";
     else if (this.draft.trim() === "") problems.prompt = "Write a prompt first.";
-    if (this.mode === "chat" && this.turns.length >= MOST_TURNS) problems.prompt = "This conversation is too long: begin a new one.";
+    else if (isFull) problems.prompt = "This conversation is too long: begin a new one.";
     return problems;
   }
 

@@ -55,6 +55,7 @@ export function mount(root, store, api) {
     const now = `${answer?.requestId} ${isBusy} ${answer?.firstAt === null}`;
     if (now !== told) follow();
     told = now;
+    if (shown.requestId === answer?.requestId) reader.grown(answer.numPieces);
   });
   addEventListener("trace", ({ detail }) => {
     show(detail, { isRunning: store.view?.requests?.[detail] !== undefined });

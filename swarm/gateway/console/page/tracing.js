@@ -1,8 +1,9 @@
 // Asks for traces: once for what has ended; for what runs once a second at most, the longer it is the more seldom, and only
-// while its place on the page is looked at.
+// while its place on the page is looked at. Else just often enough to miss none: a report lists the newest thousand tokens.
 
 const SECOND = 1000;
 const TOKENS_A_SECOND = 150; // of a report: one that lists a thousand tokens is a megabyte, and asked for every six seconds
+const MOST_UNSEEN = 800; // tokens that may come before they are asked for, seen or not
 const LAST_LOOK_S = 0.2; // behind an answer's end, when the broker has written down its last token
 
 export class TraceReader {
@@ -14,6 +15,10 @@ export class TraceReader {
   #isAsking = false;
   #timer = 0;
   #gap_s = 1;
+  #isDue = false; // ask even if nobody looks
+  #numTokens = 0;
+  #numAsked = 0; // of them, when they were last asked for
+  #askedAt = -Infinity;
 
   // `told(requestId, report, words)`: a report has come, or words say why none did. `place`: where it is shown.
   constructor(api, place, told) {
@@ -27,27 +32,35 @@ export class TraceReader {
   }
 
   follow(requestId, isRunning) {
-    if (requestId !== this.#requestId) this.#gap_s = 1;
+    if (requestId !== this.#requestId) [this.#gap_s, this.#numTokens, this.#numAsked] = [1, 0, 0];
     this.#requestId = requestId;
     this.#isRunning = isRunning;
-    this.#plan(isRunning ? this.#gap_s / 2 : LAST_LOOK_S, true);
+    this.#isDue ||= !isRunning;
+    this.#plan(isRunning ? this.#gap_s / 2 : LAST_LOOK_S);
   }
 
-  // Ask in so many seconds, if there is anything to ask. `isNew`: although it has ended, it has not been asked for yet.
-  #plan(wait_s, isNew = false) {
-    if (isNew) this.#isDue = true;
+  // So many tokens have come of what is followed.
+  grown(numTokens) {
+    this.#numTokens = numTokens;
+    if (!this.#isRunning || this.#isDue || numTokens - this.#numAsked < MOST_UNSEEN) return;
+    this.#isDue = true;
+    this.#plan(0);
+  }
+
+  // Ask in so many seconds, if there is anything to ask; however often it comes into sight, once a second at most.
+  #plan(wait_s) {
     clearTimeout(this.#timer);
-    const isLookedAt = this.#isSeen && !document.hidden;
-    if (this.#requestId === "" || this.#isAsking || !(this.#isRunning ? isLookedAt : this.#isDue)) return;
-    this.#timer = setTimeout(() => this.#ask(), wait_s * SECOND);
+    const isLookedAt = this.#isRunning && this.#isSeen && !document.hidden;
+    if (this.#requestId === "" || this.#isAsking || !(isLookedAt || this.#isDue)) return;
+    this.#timer = setTimeout(() => this.#ask(), Math.max(wait_s * SECOND, this.#askedAt + SECOND - performance.now()));
   }
-
-  #isDue = false;
 
   async #ask() {
     const requestId = this.#requestId;
     this.#isAsking = true;
-    this.#isDue = this.#isRunning;
+    this.#askedAt = performance.now();
+    this.#isDue = false;
+    this.#numAsked = this.#numTokens;
     try {
       const report = await this.#api.get(`/console/trace/${encodeURIComponent(requestId)}`);
       const listed = report.sequences?.reduce((sum, { tokens }) => sum + (tokens?.length ?? 0), 0) ?? 0;

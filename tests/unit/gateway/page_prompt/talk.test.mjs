@@ -202,7 +202,7 @@ test("nothing is asked while something is wrong", () => {
   talk.generate();
   assert.equal(talk.problems.prompt, "Write a prompt first.");
   talk.drafts.chat = "Hi";
-  talk.values.max_tokens = "many";
+  talk.values = { ...talk.values, max_tokens: "many" };
   talk.generate();
   assert.deepEqual([api.asked, Object.keys(talk.problems)], [[], ["max_tokens"]]);
 });
