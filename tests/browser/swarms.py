@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ import psutil
 
 from swarm import Client
 from swarm.errors import ClientError
+from swarm.stage.shell import keeper
 from tests.integration.gateway import request, status
 from tests.integration.processes import free_ports
 
@@ -101,11 +103,12 @@ class Swarm:
         for process in psutil.Process(self._up.pid).children(recursive=True):
             try:
                 words = " ".join(process.cmdline()).split()
+                is_keeper = process.name() == keeper.NAME
             except psutil.Error:
                 continue
-            if "--name" in words:
+            if "--name" in words and not is_keeper:
                 found[words[words.index("--name") + 1]] = process
-            else:
+            elif not is_keeper:
                 found.update({name: process for name in ("broker", "gateway") if name in words})
         return found
 
@@ -113,15 +116,31 @@ class Swarm:
         """As by the kernel: no last words."""
         self.processes()[name].kill()
 
+    @contextmanager
+    def left_dead(self, name: str) -> Iterator[None]:
+        """Kill one, and keep ``swarm up`` from starting it again for as long as the ``with`` lasts."""
+        assert self._up is not None
+        os.kill(self._up.pid, signal.SIGSTOP)
+        try:
+            self.kill(name)
+            yield
+        finally:
+            os.kill(self._up.pid, signal.SIGCONT)
+
     def chain(self) -> list[str]:
         """The workers that serve, in the order of their layers."""
         return [stage["worker"] for stage in self.client.query("plan")["stages"]]
 
-    def answer(self, path: str, body: dict[str, Any], key: str | None = None) -> dict[str, Any]:
+    def ask(self, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
+        """The status of an answer, and what it says."""
+        headers = [("authorization", f"Bearer {key}")] if key else []
+        code, _, said = request(self.url + path, body, headers)
+        return code, json.loads(said)
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """What the gateway answers to the same question, asked in one piece and left in peace."""
         whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options", "keep_s")}
-        headers = [("authorization", f"Bearer {key}")] if key else []
-        code, _, said = request(self.url + path, whole, headers)
+        code, said = self.ask(path, whole)
         assert code == 200, said
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = said
         return answer
