@@ -84,10 +84,14 @@ class Console:
             self.region("Prompt").get_by_text("Parameters").click()
         field.fill(value)
 
+    def button(self, name: str) -> Locator:
+        """Of the prompt box."""
+        return self.region("Prompt").get_by_role("button", name=name)
+
     def generate(self) -> Asked:
         """Returns when the page has asked."""
         with self.page.expect_request(lambda asked: asked.method == "POST" and "/v1/" in asked.url) as asked:
-            self.region("Prompt").get_by_role("button", name="Generate").click()
+            self.button("Generate").click()
         body = asked.value.post_data
         assert body is not None
         return Asked(asked.value.url.removeprefix(self.url), json.loads(body))

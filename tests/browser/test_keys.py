@@ -128,7 +128,7 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
         expect(requests.get_by_role("button", name="Cancel")).to_have_count(1)
         expect(requests).to_contain_text(re.compile(r"1 (more|other)"))
     finally:
-        visit.region("Prompt").get_by_role("button", name="Stop").click()
+        visit.button("Stop").click()
         theirs.join()
     drain = visit.tab("Workers").get_by_role("button", name="Drain").first
     if drain.is_disabled():

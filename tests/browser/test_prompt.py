@@ -28,7 +28,7 @@ def test_a_prompt_streams(console: Console, swarm: Swarm) -> None:
     answer = console.answer()
     expect(answer).to_have_text(SOME_WORDS)
     early = answer.text_content() or ""
-    expect(console.region("Prompt").get_by_role("button", name="Stop")).to_be_visible()
+    expect(console.button("Stop")).to_be_visible()
     whole = text_of(swarm.answer(asked.path, asked.body))
     expect(answer).to_have_text(whole, timeout=SLOW_MS)
     assert answer.text_content() == whole
@@ -51,8 +51,8 @@ def test_several_continuations(console: Console, swarm: Swarm) -> None:
 def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:
     console.ask_for_much(num_characters=4000)
     expect(console.answer()).to_have_text(SOME_WORDS)
-    console.region("Prompt").get_by_role("button", name="Stop").click()
-    expect(console.region("Prompt").get_by_role("button", name="Generate")).to_be_enabled()
+    console.button("Stop").click()
+    expect(console.button("Generate")).to_be_enabled()
     swarm.until(lambda: not swarm.client.query("requests")["requests"], "nothing runs")
     assert len(console.answer().text_content() or "") < 4000
 
