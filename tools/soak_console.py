@@ -2,9 +2,9 @@
 """Keep the console open for minutes while answers stream into it and workers die, and see that its memory is flat.
 
 A swarm of the embedded model, and its console in Debian's Chromium, which asks for one answer after the other; every
-``--kill-every`` seconds a worker is killed. What the page's scripts hold after a collection of garbage, its nodes and its
-listeners are read all the while. In the last quarter they must be what they were in the second one (what is kept for
-display, such as charts, is full by then), within ``--more-mib``.
+``--kill-every`` seconds a worker is killed. What the page's scripts hold after a collection of garbage, its nodes and
+its listeners are read all the while. In the last quarter they must be what they were in the second one (what is kept
+for display, such as charts, is full by then), within ``--more-mib``.
 """
 
 from __future__ import annotations
