@@ -59,7 +59,7 @@ export function count(value) {
 
 export function short(value) {
   if (!known(value)) return UNKNOWN;
-  if (Math.abs(value) < 1000) return figures(value);
+  if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : figures(value);
   if (Math.abs(value) < 999_500) return `${figures(value / 1e3)}${THIN}k`;
   return `${figures(value / 1e6)}${THIN}M`;
 }

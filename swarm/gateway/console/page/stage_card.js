@@ -25,12 +25,11 @@ export function makeCard(onKill) {
     { class: "stage" },
     parts.glow,
     h("div", { class: "stage-top" }, parts.number, parts.badge),
-    h("div", {}, parts.name, parts.place),
+    h("div", { class: "stage-who" }, parts.name, parts.place),
     h("div", {}, parts.ruler, parts.layers),
     h("div", { class: "stage-meters" }, parts.memory, parts.fill),
     h("div", { class: "figures" }, parts.step, parts.speed),
-    parts.evidence,
-    h("div", { class: "stage-foot" }, parts.kill),
+    h("div", { class: "stage-foot" }, parts.evidence, parts.kill),
   );
   card.parts = parts;
   return card;
