@@ -1,7 +1,7 @@
 // Four small charts of the last minutes, drawn by hand. One cursor reads all of them, by pointer or by keys.
 
 import { fill, h, set, text } from "./dom.js";
-import { clock, duration, rate, seconds } from "./format.js";
+import { clock, count, duration, rate, seconds, trimmed } from "./format.js";
 import { axis, highestOf, nearest, segments, summary } from "./scales.js";
 import { SECONDS } from "./series.js";
 import { heading } from "./widgets.js";
@@ -10,7 +10,7 @@ const CHARTS = [
   ["tokens_per_s", "Tokens", (value) => `${rate(value)}/s`, rate],
   ["first_token_s", "To the first token", seconds, seconds],
   ["between_tokens_s", "Between tokens", seconds, seconds],
-  ["queued", "Waiting in the queue", (value) => rate(value), (value) => rate(value)],
+  ["queued", "Waiting in the queue", count, rate],
 ];
 const LEFT = 46;
 const BOTTOM = 18;
@@ -130,10 +130,10 @@ class Chart {
     for (const tick of ticks) {
       const at = Math.round(y(tick)) + 0.5;
       stroke(ink, [LEFT, at], [width, at]);
-      ink.fillText(this.#short(tick), LEFT - 6, at);
+      ink.fillText(trimmed(this.#short(tick)), LEFT - 6, at);
     }
     ink.textBaseline = "alphabetic";
-    for (const ago of [SECONDS, SECONDS / 2, 0]) {
+    for (const ago of [SECONDS, 180, 60, 0]) {
       ink.textAlign = ago === SECONDS ? "left" : ago === 0 ? "right" : "center";
       ink.fillText(ago === 0 ? "now" : `−${duration(ago)}`, x(this.#end() - ago), height - 3);
     }

@@ -26,6 +26,9 @@ export function seconds(value) {
   return duration(value);
 }
 
+// On an axis: 20 ms instead of 20.0 ms.
+export const trimmed = (words) => words.replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
+
 // Longer times: 2 min 5 s, 3 h 20 min, 4 d 2 h.
 export function duration(value) {
   if (!known(value)) return UNKNOWN;

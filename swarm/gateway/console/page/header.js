@@ -81,12 +81,16 @@ function themeSwitch() {
     show();
   }, { tone: "quiet" });
   const show = () => {
-    text(control, { system: "Auto", light: "Light", dark: "Dark" }[now()]);
-    set(control, { "aria-label": `Colours: ${control.textContent}`, title: "Change between the system's colours, light and dark" });
+    const words = { system: "Auto", light: "Light", dark: "Dark" }[now()];
+    fill(control, halfMoon(), words);
+    set(control, { "aria-label": `Colours: ${words}`, title: "Change between the system's colours, light and dark" });
   };
   show();
   return control;
 }
+
+const halfMoon = () =>
+  svg("svg", { viewBox: "0 0 16 16", class: "half-moon", "aria-hidden": "true" }, svg("circle", { cx: 8, cy: 8, r: 6.5 }), svg("path", { d: "M8 1.5a6.5 6.5 0 0 1 0 13z" }));
 
 function choose(theme) {
   const root = document.documentElement;

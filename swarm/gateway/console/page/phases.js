@@ -24,11 +24,16 @@ export function rowsOf(recovery) {
   });
 }
 
-export const tookOf = (recovery) =>
-  recovery.total_s ?? (recovery.phases ?? []).reduce((sum, phase) => sum + (phase.took_s ?? 0), 0);
+// From the verdict on, as the whole is told: how long a loss goes unnoticed is a phase of its own.
+const healing = (recovery) => (recovery.phases ?? []).filter(({ name }) => name !== "verdict");
+
+export const tookOf = (recovery) => recovery.total_s ?? healing(recovery).reduce((sum, phase) => sum + (phase.took_s ?? 0), 0);
 
 export function predictedOf(recovery) {
   if (typeof recovery.predicted_total_s === "number") return recovery.predicted_total_s;
-  const known = (recovery.phases ?? []).map((phase) => phase.predicted_s).filter((value) => typeof value === "number");
+  const known = healing(recovery).map((phase) => phase.predicted_s).filter((value) => typeof value === "number");
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 }
+
+// Which recovery it is: when it began isn't known of those that nobody saw.
+export const keyOf = (recovery) => `${recovery.epoch ?? ""} ${recovery.began_at ?? ""} ${recovery.cause ?? ""}`;

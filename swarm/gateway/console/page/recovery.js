@@ -2,7 +2,7 @@
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { clock, plural, seconds, UNKNOWN } from "./format.js";
-import { predictedOf, rowsOf, tookOf } from "./phases.js";
+import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
 import { badge, empty, heading, setBadge } from "./widgets.js";
 
 const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
@@ -30,7 +30,7 @@ export function mount(root, store) {
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown);
-    figure(total, seconds(tookOf(shown)), running ? "taken so far" : "taken, from the loss on");
+    figure(total, seconds(tookOf(shown)), running ? "taken so far" : "taken, from the verdict on");
     figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
@@ -58,7 +58,7 @@ function figure(element, value, words) {
 function drawPhases(list, recovery) {
   keyed(
     list,
-    rowsOf(recovery).map((row) => ({ ...row, key: `${recovery.began_at} ${row.name}` })),
+    rowsOf(recovery).map((row) => ({ ...row, key: `${keyOf(recovery)} ${row.name}` })),
     (row) => row.key,
     (row) =>
       h(
@@ -88,7 +88,7 @@ function drawEarlier(more, list, recoveries) {
   keyed(
     list,
     recoveries,
-    (one) => one.began_at,
+    keyOf,
     () => h("li", {}, h("time"), h("span")),
     (element, one) => {
       text(element.firstElementChild, clock(one.began_at));
