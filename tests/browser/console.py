@@ -81,7 +81,7 @@ class Console:
         """One of the parameters."""
         field = self.region("Prompt").get_by_label(label, exact=True)
         if not field.is_visible():
-            self.region("Prompt").get_by_text("Parameters").click()
+            self.region("Prompt").get_by_text("More parameters").click()
         field.fill(value)
 
     def button(self, name: str) -> Locator:
