@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from swarm.cli.doctor.checks import Finding, Level
 from swarm.cli.output import in_bytes
 from swarm.ctl.look.versions import versions
-from swarm.ctl.render import rows_of
+from swarm.govern.rows import rows_of
 from swarm.wire.messages import Json
 
 Row = Mapping[str, object]

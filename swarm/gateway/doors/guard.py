@@ -44,8 +44,12 @@ class Guard:
         keys: Watched,
         settings: GatewaySettings,
         clock: Callable[[], float] = time.time,
+        *,
         numbers: HttpNumbers | None = None,
+        page: frozenset[str] = frozenset(),
     ) -> None:
+        """``page``: paths of the console's files, which tell nothing and need no key."""
+        self._page = page
         self._app, self._keys, self._settings, self._clock = app, keys, settings, clock
         self._numbers = numbers or HttpNumbers()
         self._book = Book()
@@ -72,11 +76,19 @@ class Guard:
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
+        self._look()
+        if is_console(scope["path"]):
+            check_same_origin(scope, headers)
         key = self._key_of(scope, headers)
         if key is None:
+            if self._keys.ring is None:
+                scope["owner"] = Owner(is_admin=True)  # whoever is on this machine
             await self._pass(scope, headers, receive, send)
             return
-        scope["owner"] = Owner(key.name, key.limits.max_priority)
+        scope["owner"], scope["swarm.key"] = Owner(key.name, key.limits.max_priority, key.admin), key.name
+        if is_console(scope["path"]):
+            await self._pass(scope, headers, receive, send)
+            return
         if (problem := self._book.enter(key, self._clock())) is not None:
             raise problem
         try:
@@ -99,13 +111,14 @@ class Guard:
 
     def _key_of(self, scope: Scope, headers: Mapping[str, str]) -> Key | None:
         """Whose key was shown; None where none is needed. Raises Problem."""
-        self._look()
         path: str = scope["path"]
         if path in OPEN:
             return None
         ring = self._keys.ring
         if ring is None:
             check_local(scope, headers, self._settings.cors_origins)
+            return None
+        if path in self._page:
             return None
         if path == "/metrics" and _is_local(scope, headers):
             return None
@@ -173,6 +186,29 @@ def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) ->
     origin = headers.get("origin")
     if origin is not None and "*" not in origins and origin not in origins and not _is_loopback(_hostname(origin)):
         raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+
+
+def is_console(path: str) -> bool:
+    return path == "/" or path.startswith("/console/")
+
+
+def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
+    """The console is asked by its own page, or by programs: by no page from elsewhere, whoever's key it has. What gives
+    orders must be said to be JSON, which pages from elsewhere can't say unasked. Raises Problem."""
+    origin, host = headers.get("origin"), headers.get("host", "")
+    if origin is not None and urlsplit_netloc(origin) != host.lower():
+        raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if scope["method"] == "POST" and kind != "application/json":
+        raise Problem(415, "a body of content-type application/json is expected", code="content_type")
+
+
+@functools.lru_cache(_MANY)
+def urlsplit_netloc(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""
 
 
 @functools.lru_cache(_MANY)

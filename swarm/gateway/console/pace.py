@@ -1,0 +1,78 @@
+"""What the broker is asked at a look, and when the next look is. Pure: times go in.
+
+While something is under way there are ten looks a second, else two. Each report is asked for as often as it can have
+news: workers and the plan when the status shows that they may have changed, and now and then in any case. Looking must
+not slow down what is looked at: where a look costs much (many requests under way on a busy gateway), the next one
+waits until the looks together take no more than their share of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from swarm.wire.messages import Json
+
+BUSY_S: Final = 0.1
+IDLE_S: Final = 0.5
+AWAY_S: Final = 1.0  # without an answer, until the broker counts as away
+SHARE: Final = 1 / 250  # of a gateway's time, for looks
+MAX_S: Final = 2.0  # between two looks, whatever they cost
+
+What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
+# How often in any case: (while something is under way, while nothing is).
+_EVERY: Final[dict[What, tuple[float, float]]] = {
+    "stats": (0.5, 1.0),
+    "nodes": (1.0, 1.0),
+    "plan": (1.0, 5.0),
+    "recoveries": (2.0, 5.0),
+    "requests": (0.2, 2.0),
+}
+_OF_PLANS: Final = ("state", "waits_for", "epoch", "num_workers", "num_stages", "loading", "model")
+_OF_REQUESTS: Final = ("num_running", "num_queued", "num_requests")
+
+
+@dataclass(slots=True)
+class Pace:
+    """One for a watch."""
+
+    _asked_at: dict[What, float] = field(default_factory=dict)
+    _of_plans: list[object] = field(default_factory=list)
+    _of_requests: list[object] = field(default_factory=list)
+    _is_busy: bool = False
+    _is_recovering: bool = False
+
+    def heard(self, status: Json, *, is_recovering: bool) -> None:
+        """The status is asked at each look. ``is_recovering``: as far as is known."""
+        of_plans, of_requests = [status.get(key) for key in _OF_PLANS], [status.get(key) for key in _OF_REQUESTS]
+        if of_plans != self._of_plans:
+            for what in ("nodes", "plan", "recoveries"):
+                self._asked_at.pop(what, None)  # type: ignore[call-overload]
+        if of_requests != self._of_requests:
+            self._asked_at.pop("requests", None)
+        self._of_plans, self._of_requests, self._is_recovering = of_plans, of_requests, is_recovering
+        self._is_busy = bool(status.get("num_running") or status.get("num_queued") or status.get("loading"))
+        self._is_busy = self._is_busy or status.get("state") != "serving"
+
+    def due(self, now: float) -> list[What]:
+        """Beside the status. Counts as asked."""
+        place = 0 if self.is_busy else 1
+        found = [what for what, every in _EVERY.items() if now >= self._asked_at.get(what, now - 1e9) + every[place]]
+        if self._is_recovering:
+            found += [what for what in ("nodes", "plan", "recoveries") if what not in found]  # type: ignore[misc]
+        self._asked_at |= dict.fromkeys(found, now)
+        return found
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_busy or self._is_recovering
+
+    def wait_s(self, cost_s: float, num_told: int) -> float:
+        """Until the next look. ``cost_s``: what the last one took of the gateway's time; ``num_told``: how many events
+        it made, of which there are at most ten a second."""
+        least_s = (BUSY_S if self.is_busy else IDLE_S) * max(1, num_told)
+        return min(MAX_S, max(least_s, cost_s / SHARE))
+
+    def ask_all(self) -> None:
+        """Nothing that was known counts: all is asked at the next look."""
+        self._asked_at.clear()
