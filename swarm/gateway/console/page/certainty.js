@@ -47,5 +47,5 @@ export function summary(chances) {
   const shaky = known.filter((chance) => probability(chance.logprob) < 0.5).length;
   const mean = Math.exp(known.reduce((sum, { logprob }) => sum + logprob, 0) / known.length);
   const count = shaky === 0 ? "none of them below 50 %" : `${shaky} of them below 50 %`;
-  return `${known.length} tokens, ${percent(mean)} each (geometric mean), ${count}; the least sure: “${visible(least.token)}” ${percent(probability(least.logprob))}.`;
+  return `${known.length} tokens, ${percent(mean)} on (geometric) average, ${count}; the least sure: “${visible(least.token)}” ${percent(probability(least.logprob))}.`;
 }

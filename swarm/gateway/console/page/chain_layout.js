@@ -21,7 +21,7 @@ const sameRange = (a, b) => a?.[0] === b?.[0] && a?.[1] === b?.[1];
 // The stages of the plan with their workers' rows, and those that were lost just now, each at its old place.
 // `before`: what this gave last time. Each: {key, worker, number, stage, row, state, evidence, lostAt}.
 export function stagesOf(view, before, now) {
-  const planned = (view?.plan?.stages ?? []).map((stage) => planStage(view, stage, before, now));
+  const planned = stagesIn(view).map((stage) => planStage(view, stage, before, now));
   const shown = planned.map((stage) => stage.key);
   before.forEach((stage, index) => {
     if (shown.includes(stage.key) || !lingers(view, stage, now)) return;
@@ -32,13 +32,20 @@ export function stagesOf(view, before, now) {
   return planned.map((stage) => (stage.isGone ? stage : { ...stage, number: (number += 1) }));
 }
 
+// Before anything serves, the stages of the plan that is being prepared.
+function stagesIn(view) {
+  const plan = view?.plan;
+  return plan?.stages?.length ? plan.stages : (plan?.coming?.stages ?? []);
+}
+
 function planStage(view, stage, before, now) {
-  const row = rowOf(view.workers, stage.worker, stage.layers);
-  const key = row?.incarnation ?? before.find((other) => other.worker === stage.worker && !other.isGone)?.key ?? stage.worker;
+  const known = before.find((other) => other.worker === stage.worker && !other.isGone);
+  const found = rowOf(view.workers, stage.worker, stage.layers);
+  const isAnother = found && known && found.incarnation !== known.key && !sameRange(found.layers, stage.layers);
+  const row = isAnother && isNamed(view, stage.worker) ? null : found; // its next life is here, and holds nothing yet
   const isLost = row === null || isLostNow(view, row);
-  const known = before.find((other) => other.key === key);
   return {
-    key,
+    key: row?.incarnation ?? known?.key ?? stage.worker,
     worker: stage.worker,
     stage,
     row: row ?? known?.row ?? null,
@@ -49,14 +56,16 @@ function planStage(view, stage, before, now) {
   };
 }
 
+const isNamed = (view, worker) => Boolean(view.recovery?.workers?.includes(worker));
+
 // A recovery names workers, not lives: one that is here again, and well, is another life.
 const isLostNow = (view, row) =>
-  (view.recovery?.workers?.includes(row.name) && (row.state !== "member" || row.verdict !== "well")) ||
+  (isNamed(view, row.name) && (row.state !== "member" || row.verdict !== "well")) ||
   ["dead", "silent", "hung", "lied", "left"].includes(row.verdict);
 
 function lingers(view, stage, now) {
   const name = stage.worker;
-  const wasLost = stage.lostAt !== null || view.recovery?.workers?.includes(name) || isOfLast(view, name, now);
+  const wasLost = stage.lostAt !== null || isNamed(view, name) || isOfLast(view, name, now);
   return wasLost && now - (stage.lostAt ?? now) < LINGER_S;
 }
 
@@ -70,7 +79,7 @@ function evidenceOf(view, { worker }) {
   return told?.evidence ?? "it is not here";
 }
 
-export const numLayers = (view) => Math.max(0, ...(view?.plan?.stages ?? []).map((stage) => stage.layers[1]));
+export const numLayers = (view) => Math.max(0, ...stagesIn(view).map((stage) => stage.layers[1]));
 
 // How many of each state: [["well", 2], ["slow", 1]], well first.
 export function tally(stages) {

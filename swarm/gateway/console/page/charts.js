@@ -133,7 +133,7 @@ class Chart {
       ink.fillText(trimmed(this.#short(tick)), LEFT - 6, at);
     }
     ink.textBaseline = "alphabetic";
-    for (const ago of [SECONDS, 180, 60, 0]) {
+    for (const ago of [SECONDS, 120, 0]) {
       ink.textAlign = ago === SECONDS ? "left" : ago === 0 ? "right" : "center";
       ink.fillText(ago === 0 ? "now" : `−${duration(ago)}`, x(this.#end() - ago), height - 3);
     }

@@ -6,7 +6,7 @@ import { empty, heading } from "./widgets.js";
 
 const SHOWN = 100;
 const GRAVE = /lost|failed|problem|died|dead|silent|hung|lied|begun/;
-const GOOD = /ended|serving|joined|solved|recovered/;
+const GOOD = /ended|^serving|joined|solved|recovered/;
 
 export function mount(root, store) {
   const search = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter events" });

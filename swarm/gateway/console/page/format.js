@@ -47,7 +47,7 @@ export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let size = value;
   let unit = 0;
-  while (Math.abs(size) >= 1000 && unit < units.length - 1) {
+  while (Math.abs(size) >= 999.5 && unit < units.length - 1) {
     size /= 1024;
     unit += 1;
   }
@@ -62,7 +62,7 @@ export function count(value) {
 
 export function short(value) {
   if (!known(value)) return UNKNOWN;
-  if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : figures(value);
+  if (Math.abs(value) < 999.5) return Number.isInteger(value) ? String(value) : figures(value);
   if (Math.abs(value) < 999_500) return `${figures(value / 1e3)}${THIN}k`;
   return `${figures(value / 1e6)}${THIN}M`;
 }
@@ -85,8 +85,10 @@ export function layers(range) {
 
 export const layerWord = (range) => (range && range[1] - range[0] === 1 ? "layer" : "layers");
 
+// The time of day of seconds since 1970, or of a time as text.
 export function clock(at) {
-  return known(at) ? new Date(at * 1000).toLocaleTimeString("en-GB") : "";
+  const time = known(at) ? at * 1000 : typeof at === "string" ? Date.parse(at) : NaN;
+  return known(time) ? new Date(time).toLocaleTimeString("en-GB") : "";
 }
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

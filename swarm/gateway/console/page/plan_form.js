@@ -13,7 +13,7 @@ export class Supposing {
   #body = h("tbody");
   #objective = select([["", "As it is"], ["throughput", "Throughput"], ["latency", "Latency"]]);
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
-  #like = select([["", "The first of the plan"]]);
+  #like = select([["", "First stage"]]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
@@ -50,7 +50,7 @@ export class Supposing {
       this.#like,
       [{ name: "" }, ...names],
       (row) => row.name,
-      (row) => h("option", { value: row.name }, row.name || "The first of the plan"),
+      (row) => h("option", { value: row.name }, row.name || "First stage"),
       () => {},
     );
     const may = Boolean(me?.admin);

@@ -30,7 +30,7 @@ export function mount(root, store) {
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown);
-    figure(total, seconds(tookOf(shown)), running ? "taken so far" : "taken, from the verdict on");
+    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken, from the verdict on");
     figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });

@@ -107,7 +107,7 @@ export function inWords(spans, textOf = () => "") {
   const slowest = slowestToken(spans.tokens.filter(({ index }) => index > 0));
   if (slowest) words.push(`The slowest after it is ${named(slowest, textOf)}: ${seconds(slowest.total_s)}, most of it ${most(spans, slowest)}.`);
   const part = longest(spans.totals);
-  if (part) words.push(`Most of all time went into ${doing(part)}: ${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}.`);
+  if (part) words.push(`Most of all time was spent ${doing(part)}: ${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}.`);
   return words;
 }
 
@@ -121,24 +121,31 @@ export function named({ index }, textOf = () => "") {
   return text ? `token ${index + 1} “${text}”` : `token ${index + 1}`;
 }
 
-// One token with all its hops, for who hears or points at it.
+const WORTH_TELLING = 0.01; // of a token's time: what is less is told together
+
+// One token with its hops, for who hears or points at it.
 export function tokenInWords(spans, token, textOf) {
-  const parts = spans.spansOf(token).filter((span) => span.seconds >= 0.000_005);
-  const told = parts.map((span) => `${doing(span)} ${seconds(span.seconds)}`).join(", ");
-  return `${capital(named(token, textOf))}: ${seconds(token.total_s)}${told ? `: ${told}` : ""}.`;
+  const parts = spans.spansOf(token).filter((span) => span.seconds >= WORTH_TELLING * token.total_s);
+  const told = parts.map((span) => `${doing(span)} ${seconds(span.seconds)}`);
+  const rest = parts.reduce((left, span) => left - span.seconds, token.total_s);
+  if (told.length > 0 && rest > 0.001 * token.total_s) told.push(`all else ${seconds(rest)}`);
+  return `${capital(named(token, textOf))}: ${seconds(token.total_s)}${told.length > 0 ? `: ${told.join(", ")}` : ""}.`;
 }
 
 export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
 // --- the chart's columns
 
-// Columns of at least `narrowest` pixels: each a token, or where there are more, the slowest of several. `scale` is the
-// time at the top: what towers above all others (a first token with a long prompt) is cut, and says so.
+// Columns of at least `narrowest` pixels: {token, first, last}, each of one token, or where there are more, of several told
+// by their slowest. `scale` is the time at the top: what towers above all others (a first token with a long prompt) is cut.
 export function columnsOf(tokens, width, narrowest = 3) {
   const room = Math.max(1, Math.floor(width / narrowest));
   const perColumn = Math.max(1, Math.ceil(tokens.length / room));
   const columns = [];
-  for (let at = 0; at < tokens.length; at += perColumn) columns.push(slowestToken(tokens.slice(at, at + perColumn)));
+  for (let at = 0; at < tokens.length; at += perColumn) {
+    const some = tokens.slice(at, at + perColumn);
+    columns.push({ token: slowestToken(some), first: some[0].index, last: some.at(-1).index });
+  }
   return { columns, perColumn, scale: scaleOf(tokens) };
 }
 

@@ -5,8 +5,8 @@ import { h, set, svg, text, unique } from "./dom.js";
 // What a verdict looks like. The shape says it without colour, the word without either.
 const TONES = {
   well: "well", serving: "well", live: "well", member: "well", done: "well",
-  slow: "warn", blocked: "warn", cordoned: "warn", draining: "warn", reconnecting: "warn", away: "warn",
-  loading: "busy", runs: "busy", connecting: "busy", recovering: "busy",
+  slow: "warn", blocked: "warn", cordoned: "warn", draining: "warn", drained: "warn", waiting: "warn", reconnecting: "warn", away: "warn",
+  loading: "busy", preparing: "busy", runs: "busy", connecting: "busy", recovering: "busy",
   silent: "bad", hung: "bad", dead: "bad", lied: "bad", lost: "bad", failed: "bad",
 };
 const SHAPES = {

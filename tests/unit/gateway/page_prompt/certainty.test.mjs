@@ -29,6 +29,6 @@ test("a token and a continuation in words", () => {
   const words = certainty.inWords(chance(" a", 0.62, [[" a", 0.62], [" b", 0.2]])).replaceAll("\u202f", " ");
   assert.equal(words, "“␣a”: 62 %, likely; else “␣b” 20 %");
   const told = certainty.summary([chance(" a", 0.9), null, chance(" b", 0.1)]).replaceAll("\u202f", " ");
-  assert.equal(told, "2 tokens, 30 % each (geometric mean), 1 of them below 50 %; the least sure: “␣b” 10 %.");
+  assert.equal(told, "2 tokens, 30 % on (geometric) average, 1 of them below 50 %; the least sure: “␣b” 10 %.");
   assert.equal(certainty.summary([]), "");
 });
