@@ -74,13 +74,17 @@ async def _main(
     settings: Settings, listener: socket.socket, broker: Access | str | None, unit: Unit, home: Household
 ) -> int:
     own = settings.gateway
-    client = AsyncClient(
-        broker,
-        connect_timeout_s=settings.client.connect_timeout_s,
-        reconnect_timeout_s=settings.client.reconnect_timeout_s,
-    )
+
+    def make_client() -> AsyncClient:
+        return AsyncClient(
+            broker,
+            connect_timeout_s=settings.client.connect_timeout_s,
+            reconnect_timeout_s=settings.client.reconnect_timeout_s,
+        )
+
+    client = make_client()
     desk = Desk(client, own.aliases)
-    doors = Doors(settings, desk, home)
+    doors = Doors(settings, desk, home, make_client)
     config = uvicorn.Config(
         doors.app,
         http=connections_of(own, doors.numbers.refused_connection),

@@ -10,8 +10,9 @@ GONE = ("left", "out")  # states of workers that are no members any more
 
 def rows_of(value: object) -> list[Row]:
     """The rows of a table; none where there is no table."""
-    is_table = isinstance(value, Sequence) and not isinstance(value, str)
-    return [item for item in value if isinstance(item, Mapping)] if is_table else []
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return []
+    return [item for item in value if isinstance(item, Mapping)]
 
 
 def is_here(worker: Row) -> bool:

@@ -18,6 +18,7 @@ import psutil
 
 from swarm import Client
 from swarm.errors import ClientError
+from swarm.govern.rows import is_here
 from swarm.stage.shell import keeper
 from tests.integration.gateway import request, status
 from tests.integration.processes import free_ports
@@ -73,7 +74,7 @@ class Swarm:
         report = self.client.query("status")
         if (report["state"], report["num_stages"], report["num_requests"]) != ("serving", NUM_WORKERS, 0):
             return False
-        workers = self.client.query("nodes")["workers"]
+        workers = [worker for worker in self.client.query("nodes")["workers"] if is_here(worker)]
         return len(workers) == NUM_WORKERS and all(worker["verdict"] == "well" for worker in workers)
 
     def until(self, holds: Callable[[], Any], what: str, within_s: float = READY_S) -> Any:

@@ -15,7 +15,8 @@ from swarm.wire.messages import Json
 
 BUSY_S: Final = 0.1
 IDLE_S: Final = 0.5
-AWAY_S: Final = 1.0  # without an answer, until the broker counts as away
+AWAY_S: Final = 2.0  # without an answer, until a broker that is connected counts as away: a busy one takes its time
+PATIENCE_S: Final = 0.5  # the same for one that is not connected
 SHARE: Final = 1 / 250  # of a gateway's time, for looks
 MAX_S: Final = 2.0  # between two looks, whatever they cost
 
@@ -47,7 +48,7 @@ class Pace:
         of_plans, of_requests = [status.get(key) for key in _OF_PLANS], [status.get(key) for key in _OF_REQUESTS]
         if of_plans != self._of_plans:
             for what in ("nodes", "plan", "recoveries"):
-                self._asked_at.pop(what, None)  # type: ignore[call-overload]
+                self._asked_at.pop(what, None)
         if of_requests != self._of_requests:
             self._asked_at.pop("requests", None)
         self._of_plans, self._of_requests, self._is_recovering = of_plans, of_requests, is_recovering
@@ -59,7 +60,7 @@ class Pace:
         place = 0 if self.is_busy else 1
         found = [what for what, every in _EVERY.items() if now >= self._asked_at.get(what, now - 1e9) + every[place]]
         if self._is_recovering:
-            found += [what for what in ("nodes", "plan", "recoveries") if what not in found]  # type: ignore[misc]
+            found += [what for what in ("nodes", "plan", "recoveries") if what not in found]
         self._asked_at |= dict.fromkeys(found, now)
         return found
 

@@ -172,7 +172,7 @@ def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple
 
 
 def _holders(plan: Json) -> dict[int, str]:
-    found = {}
+    found: dict[int, str] = {}
     for row in rows_of(plan.get("stages")):
         first, stop = _range(row.get("layers"))
         found |= dict.fromkeys(range(first, stop), str(row.get("worker")))

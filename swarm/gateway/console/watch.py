@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -14,7 +14,7 @@ from swarm.client.client import AsyncClient
 from swarm.errors import SwarmError
 from swarm.gateway.console.audience import KEPT_EVENTS, MAX_WAITING, Audience
 from swarm.gateway.console.figures import Figures
-from swarm.gateway.console.pace import AWAY_S, Pace, What
+from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Pace, What
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.console.view import Known, seen_by, view
 from swarm.govern.events import AWAY, NOTHING, Event, Look, happened
@@ -77,8 +77,9 @@ class Viewer:
 class Watch:
     """One for a gateway."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, make_client: Callable[[], AsyncClient]) -> None:
+        """``make_client``: one that asks nothing else."""
+        self._make_client = make_client
         self._audiences: dict[str | None, Audience] = {}
         self._viewers: set[Viewer] = set()
         self._figures, self._pace = Figures(), Pace()
@@ -114,6 +115,7 @@ class Watch:
             self._pace.ask_all()
             self._first.clear()
             self._looking = asyncio.ensure_future(self._look_on())
+            self._looking.add_done_callback(self._looked)
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
@@ -144,8 +146,13 @@ class Watch:
         for viewer in list(self._viewers):
             viewer.end()
         self._first.set()  # nobody waits for it any more
+
+    async def aclose(self) -> None:
+        """End, and let go of the broker."""
+        self.end()
         if self._looking is not None:
             self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
 
     def _audience(self, tenant: str | None) -> Audience:
         found = self._audiences.get(tenant)
@@ -160,22 +167,43 @@ class Watch:
 
     # --- looking
 
-    async def _look_on(self) -> None:
-        while True:
-            began = time.monotonic()
-            try:
-                async with asyncio.timeout(AWAY_S):
-                    fresh = await self._ask()
-            except (SwarmError, TimeoutError):
-                fresh = None
-            now, computing = time.monotonic(), time.thread_time()
-            num_told = self._heard(fresh, now)
-            wait_s = self._pace.wait_s(time.thread_time() - computing, num_told)
-            await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
+    def _looked(self, looking: asyncio.Task[None]) -> None:
+        """It ends when nobody looks. A fault of ours ends the streams, too: their readers come again."""
+        if not looking.cancelled() and (fault := looking.exception()) is not None:
+            log.error("console_broke", exc_info=fault)
+            self._looking = None
+            for viewer in list(self._viewers):
+                viewer.end()
 
-    async def _ask(self) -> dict[What, Json]:
+    async def _look_on(self) -> None:
+        """Until cancelled. The client lives as long: nobody looks, nothing is connected."""
+        async with self._make_client() as client:
+            while True:
+                began = time.monotonic()
+                fresh = await self._asked(client)
+                computing = time.thread_time()
+                num_told = self._heard(fresh, time.monotonic())
+                wait_s = self._pace.wait_s(time.thread_time() - computing, num_told)
+                await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
+
+    async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
+        """The answers; None: the broker gives none. While it is away that is told, and waited on."""
+        asking = asyncio.ensure_future(self._ask(client))
+        try:
+            while not asking.done():
+                await asyncio.wait({asking}, timeout=PATIENCE_S)
+                silent_s = time.monotonic() - self._heard_at
+                if not asking.done() and silent_s >= (AWAY_S if client.is_connected else PATIENCE_S):
+                    self._heard(None, time.monotonic())
+            return asking.result()
+        except SwarmError:
+            return None
+        finally:
+            asking.cancel()
+
+    async def _ask(self, client: AsyncClient) -> dict[What, Json]:
         due: list[What] = ["status", *self._pace.due(time.monotonic())]
-        found = await asyncio.gather(*(self._client.query(what) for what in due))
+        found = await asyncio.gather(*(client.query(what) for what in due))
         return dict(zip(due, found, strict=True))
 
     def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:

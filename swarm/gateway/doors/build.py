@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from swarm.config import is_loopback
 from swarm.errors import ConfigError
 from swarm.gateway.app import make_app
-from swarm.gateway.console.console import Console
+from swarm.gateway.console.console import Console, MakeClient
 from swarm.gateway.console.household import STRANGERS, Household
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.guard import Guard
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 class Doors:
     """A whole gateway as an application. Raises ConfigError for settings that would open it to everybody."""
 
-    def __init__(self, settings: Settings, desk: Desk, home: Household = STRANGERS) -> None:
+    def __init__(
+        self, settings: Settings, desk: Desk, home: Household = STRANGERS, make_client: MakeClient | None = None
+    ) -> None:
+        """``make_client``: as for ``Console``."""
         own = settings.gateway
         keys = Watched(keys_file(settings))
         self.needs_keys = keys.ring is not None
@@ -48,9 +51,13 @@ class Doors:
             )
         self.numbers = HttpNumbers()
         self.upstreams = Upstreams(self._routes, settings.upstream, self.numbers)
-        self.console = Console(desk.client, home) if own.console else None
-        page = frozenset() if self.console is None else self.console.open_paths
-        guard = Guard(self.upstreams, keys, own, numbers=self.numbers, page=page)
+        guard = Guard(self.upstreams, keys, own, numbers=self.numbers)
+        self.console: Console | None = None
+        if own.console:
+            self.console = Console(
+                make_client or (lambda: desk.client), lambda: keys.ring.keys if keys.ring else (), guard.usage, home
+            )
+            guard.page = self.console.open_paths
         accounts = Accounts(self.numbers, guard, make_tracer(own.traces, desk.client.trace))
         self._inner: FastAPI = make_app(desk, accounts, self.console)
         self._inner.state.more_models = self.upstreams.models

@@ -21,7 +21,7 @@ from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import api_of
 from swarm.gateway.http.json import identified
 from swarm.keys.file import Watched
-from swarm.keys.keys import Key
+from swarm.keys.keys import Key, Limits
 from swarm.log import get_logger
 from swarm.numbers.http import HttpNumbers
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 OPEN = frozenset({"/health", "/ready"})
 LOOK_S = 0.5  # between two looks at the keys' file
+# What a key may ask of the console beside its own limits, which are for answers: open pages count among the eight.
+CONSOLE_LIMITS = Limits(rate_per_min=600, concurrency=8)
 _MANY = 64  # addresses and hosts that are known as loopback or not; a head bounds how long they are
 
 log = get_logger(__name__)
@@ -46,19 +48,21 @@ class Guard:
         clock: Callable[[], float] = time.time,
         *,
         numbers: HttpNumbers | None = None,
-        page: frozenset[str] = frozenset(),
     ) -> None:
-        """``page``: paths of the console's files, which tell nothing and need no key."""
-        self._page = page
+        self.page: frozenset[str] = frozenset()  # paths of the console's files, which tell nothing and need no key
         self._app, self._keys, self._settings, self._clock = app, keys, settings, clock
         self._numbers = numbers or HttpNumbers()
-        self._book = Book()
+        self._book, self._console_book = Book(), Book()
         self._looked_at = 0.0
 
     # --- a ledger
 
     def ended(self, owner: Owner, counts: Counts) -> None:
         self._book.spend(owner.tenant, counts.prompt + counts.answer, self._clock())
+
+    def usage(self, name: str) -> tuple[int, int]:
+        """Tokens that a key has spent today, and its answers under way."""
+        return self._book.usage(name, self._clock())
 
     # --- an application
 
@@ -87,14 +91,15 @@ class Guard:
             return
         scope["owner"], scope["swarm.key"] = Owner(key.name, key.limits.max_priority, key.admin), key.name
         if is_console(scope["path"]):
-            await self._pass(scope, headers, receive, send)
-            return
-        if (problem := self._book.enter(key, self._clock())) is not None:
+            book, key = self._console_book, msgspec.structs.replace(key, limits=CONSOLE_LIMITS)
+        else:
+            book = self._book
+        if (problem := book.enter(key, self._clock())) is not None:
             raise problem
         try:
             await self._pass(scope, headers, receive, send)
         finally:
-            self._book.leave(key.name)
+            book.leave(key.name)
 
     async def _pass(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -118,7 +123,7 @@ class Guard:
         if ring is None:
             check_local(scope, headers, self._settings.cors_origins)
             return None
-        if path in self._page:
+        if path in self.page:
             return None
         if path == "/metrics" and _is_local(scope, headers):
             return None
@@ -141,7 +146,8 @@ class Guard:
         if news:
             log.error("keys_not_read", error=news)
         elif news is not None and self._keys.ring is not None:
-            self._book.keep({key.name for key in self._keys.ring.keys})
+            for book in (self._book, self._console_book):
+                book.keep({key.name for key in self._keys.ring.keys})
             log.info("keys_read", num_keys=len(self._keys.ring.keys))
 
 

@@ -73,6 +73,27 @@ async def plan(request: Request) -> Response:
     return JsonResponse(await console_of(request).suppose(_body(request)))
 
 
+@router.get("/console/logs")
+async def logs(request: Request) -> Response:
+    """Whose logs there are."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(await console_of(request).logs())
+
+
+@router.get("/console/logs/{name}")
+async def log(request: Request, name: str, search: str = "", before: int | None = None) -> Response:
+    """A page of one."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(await console_of(request).log(name, before, search))
+
+
+@router.get("/console/keys")
+async def keys(request: Request) -> Response:
+    """What each key may use, and has used."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(console_of(request).quotas())
+
+
 @router.get("/console/trace/{request_id}")
 async def trace(request: Request, request_id: str) -> Response:
     return JsonResponse(await console_of(request).trace(request_id[:200], owner_of(request)))
