@@ -24,7 +24,7 @@ from tests.integration.gateway import request, status
 from tests.integration.processes import free_ports
 
 NUM_WORKERS = 3
-READY_S = 90.0
+READY_S = 60.0
 MODEL = "village"
 
 
