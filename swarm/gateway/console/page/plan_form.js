@@ -13,7 +13,7 @@ export class Supposing {
   #body = h("tbody");
   #objective = select([["", "As it is"], ["throughput", "Throughput"], ["latency", "Latency"]]);
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
-  #like = select([["", "First stage"]]);
+  #like = select([]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
