@@ -62,7 +62,7 @@ export async function orderAfter(api, question, verb, body = {}) {
 }
 
 // What an order came to, and how long it lasts where that has an end.
-export const told = ({ text, body }) => [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""].join(" ").replaceAll("..", ".").trim();
+export const told = ({ text, body }) => [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""].join(" ").replaceAll("..", ".").trim().replace(/^a (?=[a-z])/, "A ");
 
 let keyDialog = null;
 
