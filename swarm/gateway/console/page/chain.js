@@ -32,7 +32,7 @@ class Chain {
     this.#cards = new Cards((worker) => this.#kill(worker));
     this.#tiles = new Tiles((worker) => this.#kill(worker));
     fill(root, heading("Stages", this.#summary), this.#body);
-    const parts = ["plan", "workers", "links", "rates", "recovery", "recoveries", "status", "me"];
+    const parts = ["plan", "workers", "links", "rates", "recovery", "recoveries", "status", "me", "connection", "away_s"];
     store.subscribe(parts, () => this.#draw());
     new ResizeObserver(() => this.#draw()).observe(root);
   }
@@ -47,7 +47,8 @@ class Chain {
     if (this.#shown.length === 0) return this.#show(`none ${view.status?.waits_for}`, whyNone(view));
     const form = this.#shown.length > MOST_CARDS ? this.#tiles : this.#cards;
     this.#show(form === this.#tiles ? "tiles" : "cards", form.root);
-    const about = { view, rates: view.rates ?? {}, total: numLayers(view), canKill: Boolean(me?.is_demo && me?.admin) };
+    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
+    const about = { view, rates, total: numLayers(view), canKill: Boolean(me?.is_demo && me?.admin) };
     return form.draw(this.#shown, about);
   }
 

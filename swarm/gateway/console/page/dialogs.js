@@ -52,7 +52,7 @@ export async function orderAfter(api, question, verb, body = {}) {
   if (question && !(await ask(question))) return null;
   try {
     const answer = await api.order(verb, body);
-    say(answer.text || "Done.");
+    say(told(answer));
     return answer;
   } catch (error) {
     if (error.name !== "ApiError") throw error;
@@ -60,6 +60,9 @@ export async function orderAfter(api, question, verb, body = {}) {
     return null;
   }
 }
+
+// What an order came to, and how long it lasts where that has an end.
+export const told = ({ text, body }) => [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""].join(" ").replaceAll("..", ".").trim().replace(/^a (?=[a-z])/, "A ");
 
 let keyDialog = null;
 

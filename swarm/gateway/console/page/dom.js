@@ -22,7 +22,7 @@ export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "vars") setVars(element, value);
-    else if (name === "value" && "value" in element) {
+    else if (name === "value" && "value" in element && element.tagName !== "OPTION") { // whose value is its text otherwise
       if (element.value !== String(value)) element.value = value;
     } else setAttribute(element, name, value);
   }

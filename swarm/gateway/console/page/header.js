@@ -18,12 +18,13 @@ export function mount(root, store, api) {
   const state = badge("", "");
   const speed = h("span", { class: "top-speed" }, h("b", {}, "–"), " tokens/s");
   const connection = h("span", { role: "status", class: "connection" }, badge("connecting", "connecting"));
+  const since = h("span", { class: "hint" }); // outside of the status: who listens to it must not hear each second
   const key = button("Key", () => askForKey(api, "", () => location.reload()), { tone: "quiet", hidden: true });
   fill(
     root,
     h("h1", {}, mark(), "Swarm"),
     h("div", { class: "top-facts" }, model, state, speed),
-    h("div", { class: "top-right" }, connection, key, themeSwitch()),
+    h("div", { class: "top-right" }, connection, since, key, themeSwitch()),
   );
   store.subscribe(["status", "rates", "me", "connection", "away_s"], () => {
     const { view, me } = store;
@@ -31,18 +32,19 @@ export function mount(root, store, api) {
     const said = view?.status?.state ?? me?.state ?? "";
     setBadge(state, said, said);
     state.hidden = !said;
-    text(speed.firstElementChild, rate(view?.rates?.tokens_per_s));
-    showConnection(connection.firstElementChild, store);
+    text(speed.firstElementChild, rate(store.isFresh ? view.rates?.tokens_per_s : null));
+    showConnection(connection.firstElementChild, since, store);
     key.hidden = !me?.needs_key;
     document.title = titleOf(view, me);
   });
   store.subscribe(["me"], () => foot(document.getElementById("footer"), store.me));
 }
 
-function showConnection(element, { view, connection }) {
-  const away = connection === "live" && typeof view?.away_s === "number";
-  if (away) setBadge(element, "away", `broker away for ${duration(view.away_s)}`);
+function showConnection(element, since, { view, connection }) {
+  const isAway = connection === "live" && typeof view?.away_s === "number";
+  if (isAway) setBadge(element, "away", "broker away");
   else setBadge(element, connection, CONNECTIONS[connection]);
+  text(since, isAway ? `for ${duration(view.away_s)}` : "");
 }
 
 function titleOf(view, me) {

@@ -103,14 +103,16 @@ class Logs {
   }
 }
 
+// A line that could be taken apart is shown by its event and fields, any other one as it stands there.
 function lineOf(line) {
+  const words = line.event || line.text;
   const fields = Object.entries(line.fields ?? {}).map(([key, value]) =>
     h("span", { class: "line-field" }, `${key}=`, h("b", {}, typeof value === "string" ? value : JSON.stringify(value))));
   return h(
     "li",
     { "data-level": line.level },
     h("time", {}, timeOf(line.time)),
-    h("span", { class: "line-level" }, line.level),
-    h("span", { class: "line-text" }, line.text || line.event, fields.length ? " " : null, fields),
+    h("span", { class: "line-level" }, line.level ?? ""),
+    h("span", { class: "line-text" }, h("b", {}, words), fields.length ? " " : null, fields),
   );
 }

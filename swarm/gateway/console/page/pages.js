@@ -7,12 +7,6 @@ export function withOlder(lines, older) {
   return [...older, ...lines].slice(0, MOST_LINES);
 }
 
-// One line in words, as it is searched and copied.
-export function wordsOf({ time, level, event, text, fields }) {
-  const more = Object.entries(fields ?? {}).map(([key, value]) => `${key}=${typeof value === "string" ? value : JSON.stringify(value)}`);
-  return [timeOf(time), level, text || event, ...more].filter(Boolean).join(" ");
-}
-
 // Logs tell time as text or as seconds.
 export function timeOf(time) {
   if (typeof time === "number") return new Date(time * 1000).toISOString().slice(11, 23);

@@ -1,6 +1,6 @@
 // "What if": suppose workers gone or more of them, lay layers down by hand, try it, and make it so.
 
-import { ask, say } from "./dialogs.js";
+import { ask, say, told } from "./dialogs.js";
 import { fill, h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
 import { compared, readCap, readPin } from "./plan_words.js";
@@ -13,7 +13,7 @@ export class Supposing {
   #body = h("tbody");
   #objective = select([["", "As it is"], ["throughput", "Throughput"], ["latency", "Latency"]]);
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
-  #like = select([["", "First stage"]]);
+  #like = select([]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
@@ -90,8 +90,7 @@ export class Supposing {
         ? "Plans go by the settings alone again. Layers may move; answers wait for that moment and go on."
         : "It counts from now on, in the place of what was applied before, until the broker is started again. Layers may move; answers wait for that moment and go on.";
       if (!(await ask({ title: "Apply this?", words, yes: "Yes, apply", isGrave: false }))) return;
-      const answer = await this.#api.order("plan", { suppose });
-      say(answer.text || "Applied.");
+      say(told(await this.#api.order("plan", { suppose })));
     });
   }
 

@@ -5,6 +5,7 @@ import { layers, rate, seconds } from "./format.js";
 // The ways out that exist, for what the broker says that it waits for. Each: [what, how].
 const REMEDIES = [
   [/pins? or caps?|another pin|other pins/, "Take the pins and caps back", "Empty the columns below and press Apply; those of the settings are under plan.pins and plan.caps."],
+  [/must not be used/, "Let more workers be used", "Take back what keeps them out: the columns below, a cordon, or plan.exclude in the settings."],
   [/memory|don't pack/, "Bring more memory", "Join a worker, or give the present ones more: worker.memory_limit, a smaller worker.kv_share, a smaller plan.kv_positions."],
   [/memory/, "Load it smaller", "worker.dtype = bfloat16 halves the weights of a float32 model."],
   [/open ways|can't reach/, "Open the ways", "Let worker.data_ports in at the machines named, or the broker's own ports at the broker."],

@@ -21,6 +21,11 @@ export class Store {
     this.#frame = frame;
   }
 
+  // Whether what is shown is how things are now: the gateway sends, and has heard of the broker.
+  get isFresh() {
+    return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
+  }
+
   // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection", "events",
   // "series". Returns how to stop.
   subscribe(parts, draw) {

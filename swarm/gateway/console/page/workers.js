@@ -28,7 +28,7 @@ export function mount(root, store, api) {
   });
   store.subscribe(["workers", "me", "connection"], ({ view, me }) => {
     const all = Object.values(view?.workers ?? {}).sort(byLayers);
-    text(num, plural(all.length, "worker"));
+    text(num, plural(all.filter(isHere).length, "worker"));
     nothing.hidden = all.length > 0;
     scroller.hidden = all.length === 0;
     text(reason, me && !me.admin ? "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin)." : "");
@@ -37,6 +37,9 @@ export function mount(root, store, api) {
     rows.show(all);
   });
 }
+
+// Who has left, or was put out, is told for a while, and can be ordered nothing.
+const isHere = ({ state }) => state !== "left" && state !== "out";
 
 const mayAct = ({ me }) => Boolean(me?.admin);
 
@@ -75,7 +78,8 @@ function updateRow(element, row, may) {
   set(element, { "data-incarnation": row.incarnation, "data-worker": row.name, "data-state": row.verdict });
   set(name, { id: `worker-${row.incarnation}`, title: row.incarnation });
   text(name, row.name);
-  setBadge(verdict, row.verdict, row.steered ? `${row.verdict}, ${row.steered}` : row.verdict);
+  const said = isHere(row) ? row.verdict : row.state;
+  setBadge(verdict, said, row.steered ? `${said}, ${row.steered}` : said);
   const words = [
     layers(row.layers),
     (row.standby ?? []).map(layers).join(", ") || "none",
@@ -89,8 +93,9 @@ function updateRow(element, row, may) {
   words.forEach((value, index) => text(cells[index], value));
   set(cells[2], { title: row.evidence });
   const [, cordon, uncordon] = buttons;
-  cordon.hidden = Boolean(row.steered);
-  uncordon.hidden = !row.steered;
+  for (const each of buttons) each.hidden = !isHere(row);
+  if (row.steered) cordon.hidden = true;
+  else uncordon.hidden = true;
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 

@@ -53,6 +53,19 @@ test("one part that fails doesn't keep the others from drawing", () => {
   assert.deepEqual([told, isDrawn], [["can't draw"], true]);
 });
 
+test("a view is fresh while the gateway sends and hears the broker", () => {
+  const { store } = made();
+  store.setConnection("live");
+  assert.equal(store.isFresh, false); // nothing is known yet
+  store.replace({ away_s: null });
+  assert.equal(store.isFresh, true);
+  store.patch({ away_s: 3 });
+  assert.equal(store.isFresh, false);
+  store.patch({ away_s: null });
+  store.setConnection("reconnecting");
+  assert.equal(store.isFresh, false);
+});
+
 test("who has unsubscribed is drawn no more", () => {
   const { store, frame } = made();
   let num = 0;

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
 import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
-import { MOST_LINES, timeOf, withOlder, wordsOf } from "../../../../swarm/gateway/console/page/pages.js";
+import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
 import { compared, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
 
@@ -36,6 +36,7 @@ test("where no plan is possible the ways out are named, those that fit what is w
   assert.deepEqual(ways("other pins or caps: with those of [plan], the layers can't be laid out over w0 4 MiB"), ["Take the pins and caps back"]);
   assert.deepEqual(ways("900 more MiB memory: village needs 4 MiB"), ["Bring more memory", "Load it smaller"]);
   assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ways"]);
+  assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
   assert.deepEqual(remedies(undefined), []);
 });
@@ -65,10 +66,8 @@ test("pages of a log are put before those that are there, and never more than ca
   assert.equal(lines[0], 6000);
 });
 
-test("a line is words with its fields", () => {
-  assert.equal(wordsOf({ time: "2026-11-24T19:33:06.123456Z", level: "info", event: "loaded", text: "", fields: { worker: "w0", layers: [0, 3] } }), "19:33:06.123 info loaded worker=w0 layers=[0,3]");
-  assert.equal(timeOf(0), "00:00:00.000");
-  assert.equal(timeOf(undefined), "");
+test("the time of a line is that of its day, whether it was told as text or as seconds", () => {
+  assert.deepEqual(["2026-11-24T19:33:06.123456Z", 0, undefined, "noon"].map(timeOf), ["19:33:06.123", "00:00:00.000", "", "noon"]);
 });
 
 test("after failures the wait grows to a bound, and differs from tab to tab", () => {
