@@ -40,7 +40,7 @@ def soak(swarm: Swarm, console: Console, options: argparse.Namespace) -> list[di
     answers = kills = 0
     while (now := time.monotonic()) < began + 60 * options.minutes:
         if console.button("Generate").is_enabled():
-            console.ask_for_much("Once upon a time", 600)
+            console.ask_for_much()
             answers += 1
             expect(console.answer()).to_have_text(SOME_WORDS, timeout=ANSWER_S * 1000)
         if now > killed_at + options.kill_every:

@@ -96,12 +96,12 @@ class Console:
         assert body is not None
         return Asked(asked.value.url.removeprefix(self.url), json.loads(body))
 
-    def ask_for_much(self, prompt: str = "Once upon a time", num_characters: int = 1200) -> Asked:
-        """Ask for an answer that takes seconds, the same each time."""
+    def ask_for_much(self, prompt: str = "Once upon a time", num_tokens: int = 300) -> Asked:
+        """Ask for an answer that takes seconds, the same each time: it may not end before so many tokens."""
         self.write(prompt)
         self.set("Temperature", "0")
-        self.set("Max tokens", "1500")
-        self.set("JSON schema", json.dumps({"type": "string", "minLength": num_characters}))
+        self.set("Max tokens", str(num_tokens))
+        self.set("JSON schema", json.dumps({"type": "string", "minLength": 10_000}))
         return self.generate()
 
     def answer(self, number: int = 0) -> Locator:

@@ -35,7 +35,7 @@ def test_a_worker_is_killed_from_the_page(console: Console, swarm: Swarm) -> Non
     the undisturbed one; and the worker comes back."""
     victim = swarm.chain()[1]
     before = swarm.processes()[victim].pid
-    asked = console.ask_for_much(num_characters=2000)
+    asked = console.ask_for_much(num_tokens=500)
     expect(console.answer()).to_have_text(SOME_WORDS)
     console.kill(victim)
     recovery = console.region("Recovery")
@@ -70,7 +70,7 @@ def test_no_is_no(console: Console, swarm: Swarm) -> None:
 def test_the_broker_is_killed(console: Console, swarm: Swarm, guards: Guards) -> None:
     """The page says that it is away, and is live again once ``swarm up`` has started another; the answer goes on."""
     guards.expect(BUSY)
-    asked = console.ask_for_much(num_characters=2000)
+    asked = console.ask_for_much(num_tokens=500)
     expect(console.answer()).to_have_text(SOME_WORDS)
     with swarm.left_dead("broker"):
         expect(console.connection).to_contain_text("broker away")
@@ -82,7 +82,7 @@ def test_the_broker_is_killed(console: Console, swarm: Swarm, guards: Guards) ->
 def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -> None:
     """The page says that it looks for it, and is live again with all that it knew; the answer goes on."""
     guards.expect(GONE, BUSY)
-    asked = console.ask_for_much(num_characters=2000)
+    asked = console.ask_for_much(num_tokens=500)
     expect(console.answer()).to_have_text(SOME_WORDS)
     with swarm.left_dead("gateway"):
         expect(console.connection).to_contain_text("reconnecting")

@@ -14,7 +14,7 @@ from swarm.client.client import AsyncClient
 from swarm.errors import SwarmError
 from swarm.gateway.console.audience import KEPT_EVENTS, MAX_WAITING, Audience
 from swarm.gateway.console.figures import Figures
-from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Pace, What
+from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Load, Pace, What
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.console.view import Known, seen_by, view
 from swarm.govern.events import AWAY, NOTHING, Event, Look, happened
@@ -82,7 +82,7 @@ class Watch:
         self._make_client = make_client
         self._audiences: dict[str | None, Audience] = {}
         self._viewers: set[Viewer] = set()
-        self._figures, self._pace = Figures(), Pace()
+        self._figures, self._pace, self._load = Figures(), Pace(), Load()
         self._known = Known(time.time())
         self._view: Tree = {}
         self._events: list[Tree] = []
@@ -188,7 +188,8 @@ class Watch:
                 fresh = await self._asked(client)
                 computing = time.thread_time()
                 num_told = self._heard(fresh, time.monotonic())
-                wait_s = self._pace.wait_s(time.thread_time() - computing, num_told)
+                cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
+                wait_s = self._pace.wait_s(cost_s, num_told, load)
                 await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
