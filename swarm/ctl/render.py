@@ -70,13 +70,23 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("request_id", "request"),
     ("state", "state"),
     ("num_prompt", "prompt"),
-    ("num_computed", "computed"),
+    ("num_prompt_computed", "computed"),
     ("num_tokens", "tokens"),
     ("max_tokens", "at most"),
     ("age_s", "age"),
     ("ended_age_s", "ended"),
 )
-_ENDED_HIDDEN = {"sequences", "num_computed", "state", "n", "class", "tenant", "attached", "deadline_s", "preempted"}
+_ENDED_HIDDEN = {
+    "sequences",
+    "state",
+    "n",
+    "class",
+    "tenant",
+    "attached",
+    "deadline_s",
+    "preempted",
+    "num_prompt_computed",
+}
 
 
 # --- the reports ------------------------------------------------------------------------------------------------------
