@@ -186,6 +186,14 @@ def gateway(
         Path | None,
         typer.Option("--state-dir", metavar="DIR", help="Where keys.json is, if gateway.keys_file doesn't say."),
     ] = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option("--logs", metavar="DIR", help="Where swarm up keeps its logs: the console shows them to admins."),
+    ] = None,
+    demo: Annotated[
+        bool,
+        typer.Option("--demo", help="Let admins kill workers from the console: swarm up says so.", hidden=True),
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Serve HTTP: any OpenAI or Anthropic client talks to the swarm.
@@ -208,12 +216,13 @@ def gateway(
             raise ConfigError(missing)
         from swarm import log
         from swarm.cli.joining import of_client
+        from swarm.gateway.console.household import Household
         from swarm.gateway.service import run
         from swarm.service.unit import Unit
 
         log.configure(settings.log)
         unit = Unit.begun(settings, load)
-        _exit(run(settings, of_client(settings, join), unit))
+        _exit(run(settings, of_client(settings, join), unit, Household(logs, demo)))
 
 
 @config_app.command("check", epilog="Example: swarm config check config/swarm.toml")

@@ -97,6 +97,11 @@ class AsyncClient(Governor):
         if link is not None:
             await link.abandon()
 
+    @property
+    def is_connected(self) -> bool:
+        """Has a broker greeted us, and not gone away since?"""
+        return self._session.is_connected
+
     # --- requests
 
     async def generate(

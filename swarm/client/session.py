@@ -111,6 +111,10 @@ class Session:
         return not self._requests and not self._questions
 
     @property
+    def is_connected(self) -> bool:
+        return self._contact.connected
+
+    @property
     def request_ids(self) -> tuple[str, ...]:
         """Ids of the live requests."""
         return tuple(self._requests)

@@ -66,6 +66,11 @@ class GatewaySettings(Section):
     max_connections: Count = Field(
         default=1024, description="Connections at a time; beyond, they are refused with 503. Each costs a descriptor."
     )
+    console: bool = Field(
+        default=True,
+        description="Serve the console, a page that shows the swarm, at /. It costs nothing while nobody looks, and "
+        "needs a key where answers do.",
+    )
     aliases: list[str] = Field(
         default=[],
         description="Other names that clients may call the model by, since many programs have one built in. *: any.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from swarm.client.blocking import Client
     from swarm.client.governing import What
-    from swarm.wire.messages import Json, Suppose
+    from swarm.wire.messages import Json
 
 app = typer.Typer(
     help="Govern a running swarm: ask how it is, add workers, let workers go.",
@@ -131,7 +130,7 @@ def plan(  # noqa: PLR0917 (options are parameters)
     """Who holds which layers, and why; predicted beside measured. With --dry-run, --pin, --cap, --exclude or
     --objective, what the plan would be; with --apply, it is made so."""
     from swarm.ctl import render
-    from swarm.ctl.steering import by_hand
+    from swarm.ctl.steering import by_hand, supposition
 
     own = Common(url, as_json)
     supposes = bool(without or more or like)
@@ -144,23 +143,12 @@ def plan(  # noqa: PLR0917 (options are parameters)
         _answer(context, own, lambda client: client.steer(steer), render.plan)
         return
     if dry_run:
-        suppose = _supposition(without or [], objective, more, like)
+        suppose = supposition(without or [], objective, more, like)
         _answer(context, own, lambda client: client.suppose_plan(suppose), render.plan)
         return
     if supposes:
         raise typer.BadParameter("--without, --with and --like only suppose: add --dry-run")
     _answer(context, own, lambda client: client.query("plan"), render.plan)
-
-
-def _supposition(without: list[str], objective: str, more: int, like: str) -> Suppose:
-    import msgspec
-
-    from swarm.wire.messages import Suppose
-
-    values = {"without": tuple(without), "objective": objective, "more": more or int(bool(like)), "like": like}
-    if objective not in ("", "auto", "throughput", "latency"):
-        raise typer.BadParameter(f"--objective takes throughput or latency, not {objective!r}")
-    return msgspec.convert(list(values.values()), Suppose)
 
 
 @app.command(epilog="Example: swarmctl stats --watch 2")
@@ -202,15 +190,6 @@ def stats(
         watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
 
 
-_ANSWER = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)([0-9a-f]{32}(?:-[0-9]{1,3})?)")  # ids that the gateway gives
-
-
-def plain_id(request: str) -> str:
-    """The broker's id of a request, of the one in its answer over HTTP as well: that has a prefix."""
-    answer = _ANSWER.fullmatch(request)
-    return request if answer is None else answer[1]
-
-
 @app.command(epilog="Example: swarmctl trace, or swarmctl trace 3f2a")
 def trace(
     context: typer.Context,
@@ -229,6 +208,7 @@ def trace(
 ) -> None:
     """Where each token's time went: queue, wire, compute, sampling, broker, and every stage."""
     from swarm.ctl import render_trace
+    from swarm.govern.orders import plain_id
 
     _answer(context, Common(url, as_json), lambda client: client.trace(plain_id(request)), render_trace.trace)
 
@@ -370,7 +350,7 @@ def rebalance(
 def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Who keeps which layers warm for others, and which layers nobody does."""
     from swarm.ctl import render
-    from swarm.ctl.steering import kept
+    from swarm.govern.orders import kept
 
     _answer(context, Common(url, as_json), lambda client: kept(client.query("nodes")), render.standby)
 

@@ -67,6 +67,9 @@ def add(
     max_priority: Annotated[
         str, typer.Option("--max-priority", help="The highest priority it gets: high, normal, low or a number.")
     ] = "high",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="It may govern the swarm from the console, and see everybody's requests.")
+    ] = False,
     keys_file: FileOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -76,7 +79,7 @@ def add(
     from swarm.keys.keys import Limits, make, priority_named
 
     limits = Limits(rate, concurrency, tokens_per_day, priority_named(max_priority))
-    key, shown = make(name, limits, _now())
+    key, shown = make(name, limits, _now(), admin=admin)
     change(_file(context, keys_file, config), lambda ring: ring.add(key))
     _show_new(key, shown, as_json)
 
@@ -209,10 +212,10 @@ def rotate(  # noqa: PLR0917 (options are parameters)
 ) -> None:
     """Make a new key in the place of an old one.
 
-    An API key: with its limits, and shown this once; the old one is refused. A member's, by its name: its machine draws
-    another one now, or when it is there again. With --machine, this machine's own: its secret half stays here, what
-    runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's: it answers
-    to both until all who are known there know the new one.
+    An API key: with its limits and rights, and shown this once; the old one is refused. A member's, by its name: its
+    machine draws another one now, or when it is there again. With --machine, this machine's own: its secret half stays
+    here, what runs here goes on with the new one, and the old one opens nothing any more. With --broker, the broker's:
+    it answers to both until all who are known there know the new one.
     """
     if machine and broker:
         raise typer.BadParameter("--machine is this machine's key, and --broker the broker's: name one of them")
@@ -234,7 +237,8 @@ def rotate(  # noqa: PLR0917 (options are parameters)
     made: list[tuple[Key, str]] = []
 
     def renew(ring: Ring) -> Ring:
-        made.append(make(name, ring.named(name).limits, _now()))
+        old = ring.named(name)
+        made.append(make(name, old.limits, _now(), admin=old.admin))
         return ring.replace(made[-1][0])
 
     change(_file(context, keys_file, config), renew)
@@ -351,4 +355,5 @@ def _row(key: Key) -> Json:
         "concurrency": limits.concurrency,
         "tokens_per_day": limits.tokens_per_day,
         "max_priority": limits.max_priority,
+        "admin": key.admin,
     }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from swarm.ctl.render import rows_of
 from swarm.errors import RequestFailed, Unavailable
+from swarm.govern.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

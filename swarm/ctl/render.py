@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.output import in_bytes
+from swarm.govern.rows import rows_of
 
 Body = Mapping[str, object]
 Column = tuple[str, str]  # key, heading
@@ -69,12 +70,23 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("request_id", "request"),
     ("state", "state"),
     ("num_prompt", "prompt"),
+    ("num_prompt_computed", "computed"),
     ("num_tokens", "tokens"),
     ("max_tokens", "at most"),
     ("age_s", "age"),
     ("ended_age_s", "ended"),
 )
-_ENDED_HIDDEN = {"sequences", "state", "n", "class", "tenant", "attached", "deadline_s", "preempted"}
+_ENDED_HIDDEN = {
+    "sequences",
+    "state",
+    "n",
+    "class",
+    "tenant",
+    "attached",
+    "deadline_s",
+    "preempted",
+    "num_prompt_computed",
+}
 
 
 # --- the reports ------------------------------------------------------------------------------------------------------
@@ -363,10 +375,6 @@ def _duration(seconds: float) -> str:
 
 def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}, ())
-
-
-def rows_of(value: object) -> list[Body]:
-    return [item for item in _list(value) if isinstance(item, Mapping)]
 
 
 def _list(value: object) -> list[object]:

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.ctl.render import Body, fields, rows_of, value_of
+from swarm.ctl.render import Body, fields, value_of
+from swarm.govern.rows import rows_of
 
 _PARTS = (
     ("queue_s", "queue", "in no step: waiting for room or a turn"),

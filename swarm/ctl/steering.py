@@ -1,43 +1,48 @@
-"""Words of a command line to what the broker is told about plans; and who keeps what, from what it tells."""
+"""A command line's words about plans to what the broker is told. Raises typer.BadParameter, which names the word."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, TypeVar
 
-import msgspec
 import typer
 
-from swarm.ctl.render import rows_of
-from swarm.wire.messages import ByHand, Cap, Json, LayerRange, Pin, Steer
+from swarm.errors import InvalidRequest
+from swarm.govern import orders
+from swarm.wire.messages import Cap, LayerRange, Pin, Steer, Suppose
 
 _RANGE: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
-_OBJECTIVES: Final = ("", "auto", "throughput", "latency")
+T = TypeVar("T")
 
 
 def of_worker(verb: Literal["cordon", "uncordon", "drain"], worker: str) -> Steer:
-    if not 1 <= len(worker) <= 128:
-        raise typer.BadParameter("a worker's name has 1 to 128 characters")
-    return Steer(verb=verb, worker=worker)
+    return _made(lambda: orders.of_worker(verb, worker))
 
 
 def by_hand(
     pins: Sequence[str], caps: Sequence[str], exclude: Sequence[str], objective: str, *, dry_run: bool
 ) -> Steer:
-    """Raises typer.BadParameter, which says what is wrong with which word."""
-    if objective not in _OBJECTIVES:
-        raise typer.BadParameter(f"--objective takes throughput or latency, not {objective!r}")
-    wanted = ByHand(
-        pins=tuple(_pin(text) for text in pins),
-        caps=tuple(_cap(text) for text in caps),
-        exclude=tuple(_name(text, "--exclude") for text in exclude),
-        objective=cast("Literal['', 'auto', 'throughput', 'latency']", objective),
-    )
+    _check_objective(objective)
+    found = [_pin(text) for text in pins], [_cap(text) for text in caps], [_name(text, "--exclude") for text in exclude]
+    return _made(lambda: orders.by_hand(*found, objective, dry_run=dry_run))
+
+
+def supposition(without: Sequence[str], objective: str, more: int, like: str) -> Suppose:
+    _check_objective(objective)
+    return _made(lambda: orders.supposition(without, objective, more, like))
+
+
+def _made(make: Callable[[], T]) -> T:
     try:
-        return msgspec.convert(msgspec.to_builtins(Steer(verb="plan", by_hand=wanted, dry_run=dry_run)), Steer)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(f"that can't be said to the broker: {error}") from error
+        return make()
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _check_objective(objective: str) -> None:
+    if objective not in orders.OBJECTIVES:
+        raise typer.BadParameter(f"--objective takes throughput or latency, not {objective!r}")
 
 
 def _pin(text: str) -> Pin:
@@ -61,20 +66,3 @@ def _name(text: str, option: str) -> str:
     if not 1 <= len(text) <= 128:
         raise typer.BadParameter(f"{option} takes a worker's name, of 1 to 128 characters")
     return text
-
-
-def kept(nodes: Json) -> Json:
-    """Who keeps what besides its own layers, and what would have to be loaded if its holder died."""
-    workers = [row for row in rows_of(nodes.get("workers")) if row.get("state") not in ("left", "out")]
-    warm = {layer for row in workers for layer in _layers(row.get("standby"))}
-    served = sorted({layer for row in workers for layer in _layers([row.get("layers")])})
-    rows = [{key: row.get(key) for key in ("name", "layers", "standby", "steered")} for row in workers]
-    return {"workers": rows, "not_kept": [layer for layer in served if layer not in warm]}
-
-
-def _layers(ranges: object) -> set[int]:
-    found: set[int] = set()
-    for each in ranges if isinstance(ranges, list | tuple) else ():
-        if isinstance(each, list | tuple) and len(each) == 2 and not isinstance(each, Mapping):
-            found.update(range(int(each[0]), int(each[1])))
-    return found

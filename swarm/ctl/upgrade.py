@@ -84,7 +84,7 @@ class Rolling:
         self._clock, self._pause = clock, pause
 
     def workers(self) -> list[Known]:
-        from swarm.ctl.render import rows_of
+        from swarm.govern.rows import rows_of
 
         rows = [row for row in rows_of(self._client.query("nodes").get("workers")) if row["state"] in _LIVES]
         return [

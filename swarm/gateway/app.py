@@ -17,12 +17,14 @@ from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.apis.models import model_of
 from swarm.gateway.apis.response_writer import ResponseWriter
+from swarm.gateway.console.console import Console
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import Accounts, api_of
 from swarm.gateway.http.counter import Counter, Job, MakeWriter
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import counter_of, desk_of, owner_of
+from swarm.gateway.routes import console as pages
 from swarm.gateway.routes import messages, responses, tokenizing
 from swarm.numbers.exposition import render
 from swarm.numbers.http import HttpNumbers
@@ -41,13 +43,15 @@ ERRORS: Answers = {status: {"description": "An error object.", "model": shapes.E
 MESSAGE_ERRORS: Answers = {status: {**told, "model": shapes.MessageError} for status, told in ERRORS.items()}
 
 
-def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
+def make_app(desk: Desk, accounts: Accounts | None = None, console: Console | None = None) -> FastAPI:
     """The application on this desk; what its answers took is written to ``accounts``."""
     accounts = accounts or Accounts(HttpNumbers())
 
     @asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
         yield
+        if console is not None:
+            await console.watch.aclose()
         await accounts.aclose()
         await desk.aclose()
         await desk.client.aclose()
@@ -61,6 +65,9 @@ def make_app(desk: Desk, accounts: Accounts | None = None) -> FastAPI:
     for each in (router, responses.router, tokenizing.router):
         app.include_router(each, responses=ERRORS)
     app.include_router(messages.router, responses=MESSAGE_ERRORS)
+    if console is not None:
+        app.state.console = console
+        app.include_router(pages.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

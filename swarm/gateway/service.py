@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -17,6 +17,7 @@ import uvloop
 from swarm import failpoints
 from swarm.client.client import AsyncClient
 from swarm.errors import ConfigError
+from swarm.gateway.console.household import STRANGERS, Household
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.build import Doors
 from swarm.gateway.doors.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, connections_of
@@ -35,13 +36,18 @@ _RELEASE_S = 1.0  # for connections to be gone after that
 log = get_logger(__name__)
 
 
-def run(settings: Settings, broker: Access | str | None = None, unit: Unit | None = None) -> int:
+def run(
+    settings: Settings,
+    broker: Access | str | None = None,
+    unit: Unit | None = None,
+    home: Household = STRANGERS,
+) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code. ``broker``: as for ``AsyncClient``. ``unit``: as
-    systemd sees it. Raises ConfigError if it can't serve there."""
+    systemd sees it. ``home``: what swarm up says of itself. Raises ConfigError if it can't serve there."""
     failpoints.arm(os.environ)
     _allow_descriptors(settings.gateway.max_connections + _OTHER_DESCRIPTORS)
     with _listener(settings.gateway) as listener:
-        return uvloop.run(_main(settings, listener, broker, unit or Unit.nobodys(settings)))
+        return uvloop.run(_main(settings, listener, broker, unit or Unit.nobodys(settings), home))
 
 
 def _allow_descriptors(count: int) -> None:
@@ -67,15 +73,21 @@ def _listener(own: GatewaySettings) -> socket.socket:
     return listener
 
 
-async def _main(settings: Settings, listener: socket.socket, broker: Access | str | None, unit: Unit) -> int:
+async def _main(
+    settings: Settings, listener: socket.socket, broker: Access | str | None, unit: Unit, home: Household
+) -> int:
     own = settings.gateway
-    client = AsyncClient(
-        broker,
-        connect_timeout_s=settings.client.connect_timeout_s,
-        reconnect_timeout_s=settings.client.reconnect_timeout_s,
-    )
+
+    def make_client() -> AsyncClient:
+        return AsyncClient(
+            broker,
+            connect_timeout_s=settings.client.connect_timeout_s,
+            reconnect_timeout_s=settings.client.reconnect_timeout_s,
+        )
+
+    client = make_client()
     desk = Desk(client, own.aliases)
-    doors = Doors(settings, desk)
+    doors = Doors(settings, desk, home, make_client)
     config = uvicorn.Config(
         doors.app,
         http=connections_of(own, doors.numbers.refused_connection),
@@ -92,7 +104,7 @@ async def _main(settings: Settings, listener: socket.socket, broker: Access | st
         log.warning("no_keys", note="whoever is on this machine is served, nobody else; swarmctl keys add makes a key")
     warming = asyncio.create_task(desk.keep_warm())
     try:
-        await Server(config, client, unit, f"http://{own.host}:{own.port}").serve(sockets=[listener])
+        await Server(config, client, unit, f"http://{own.host}:{own.port}", doors.end_streams).serve(sockets=[listener])
     finally:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
@@ -104,9 +116,12 @@ async def _main(settings: Settings, listener: socket.socket, broker: Access | st
 class Server(uvicorn.Server):
     """Ends in an order of its own: whoever reads a stream may read on from another gateway, so none is cancelled."""
 
-    def __init__(self, config: uvicorn.Config, client: AsyncClient, unit: Unit, url: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, client: AsyncClient, unit: Unit, url: str, end_streams: Callable[[], None]
+    ) -> None:
+        """``end_streams``: of those that would never end."""
         super().__init__(config)
-        self._client, self._unit, self._url = client, unit, url
+        self._client, self._unit, self._url, self._end_streams = client, unit, url, end_streams
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -139,6 +154,7 @@ class Server(uvicorn.Server):
             sock.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()  # at once, where nothing is under way
+        self._end_streams()
         await self._emptied(GRACE_S)
         num_left = len(self.server_state.tasks)
         await self._client.abandon()  # before their tasks end: those would cancel

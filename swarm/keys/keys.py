@@ -42,8 +42,9 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             raise ConfigError("the highest priority must be between -100 and 100")
 
 
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key, without its secret."""
+class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One key, without its secret. What is as usual is not written: an older build reads such a file, and refuses one
+    with what it doesn't know, as it must."""
 
     name: str
     id: str
@@ -51,6 +52,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: str
     created: str
     limits: Limits = Limits()
+    admin: bool = False  # may govern the swarm, too
 
     def matches(self, secret: str) -> bool:
         return hmac.compare_digest(_hash(secret, self.salt), self.hash)
@@ -63,14 +65,14 @@ def _hash(secret: str, salt: str) -> str:
 _NOBODY = Key("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
 
 
-def make(name: str, limits: Limits, created: str) -> tuple[Key, str]:
+def make(name: str, limits: Limits, created: str, *, admin: bool = False) -> tuple[Key, str]:
     """A new key: what is kept, and what its owner gets, once. Raises ConfigError."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
     limits.check()
     key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
-    return Key(name, key_id, salt, _hash(secret, salt), created, limits), f"sk-swarm-{key_id}-{secret}"
+    return Key(name, key_id, salt, _hash(secret, salt), created, limits, admin), f"sk-swarm-{key_id}-{secret}"
 
 
 class Ring:
@@ -87,6 +89,10 @@ class Ring:
             return None
         key = self._by_id.get(match[1], _NOBODY)
         return key if key.matches(match[2]) else None
+
+    def still_has(self, key: Key) -> bool:
+        """Is this key, with the rights that it had, still one of ours?"""
+        return self._by_id.get(key.id) == key
 
     def named(self, name: str) -> Key:
         """Raise ConfigError if there is none."""

@@ -20,10 +20,10 @@ import typer
 from swarm import Client
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
-from swarm.ctl.render import rows_of
 from swarm.ctl.render_stats import rates
-from swarm.ctl.steering import kept
 from swarm.ctl.watch import watch_stats
+from swarm.govern.orders import kept
+from swarm.govern.rows import rows_of
 from swarm.params import Grammar
 from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, Revoke, Steer, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer

@@ -110,7 +110,7 @@ class Inquiries:
             case "trace":
                 return self._tracer.report(query.request_id, self._state.requests, now, account)
             case "recoveries":
-                return self._state.recoveries.report()
+                return self._state.recoveries.report(now)
             case "stats":
                 return status.stats(self._state, self._statistics, self._latencies, now, account)
             case "nodes":

@@ -182,6 +182,12 @@ def _request_state(request: Request) -> str:
     return "running" if any(s.state is SequenceState.RUNNING for s in request.sequences) else "waiting"
 
 
+def _prompt_computed(request: Request) -> int:
+    """Count the tokens of the prompt that every stage has acknowledged. Continuations share one prompt: the one that is
+    furthest tells; who has drawn a token has computed it all."""
+    return max(s.num_prompt if s.num_generated else min(s.kv, s.num_prompt) for s in request.sequences)
+
+
 def _request(request: Request, now: float) -> Json:
     """Report a request, also an ended one: it stays until it is read, or old ("kept" has the journal's own)."""
     return {
@@ -189,6 +195,7 @@ def _request(request: Request, now: float) -> Json:
         "state": _request_state(request),
         "reasons": [s.reason for s in request.sequences],
         "num_prompt": len(request.submit.prompt),
+        "num_prompt_computed": _prompt_computed(request),
         "num_tokens": sum(s.num_generated for s in request.sequences),
         "max_tokens": request.submit.params.max_tokens,
         "n": len(request.sequences),

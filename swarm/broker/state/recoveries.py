@@ -231,6 +231,12 @@ class Recoveries:
         under_way_s = 0.0 if self.current is None else max(0.0, now - self.current.detected_at)
         return {"ended": self.num, "under_way": int(self.current is not None), "under_way_s": under_way_s}
 
-    def report(self) -> Json:
+    def report(self, now: float) -> Json:
+        """Report them, the latest last; ``age_s``: since each began."""
         under_way = [] if self.current is None else [self.current]
-        return {"recoveries": [each.as_json() for each in (*self.past, *under_way)]}
+        return {
+            "recoveries": [
+                each.as_json() | {"age_s": round(max(0.0, now - each.detected_at), 3)}
+                for each in (*self.past, *under_way)
+            ]
+        }

@@ -253,13 +253,18 @@ class Commands:
         ]
 
     def _gateway_flags(self) -> list[str]:
+        from swarm.config import is_loopback
+
         gateway = self.settings.gateway
+        is_demo = not self.addresses and is_loopback(gateway.host)  # nobody else depends on it
         return [
             GATEWAY,
             *("--url", self.url),
             *("--host", gateway.host),
             *("--http", str(gateway.port)),
             *("--state-dir", str(self.directory)),
+            *("--logs", str(self.directory / "logs")),
+            *(["--demo"] if is_demo else []),
         ]
 
     def _worker_flags(self, name: str, memory_limit: int | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from swarm.cli.doctor.checks import Finding, Level, slow_way, way
 from swarm.ctl.look.versions import versions
-from swarm.ctl.render import rows_of
+from swarm.govern.rows import rows_of
 from swarm.wire.messages import Json
 
 Row = Mapping[str, object]

@@ -16,7 +16,7 @@ from swarm.cli.options import JsonOption, UrlOption, open_client
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
-    from swarm.ctl.look.events import Event, Look
+    from swarm.govern.events import Event, Look
 
 AWAY_S: Final = 1.0  # without an answer, until it is told that the broker is away
 
@@ -52,8 +52,8 @@ def told(
 ) -> Iterator[tuple[Event, float | None]]:
     """What is known at first, then what happens, with the time of the look. None: only the first look. An absence at
     the first look is an error, as everywhere; later ones are waited out."""
-    from swarm.ctl.look.events import AWAY, NOTHING, happened
     from swarm.errors import RequestTimeout, Unavailable
+    from swarm.govern.events import AWAY, NOTHING, happened
 
     before = _look(client)
     yield from ((event, None) for event in happened(NOTHING, before))
@@ -73,7 +73,7 @@ def told(
 
 
 def _look(client: Client) -> Look:
-    from swarm.ctl.look.events import Look
+    from swarm.govern.events import Look
 
     return Look(client.query("status"), client.query("nodes"), client.query("recoveries"))
 

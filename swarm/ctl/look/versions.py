@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.ctl.render import rows_of
+from swarm.govern.rows import rows_of
 from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import Json

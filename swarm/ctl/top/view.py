@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.cli.output import in_bytes
-from swarm.ctl.render import rows_of, value_of
+from swarm.ctl.render import value_of
+from swarm.govern.rows import rows_of
 from swarm.wire.messages import Json
 
 _GONE: Final = ("left", "out")

@@ -35,6 +35,7 @@ class Owner:
 
     tenant: str = "http"
     max_priority: int = 100
+    is_admin: bool = False  # may govern the swarm
 
 
 @dataclass(slots=True)

@@ -11,9 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from swarm.config import is_loopback
 from swarm.errors import ConfigError
 from swarm.gateway.app import make_app
+from swarm.gateway.console.console import Console, MakeClient
+from swarm.gateway.console.household import STRANGERS, Household
 from swarm.gateway.desk.desk import Desk
 from swarm.gateway.doors.guard import Guard
 from swarm.gateway.doors.lane import Lane
+from swarm.gateway.doors.seal import sealed
 from swarm.gateway.http.accounts import Accounts
 from swarm.gateway.http.json import ANTHROPIC_ID, REQUEST_ID
 from swarm.gateway.upstream.relay import Upstreams
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
 class Doors:
     """A whole gateway as an application. Raises ConfigError for settings that would open it to everybody."""
 
-    def __init__(self, settings: Settings, desk: Desk) -> None:
+    def __init__(
+        self, settings: Settings, desk: Desk, home: Household = STRANGERS, make_client: MakeClient | None = None
+    ) -> None:
+        """``make_client``: as for ``Console``."""
         own = settings.gateway
         keys = Watched(keys_file(settings))
         self.needs_keys = keys.ring is not None
@@ -46,14 +52,20 @@ class Doors:
         self.numbers = HttpNumbers()
         self.upstreams = Upstreams(self._routes, settings.upstream, self.numbers)
         guard = Guard(self.upstreams, keys, own, numbers=self.numbers)
+        self.console: Console | None = None
+        if own.console:
+            self.console = Console(
+                make_client or (lambda: desk.client), lambda: keys.ring.keys if keys.ring else (), guard.usage, home
+            )
+            guard.page = self.console.open_paths
         accounts = Accounts(self.numbers, guard, make_tracer(own.traces, desk.client.trace))
-        self._inner: FastAPI = make_app(desk, accounts)
+        self._inner: FastAPI = make_app(desk, accounts, self.console)
         self._inner.state.more_models = self.upstreams.models
         self._lane = Lane(self._inner)
-        self.app: ASGIApp = guard
+        self.app: ASGIApp = guard if self.console is None else sealed(guard)
         if own.cors_origins:
             self.app = CORSMiddleware(
-                guard,
+                self.app,
                 allow_origins=own.cors_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
@@ -62,6 +74,11 @@ class Doors:
 
     async def _routes(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._lane(scope, receive, send)
+
+    def end_streams(self) -> None:
+        """Those that would never end: of open consoles."""
+        if self.console is not None:
+            self.console.watch.end()
 
     async def aclose(self) -> None:
         await self.upstreams.aclose()

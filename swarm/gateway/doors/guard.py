@@ -21,7 +21,7 @@ from swarm.gateway.errors import Problem
 from swarm.gateway.http.accounts import api_of
 from swarm.gateway.http.json import identified
 from swarm.keys.file import Watched
-from swarm.keys.keys import Key
+from swarm.keys.keys import Key, Limits
 from swarm.log import get_logger
 from swarm.numbers.http import HttpNumbers
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 OPEN = frozenset({"/health", "/ready"})
 LOOK_S = 0.5  # between two looks at the keys' file
+# What a key may ask of the console beside its own limits, which are for answers: open pages count among the eight.
+CONSOLE_LIMITS = Limits(rate_per_min=600, concurrency=8)
 _MANY = 64  # addresses and hosts that are known as loopback or not; a head bounds how long they are
 
 log = get_logger(__name__)
@@ -44,17 +46,23 @@ class Guard:
         keys: Watched,
         settings: GatewaySettings,
         clock: Callable[[], float] = time.time,
+        *,
         numbers: HttpNumbers | None = None,
     ) -> None:
+        self.page: frozenset[str] = frozenset()  # paths of the console's files, which tell nothing and need no key
         self._app, self._keys, self._settings, self._clock = app, keys, settings, clock
         self._numbers = numbers or HttpNumbers()
-        self._book = Book()
+        self._book, self._console_book = Book(), Book()
         self._looked_at = 0.0
 
     # --- a ledger
 
     def ended(self, owner: Owner, counts: Counts) -> None:
         self._book.spend(owner.tenant, counts.prompt + counts.answer, self._clock())
+
+    def usage(self, name: str) -> tuple[int, int]:
+        """Tokens that a key has spent today, and its answers under way."""
+        return self._book.usage(name, self._clock())
 
     # --- an application
 
@@ -72,17 +80,27 @@ class Guard:
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
+        self._look()
+        if is_console(scope["path"]):
+            check_same_origin(scope, headers)
         key = self._key_of(scope, headers)
         if key is None:
+            if self._keys.ring is None:
+                scope["owner"] = Owner(is_admin=True)  # whoever is on this machine
             await self._pass(scope, headers, receive, send)
             return
-        scope["owner"] = Owner(key.name, key.limits.max_priority)
-        if (problem := self._book.enter(key, self._clock())) is not None:
+        scope["owner"], scope["swarm.key"] = Owner(key.name, key.limits.max_priority, key.admin), key.name
+        scope["swarm.still_may"] = functools.partial(self._still_may, key)
+        if is_console(scope["path"]):
+            book, key = self._console_book, msgspec.structs.replace(key, limits=CONSOLE_LIMITS)
+        else:
+            book = self._book
+        if (problem := book.enter(key, self._clock())) is not None:
             raise problem
         try:
             await self._pass(scope, headers, receive, send)
         finally:
-            self._book.leave(key.name)
+            book.leave(key.name)
 
     async def _pass(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -99,13 +117,14 @@ class Guard:
 
     def _key_of(self, scope: Scope, headers: Mapping[str, str]) -> Key | None:
         """Whose key was shown; None where none is needed. Raises Problem."""
-        self._look()
         path: str = scope["path"]
         if path in OPEN:
             return None
         ring = self._keys.ring
         if ring is None:
             check_local(scope, headers, self._settings.cors_origins)
+            return None
+        if path in self.page:
             return None
         if path == "/metrics" and _is_local(scope, headers):
             return None
@@ -118,6 +137,11 @@ class Guard:
             raise Problem(401, "this API key is not known here", code="invalid_api_key")
         return key
 
+    def _still_may(self, key: Key) -> bool:
+        """For what never ends: is the key that began it still as it was?"""
+        self._look()
+        return self._keys.ring is not None and self._keys.ring.still_has(key)
+
     def _look(self) -> None:
         """At the file, every so often: a moment of a system call."""
         now = time.monotonic()
@@ -128,7 +152,8 @@ class Guard:
         if news:
             log.error("keys_not_read", error=news)
         elif news is not None and self._keys.ring is not None:
-            self._book.keep({key.name for key in self._keys.ring.keys})
+            for book in (self._book, self._console_book):
+                book.keep({key.name for key in self._keys.ring.keys})
             log.info("keys_read", num_keys=len(self._keys.ring.keys))
 
 
@@ -173,6 +198,29 @@ def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) ->
     origin = headers.get("origin")
     if origin is not None and "*" not in origins and origin not in origins and not _is_loopback(_hostname(origin)):
         raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+
+
+def is_console(path: str) -> bool:
+    return path == "/" or path.startswith("/console/")
+
+
+def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
+    """The console is asked by its own page, or by programs: by no page from elsewhere, whoever's key it has. What gives
+    orders must be said to be JSON, which pages from elsewhere can't say unasked. Raises Problem."""
+    origin, host = headers.get("origin"), headers.get("host", "")
+    if origin is not None and netloc_of(origin) != host.lower():
+        raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if scope["method"] == "POST" and kind != "application/json":
+        raise Problem(415, "a body of content-type application/json is expected", code="content_type")
+
+
+@functools.lru_cache(_MANY)
+def netloc_of(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""
 
 
 @functools.lru_cache(_MANY)

@@ -55,6 +55,14 @@ class Book:
             _turn_day(used, now)
             used.tokens_today += num_tokens
 
+    def usage(self, name: str, now: float) -> tuple[int, int]:
+        """Tokens spent today, and requests under way."""
+        used = self.used.get(name)
+        if used is None:
+            return 0, 0
+        _turn_day(used, now)
+        return used.tokens_today, used.running
+
     def keep(self, names: set[str]) -> None:
         """Forget keys that are gone, but for what still runs."""
         for name in [name for name, used in self.used.items() if name not in names and not used.running]:

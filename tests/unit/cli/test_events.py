@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from swarm.client.blocking import Client
-from swarm.ctl.look.events import NOTHING, Look, happened
 from swarm.ctl.look.follow import line, told
 from swarm.errors import Unavailable
+from swarm.govern.events import NOTHING, Look, happened
 from swarm.wire.messages import Json
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.ctl.commands import plain_id
+from swarm.govern.orders import plain_id
 
 ID = "0123456789abcdef" * 2
 

@@ -157,3 +157,18 @@ def test_whoever_watches_sees_changes_and_survives_accidents(tmp_path: Path) -> 
     assert watched.refresh() == ""
     assert watched.ring is not None  # nobody is let in, rather than everybody
     assert watched.ring.keys == ()
+
+
+def test_an_admins_key_is_kept_as_one_and_old_files_still_load(tmp_path: Path) -> None:
+    """A file without such keys is as older builds write and read it: the field is not in it."""
+    path = tmp_path / "keys.json"
+    plain, shown = make("plain", Limits(), AT)
+    change(path, lambda ring: ring.add(plain))
+    assert "admin" not in path.read_text()
+    ring = read(path)
+    assert ring is not None
+    assert [key.admin for key in ring.keys] == [False]
+    assert ring.find(shown) == plain
+    root, _ = make("root", Limits(), AT, admin=True)
+    ring = change(path, lambda ring: ring.add(root))
+    assert {key.name: key.admin for key in read(path).keys} == {"plain": False, "root": True}  # type: ignore[union-attr]

@@ -323,7 +323,7 @@ def test_a_loss_of_nothing_is_none(make_bench: Callable[..., Bench]) -> None:
     bench.tick()
     bench.run_dry()
     assert bench.sequence("new").reason == "length"
-    assert bench.state.recoveries.report() == {"recoveries": []}
+    assert bench.state.recoveries.report(bench.state.now) == {"recoveries": []}
 
 
 def test_what_the_journal_holds_up_is_said(make_bench: Callable[..., Bench]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swarm.ctl.render import rows_of
+from swarm.govern.rows import Row, rows_of
 from swarm.wire.messages import Json
 
 _GONE = ("left", "out")
@@ -65,7 +65,7 @@ def _workers(before: Json, after: Json) -> Iterator[Event]:
             yield _of_worker("worker_lost", row, "is not known any more")
 
 
-def _worker(was: Mapping[str, object], row: Mapping[str, object]) -> Iterator[Event]:
+def _worker(was: Row, row: Row) -> Iterator[Event]:
     state = row.get("state")
     if state in _GONE:
         if was.get("state") not in _GONE:
@@ -80,7 +80,7 @@ def _worker(was: Mapping[str, object], row: Mapping[str, object]) -> Iterator[Ev
         yield _of_worker("steered", row, f"is {row.get('steered') or 'free to get layers again'}", "steered")
 
 
-def _of_worker(name: str, row: Mapping[str, object], text: str, *more: str) -> Event:
+def _of_worker(name: str, row: Row, text: str, *more: str) -> Event:
     fields = {key: row.get(key) for key in (*more, "incarnation")}
     return Event(name, f"{row.get('name')} {text}", {"worker": row.get("name"), **fields})
 
@@ -124,5 +124,5 @@ def _with_reason(text: str, reason: object) -> str:
     return f"{text}: {reason}" if reason else text
 
 
-def _by_incarnation(nodes: Json) -> dict[object, Mapping[str, object]]:
+def _by_incarnation(nodes: Json) -> dict[object, Row]:
     return {row.get("incarnation"): row for row in rows_of(nodes.get("workers"))}

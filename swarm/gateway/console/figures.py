@@ -1,0 +1,113 @@
+"""Rates, medians and series of late, from counters that only grow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from swarm.gateway.console.patch import Tree
+from swarm.govern.rows import Row, number
+
+RATE_S: Final = 2.0  # over which a rate is taken: short enough to see a stop, long enough not to flicker
+MEDIAN_S: Final = 15.0
+GAP_S: Final = 5.0  # without a report, until what was before is nothing of late
+SERIES_S: Final = 300
+SERIES: Final = ("tokens_per_s", "first_token_s", "between_tokens_s", "queued")
+_TIMES: Final = ("first_token_s", "between_tokens_s")
+_COUNTERS: Final = ("tokens", "steps", "prompt")
+
+
+def rounded(value: float, digits: int = 3) -> float:
+    """With so many digits that count: small changes are no news."""
+    return float(f"{value:.{digits}g}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    counters: tuple[float, ...]
+    times: tuple[Sequence[float], ...]  # the counts of histograms
+
+
+@dataclass(slots=True)
+class Figures:
+    """Fed with each report ``stats``, with the time of a clock that only goes forward."""
+
+    _samples: deque[_Sample] = field(default_factory=deque)
+    _bounds: tuple[Sequence[float], ...] = ()
+    _series: deque[tuple[int, Tree]] = field(default_factory=lambda: deque(maxlen=SERIES_S))
+    _rates: Tree = field(default_factory=dict)
+
+    def add(self, stats: Row, now: float) -> None:
+        """A report has come. In another life of the broker its counters begin anew, and so do we; also where
+        nobody looked for a while."""
+        pipeline, spread = _table(stats, "pipeline"), _table(stats, "histograms")
+        tokens = number(pipeline, "tokens")
+        prompt = max(0.0, number(pipeline, "positions") - tokens)
+        times = [_table(spread, name) for name in _TIMES]
+        self._bounds = tuple(_numbers(each.get("bounds")) for each in times)
+        sample = _Sample(
+            now,
+            (tokens, number(pipeline, "steps"), prompt),
+            tuple(_numbers(each.get("counts")) for each in times),
+        )
+        if self._samples and (sample.counters[0] < self._samples[-1].counters[0] or now > self._samples[-1].at + GAP_S):
+            self._samples.clear()
+        self._samples.append(sample)
+        while len(self._samples) > 2 and self._samples[1].at <= now - MEDIAN_S:
+            self._samples.popleft()
+        self._rates = self._made(number(pipeline, "queued"), number(pipeline, "running"))
+
+    @property
+    def rates(self) -> Tree:
+        return self._rates
+
+    def tick(self, unix: float) -> None:
+        """Keep a point of the series each second."""
+        if self._rates and (not self._series or int(unix) > self._series[-1][0]):
+            self._series.append((int(unix), {name: self._rates.get(name) for name in SERIES}))
+
+    def series(self, unix: float) -> Tree:
+        points = [point for point in self._series if point[0] > unix - SERIES_S]
+        return {"at": [at for at, _ in points]} | {name: [row[name] for _, row in points] for name in SERIES}
+
+    def _made(self, queued: float, running: float) -> Tree:
+        last = self._samples[-1]
+        before = next((s for s in reversed(self._samples) if s.at <= last.at - RATE_S), self._samples[0])
+        passed_s = last.at - before.at
+        made: Tree = {}
+        for name, was, is_now in zip(_COUNTERS, before.counters, last.counters, strict=True):
+            rate = max(0.0, is_now - was) / passed_s if passed_s > 0 else 0.0
+            made["prompt_tokens_per_s" if name == "prompt" else f"{name}_per_s"] = rounded(rate)
+        first = self._samples[0]
+        for name, bounds, was_, is_ in zip(_TIMES, self._bounds, first.times, last.times, strict=True):
+            made[name] = median(bounds, [b - a for a, b in zip(was_, is_, strict=False)])
+        return made | {"queued": int(queued), "running": int(running)}
+
+
+def median(bounds: Sequence[float], counts: Sequence[float]) -> float | None:
+    """Of a histogram: between the bounds of its bucket in proportion; None of nothing. The last bucket has no upper
+    bound: there it is at least the last one."""
+    half = sum(counts) / 2
+    if half <= 0:
+        return None
+    below = 0.0
+    for index, count in enumerate(counts):
+        if below + count >= half and count > 0:
+            if index >= len(bounds):
+                return rounded(bounds[-1]) if bounds else None
+            low = bounds[index - 1] if index else 0.0
+            return rounded(low + (bounds[index] - low) * (half - below) / count)
+        below += count
+    return None
+
+
+def _table(row: Row, key: str) -> Mapping[str, Any]:
+    value = row.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _numbers(value: object) -> Sequence[float]:
+    return value if isinstance(value, list | tuple) else ()

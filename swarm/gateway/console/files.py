@@ -1,0 +1,50 @@
+"""The page's files: those that are shipped, read once, each with its tag and packed once."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = Path(__file__).parent / "page"
+FIRST: Final = "index.html"
+_KINDS: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content: bytes
+    packed: bytes
+    kind: str
+    tag: str
+
+    def headers(self, *, is_packed: bool) -> dict[str, str]:
+        told = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        return told | ({"content-encoding": "gzip"} if is_packed else {})
+
+
+def shipped(folder: Path = PAGE) -> Mapping[str, File]:
+    """By path: ``/`` is the page itself, all others are below ``/console/``."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _KINDS and path.is_file():
+            name = path.relative_to(folder).as_posix()
+            found["/" if name == FIRST else f"/console/{name}"] = _read(path)
+    return found
+
+
+def _read(path: Path) -> File:
+    content = path.read_bytes()
+    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
+    return File(content, gzip.compress(content, 9, mtime=0), _KINDS[path.suffix], tag)

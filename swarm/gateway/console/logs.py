@@ -1,0 +1,158 @@
+"""Logs of the processes beside the gateway, the dead ones' too, read backwards and in pages.
+
+A log is a file that is appended to; what grows too long is cut, and the part before is kept beside it (``.log.1``).
+Both are read as one, by offsets of bytes. What one page costs is bounded: so much is looked through at most, and a
+search that has found too little by then says where to go on. Names are compared with what lies in the folder and never
+made into paths. All of it blocks: not for the loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from swarm.gateway.console.patch import Tree
+from swarm.gateway.errors import Problem
+
+PAGE: Final = 200  # lines
+MAX_SCAN: Final = 4 << 20  # bytes that one page looks through
+MAX_LINE: Final = 16 << 10  # bytes; longer ones are cut
+MAX_SEARCH: Final = 200
+MAX_FILES: Final = 1024
+_CHUNK: Final = 64 << 10
+_END: Final = ".log"
+_OLDER: Final = ".log.1"
+_CONSOLE: Final = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z?) \[(\w+) *\] (\S+)(.*)")  # lines for terminals
+_ABOUT: Final = ("event", "level", "timestamp", "module")
+
+Read = Callable[[int, int], bytes]  # from, to: the bytes between
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    at: int
+    content: bytes
+
+
+def listed(folder: Path, alive: Collection[str]) -> list[Tree]:
+    """All processes that have a log, by name."""
+    sizes = _sizes(folder)
+    found = []
+    for name in sorted({file.removesuffix(_OLDER).removesuffix(_END) for file in sizes}):
+        size = sizes.get(name + _END, 0) + sizes.get(name + _OLDER, 0)
+        found.append({"name": name, "alive": name in alive, "bytes": size})
+    return found
+
+
+def page(folder: Path, name: str, before: int | None, search: str) -> Tree:
+    """The lines before an offset (None: the last ones) that have the text in them, whatever its case. Raises Problem if
+    there is no such log."""
+    sizes = _sizes(folder)
+    if name + _END not in sizes:
+        raise Problem(404, f"there is no log of {name[:80]!r}", code="not_found")
+    with ExitStack() as stack:
+        parts = []
+        for file in (name + _OLDER, name + _END):
+            if file in sizes and (opened := _opened(folder / file)) is not None:
+                parts.append((stack.enter_context(opened), sizes[file]))
+        size = sum(size for _, size in parts)
+        end = size if before is None else max(0, min(before, size))
+        lines, rest = lines_before(lambda start, stop: _between(parts, start, stop), end, search[:MAX_SEARCH])
+    return {"lines": [told(line) for line in reversed(lines)], "before": rest}
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Plain files alone: what a link points at is no log of ours."""
+    found: dict[str, int] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((_END, _OLDER)) and entry.is_file(follow_symlinks=False) and len(found) < MAX_FILES:
+                found[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return found
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    try:
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    except OSError:
+        return None  # cut or gone meanwhile
+
+
+def _between(parts: list[tuple[BinaryIO, int]], start: int, stop: int) -> bytes:
+    """From several files as if they were one."""
+    read, begins = bytearray(), 0
+    for file, size in parts:
+        first, last = max(start, begins), min(stop, begins + size)
+        if first < last:
+            file.seek(first - begins)
+            read += file.read(last - first).ljust(last - first)  # cut meanwhile: its place is kept
+        begins += size
+    return bytes(read)
+
+
+def lines_before(read: Read, end: int, search: str = "") -> tuple[list[Line], int | None]:
+    """Lines that end before ``end``, the last first, and where the next page ends; None: nothing is left."""
+    found: list[Line] = []
+    wanted = search.lower()
+    position, rest = end, b""  # what follows ``position`` up to the first line's end that is known
+    while position > 0:
+        if end - position >= MAX_SCAN:
+            return found, position + len(rest)
+        start = max(0, position - _CHUNK)
+        block = read(start, position) + rest
+        first, *pieces = block.split(b"\n")
+        at = start + len(first) + 1
+        whole = []
+        for piece in pieces:
+            whole.append(Line(at, piece[:MAX_LINE]))
+            at += len(piece) + 1
+        for line in reversed(whole):
+            if line.content.strip() and wanted in line.content.decode(errors="replace").lower():
+                found.append(line)
+                if len(found) == PAGE:
+                    return found, line.at
+        position, rest = start, first[:MAX_LINE]
+    if rest.strip() and wanted in rest.decode(errors="replace").lower():
+        found.append(Line(0, rest))
+    return found, None
+
+
+def told(line: Line) -> Tree:
+    """A line, with what is known of it."""
+    text = line.content.decode(errors="replace")
+    for read in (_from_json, _from_console):
+        if (body := read(text)) is not None:
+            return {"at": line.at, **body}
+    return {"at": line.at, "time": None, "level": None, "event": None, "text": text, "fields": {}}
+
+
+def _from_json(text: str) -> Tree | None:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or "event" not in entry:
+        return None
+    fields = {key: value for key, value in entry.items() if key not in _ABOUT}
+    words = " ".join(f"{key}={value}" for key, value in fields.items())
+    return {
+        "time": entry.get("timestamp"),
+        "level": entry.get("level"),
+        "event": str(entry["event"]),
+        "text": f"{entry['event']} {words}".strip(),
+        "fields": fields | ({"module": entry["module"]} if "module" in entry else {}),
+    }
+
+
+def _from_console(text: str) -> Tree | None:
+    match = _CONSOLE.fullmatch(text)
+    if match is None:
+        return None
+    when, level, event, rest = match.groups()
+    return {"time": when, "level": level, "event": event, "text": f"{event} {rest.strip()}".strip(), "fields": {}}

@@ -1,0 +1,177 @@
+// Each token's borders, certainty and alternatives: the text of a continuation as one run, or token by token.
+
+import { STEPS, alternativesOf, inWords, percent, restOf, stepOf, visible } from "./certainty.js";
+import { fill, h, set, text, unique } from "./dom.js";
+import { pieceOf } from "./reading.js";
+
+const MOST_SPANS = 4000; // a continuation's first tokens; what comes behind them is plain text
+
+// Keeps an <output> up to date with a continuation that grows: only what is new is added.
+export class TokenText {
+  #output;
+  #index;
+  #how = "";
+  #spanned = 0; // characters in the list of tokens
+  #spans = null; // the list of tokens, if they are told apart
+  #numSpans = 0;
+  #focused = 0;
+
+  constructor(output, index) {
+    this.#output = output;
+    this.#index = index;
+  }
+
+  get isPlain() {
+    return this.#spans === null;
+  }
+
+  draw(choice, { withBorders, withCertainty }) {
+    const isApart = (withBorders || withCertainty) && choice.ends.length > 0;
+    const how = isApart ? "tokens" : "plain";
+    if (how !== this.#how) this.#begin(how, choice);
+    set(this.#output, { "data-borders": withBorders, "data-certainty": withCertainty });
+    if (isApart) this.#addSpans(choice);
+    this.#addText(choice);
+  }
+
+  #begin(how, choice) {
+    this.#how = how;
+    this.#spanned = this.#numSpans = this.#focused = 0;
+    this.choice = choice;
+    this.#spans = how === "tokens" ? this.#list() : null;
+    fill(this.#output, this.#spans, document.createTextNode(""));
+  }
+
+  #list() {
+    const list = h("span", {
+      role: "listbox",
+      "aria-label": `Tokens of continuation ${this.#index + 1}`,
+      tabindex: 0,
+      class: "tokens",
+    });
+    list.addEventListener("keydown", (event) => this.#move(event));
+    list.addEventListener("focus", () => this.#focus(this.#focused));
+    list.addEventListener("click", ({ target }) => target.role === "option" && this.#focus(Number(target.dataset.at)));
+    return list;
+  }
+
+  #addSpans(choice) {
+    this.choice = choice;
+    const fresh = [];
+    const stop = Math.min(choice.ends.length, MOST_SPANS);
+    for (let at = this.#numSpans; at < stop; at += 1) fresh.push(this.#span(choice, at));
+    this.#numSpans = stop;
+    this.#spans.append(...fresh);
+    this.#spanned = choice.ends[stop - 1] ?? 0;
+  }
+
+  #span(choice, at) {
+    const piece = pieceOf(choice, at);
+    const step = choice.chances[at] ? stepOf(choice.chances[at]).name : null;
+    const label = piece.trim() === "" ? visible(piece) : null; // blanks have no name that could be heard
+    return h(
+      "span",
+      {
+        role: "option",
+        id: unique("token"),
+        "data-at": at,
+        "data-step": step,
+        "aria-selected": "false",
+        "aria-label": label,
+      },
+      piece,
+    );
+  }
+
+  // What the list of tokens does not hold: all of a plain text, else what is beyond the bounds.
+  #addText(choice) {
+    const rest = this.#output.lastChild;
+    const from = this.#spanned + rest.length;
+    if (from < choice.text.length) rest.appendData(choice.text.slice(from));
+  }
+
+  #move(event) {
+    const last = this.#numSpans - 1;
+    const moves = {
+      ArrowRight: this.#focused + 1,
+      ArrowLeft: this.#focused - 1,
+      Home: 0,
+      End: last,
+      ArrowDown: this.#unsure(1),
+      ArrowUp: this.#unsure(-1),
+    };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    this.#focus(Math.max(0, Math.min(last, moves[event.key])));
+  }
+
+  // Up and down go from one token to the next that the model was not sure of.
+  #unsure(step) {
+    const { chances } = this.choice;
+    for (let at = this.#focused + step; at >= 0 && at < this.#numSpans; at += step) {
+      if (chances[at] && stepOf(chances[at]).least < 0.5) return at;
+    }
+    return this.#focused;
+  }
+
+  #focus(at) {
+    const spans = this.#spans.children;
+    if (at >= spans.length) return;
+    spans[this.#focused]?.setAttribute("aria-selected", "false");
+    this.#focused = at;
+    spans[at].setAttribute("aria-selected", "true");
+    set(this.#spans, { "aria-activedescendant": spans[at].id });
+    spans[at].scrollIntoView({ block: "nearest" });
+    const detail = { index: at, piece: pieceOf(this.choice, at), chance: this.choice.chances[at] };
+    this.#output.dispatchEvent(new CustomEvent("token", { bubbles: true, detail }));
+  }
+}
+
+// What else could have stood where the chosen token stands.
+export function alternativesPanel() {
+  const title = h("p", { class: "alternatives-title", "aria-live": "polite" });
+  const list = h("ol", { class: "alternatives-list" });
+  const element = h(
+    "div",
+    { class: "alternatives", hidden: true, role: "group", "aria-label": "Alternatives" },
+    title,
+    list,
+  );
+  const panel = { element, isOf: null };
+  panel.show = (token, isOf = panel.isOf) => {
+    panel.isOf = isOf;
+    element.hidden = token === null;
+    if (token === null) return;
+    const { index, piece, chance } = token;
+    text(title, `Token ${index + 1}: ${chance ? inWords(chance) : `“${visible(piece)}”`}`);
+    fill(list, chance ? rowsOf(chance) : null);
+  };
+  return panel;
+}
+
+function rowsOf(chance) {
+  const found = alternativesOf(chance);
+  const rest = restOf(found);
+  const row = (words, probability, isChosen) =>
+    h(
+      "li",
+      { "data-chosen": isChosen },
+      h("bdi", { class: "mono" }, words),
+      h("span", { class: "share-bar", vars: { "--fill": probability.toFixed(4) } }),
+      h("span", { class: "num" }, percent(probability)),
+      isChosen ? h("span", { class: "quiet-words" }, "taken") : h("span"),
+    );
+  return [
+    ...found.map((each) => row(visible(each.token), each.probability, each.isChosen)),
+    rest > 0.001 ? row("all others", rest, false) : null,
+  ];
+}
+
+export const certaintyLegend = () =>
+  h(
+    "ul",
+    { class: "certainty-legend", "aria-label": "Underlines" },
+    ...STEPS.map(({ name, words }) =>
+      h("li", {}, h("span", { "data-step": name, class: "sample" }, "token"), ` ${words}`),
+    ),
+  );

@@ -1,0 +1,127 @@
+// Asks the gateway: every fetch carries the key, every refusal becomes an error whose message can be shown as it is.
+
+import { SseParser } from "./sse.js";
+
+const KEY = "swarm.key";
+const ANSWER_S = 30; // within which an answer that is no stream has to come
+
+export class ApiError extends Error {
+  constructor(words, status = 0) {
+    super(words);
+    this.name = "ApiError";
+    this.status = status; // 0: nobody answered
+  }
+}
+
+export class Api {
+  // `onRefused(words)` is called when the gateway wants a key, or another one.
+  constructor({ storage = globalThis.sessionStorage, fetcher = (...args) => fetch(...args) } = {}) {
+    this.onRefused = () => {};
+    this.#storage = storage;
+    this.#fetch = fetcher;
+    this.#key = this.#stored();
+  }
+
+  #storage;
+  #fetch;
+  #key; // also here, as storage may be forbidden
+
+  get key() {
+    return this.#key;
+  }
+
+  // Keep the key for this tab. A tab that is duplicated takes a copy along, and works with it like any other.
+  setKey(key) {
+    this.#key = key.trim();
+    try {
+      if (this.#key) this.#storage.setItem(KEY, this.#key);
+      else this.#storage.removeItem(KEY);
+    } catch (error) {
+      if (!(error instanceof DOMException)) throw error; // storage is forbidden or full: the key lasts until a reload
+    }
+  }
+
+  #stored() {
+    try {
+      return this.#storage?.getItem(KEY) ?? "";
+    } catch (error) {
+      if (error instanceof DOMException) return "";
+      throw error;
+    }
+  }
+
+  headers(more = {}) {
+    return this.#key ? { ...more, Authorization: `Bearer ${this.#key}` } : { ...more };
+  }
+
+  // Fetch a path. Returns the Response if it is a good one, else throws an ApiError with the gateway's words.
+  async fetch(path, { headers = {}, ...rest } = {}) {
+    const asked = this.#key;
+    let response;
+    try {
+      response = await this.#fetch(path, { cache: "no-store", ...rest, headers: this.headers(headers) });
+    } catch (error) {
+      if (error.name === "AbortError" || error.name === "TimeoutError") throw error;
+      throw new ApiError("The gateway does not answer.");
+    }
+    if (response.ok) return response;
+    const words = await wordsOf(response);
+    if (response.status === 401 && asked === this.#key) this.onRefused(asked ? words : "");
+    throw new ApiError(words, response.status);
+  }
+
+  async get(path) {
+    return this.#json(path, {});
+  }
+
+  async post(path, body) {
+    return this.#json(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+  }
+
+  // Give an order: `order("drain", {worker: "w1"})`. Returns {text, body}.
+  async order(verb, body = {}) {
+    return this.post("/console/orders", { verb, ...body });
+  }
+
+  async #json(path, init) {
+    try {
+      const response = await this.fetch(path, { signal: AbortSignal.timeout(ANSWER_S * 1000), ...init });
+      return await response.json();
+    } catch (error) {
+      if (error.name === "TimeoutError") throw new ApiError(`The gateway has not answered within ${ANSWER_S} seconds.`);
+      if (error instanceof SyntaxError) throw new ApiError("The gateway's answer is no JSON.");
+      throw error;
+    }
+  }
+
+  // Read a stream of events to its end: `onEvent({event, data, id})`, `onOpen(response)`, `onPiece()` for any sign of life.
+  async stream(path, { onEvent, onOpen = () => {}, onPiece = () => {}, ...init }) {
+    const headers = { Accept: "text/event-stream", ...init.headers };
+    const response = await this.fetch(path, { ...init, headers });
+    onOpen(response);
+    const parser = new SseParser();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    try {
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return;
+        onPiece();
+        for (const event of parser.push(value)) onEvent(event);
+      }
+    } finally {
+      await reader.cancel().catch(() => {}); // broken already: nothing is left to be closed
+    }
+  }
+}
+
+async function wordsOf(response) {
+  const text = await response.text().catch(() => "");
+  try {
+    const body = JSON.parse(text);
+    const said = body?.error?.message ?? body?.message ?? body?.detail;
+    if (typeof said === "string" && said) return said;
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+  }
+  return `The gateway refused this (${response.status}${response.statusText ? ` ${response.statusText}` : ""}).`;
+}

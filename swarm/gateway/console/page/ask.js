@@ -1,0 +1,168 @@
+// From what stands in the prompt box to a request of the public API: the parameters, what is wrong with them, the body.
+
+// Parameters as the API has them. `step` "any" is a real number, 1 a whole one. An empty field is the API's own
+// default.
+export const PARAMETERS = [
+  { name: "max_tokens", label: "Max tokens", low: 1, high: 1_000_000, step: 1, hint: "how long the answer may become" },
+  {
+    name: "temperature",
+    label: "Temperature",
+    low: 0,
+    high: 100,
+    step: "any",
+    hint: "0 always takes the likeliest token",
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    low: 0,
+    high: 1,
+    step: "any",
+    hint: "draw among the likeliest that make up this share",
+  },
+  { name: "top_k", label: "Top k", low: 0, high: 1_000_000, step: 1, hint: "draw among so many of the likeliest" },
+  { name: "min_p", label: "Min p", low: 0, high: 1, step: "any", hint: "at least this share of the likeliest one" },
+  {
+    name: "seed",
+    label: "Seed",
+    low: 0,
+    high: Number.MAX_SAFE_INTEGER,
+    step: 1,
+    hint: "the same seed, the same text; empty: drawn",
+  },
+  { name: "n", label: "Continuations", low: 1, high: 64, step: 1, hint: "so many answers to one prompt" },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    low: -100,
+    high: 100,
+    step: "any",
+    hint: "taken from tokens that were said",
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    low: -100,
+    high: 100,
+    step: "any",
+    hint: "the same, for each time",
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    low: 0,
+    high: 100,
+    step: "any",
+    hint: "divides; 1 is off",
+  },
+];
+const ABOVE_ZERO = new Set(["top_p", "repetition_penalty"]);
+
+export const PRIORITIES = ["high", "normal", "low"];
+export const DEFAULTS = {
+  max_tokens: "200",
+  temperature: "0.7",
+  n: "1",
+  priority: "normal",
+  stop: "",
+  schema: "",
+  system: "",
+};
+export const MOST_STOPS = 16;
+const NUM_ALTERNATIVES = 5; // beside the token itself: more is noise
+const KEEP_S = 60; // a reload takes a second or two; a tab that is closed for good costs no more than this
+
+// What is wrong, by field, in words; empty if all is well.
+export function problemsOf(values) {
+  const problems = {};
+  for (const parameter of PARAMETERS) {
+    const problem = numberProblem(parameter, values[parameter.name]);
+    if (problem) problems[parameter.name] = problem;
+  }
+  if (stopsOf(values.stop).length > MOST_STOPS) problems.stop = `Stop: at most ${MOST_STOPS} lines.`;
+  const schema = readSchema(values.schema);
+  if (schema.problem) problems.schema = schema.problem;
+  return problems;
+}
+
+function numberProblem({ name, label, low, high, step }, given) {
+  const words = String(given ?? "").trim();
+  if (words === "") return null;
+  const number = Number(words);
+  if (!Number.isFinite(number)) return `${label}: “${words}” is no number.`;
+  if (step === 1 && !Number.isInteger(number)) return `${label} is a whole number.`;
+  if (number < low || number > high) return `${label} goes from ${low} to ${high}.`;
+  return number === 0 && ABOVE_ZERO.has(name) ? `${label} must be above 0.` : null;
+}
+
+// A schema as written: {schema} if it parses to one, {problem} in words if not, {} if there is none.
+export function readSchema(given) {
+  const words = String(given ?? "").trim();
+  if (words === "") return {};
+  let schema;
+  try {
+    schema = JSON.parse(words);
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    return { problem: `JSON schema: not valid JSON${whereIn(words, error.message)}` };
+  }
+  const isSchema =
+    typeof schema === "boolean" || (typeof schema === "object" && schema !== null && !Array.isArray(schema));
+  return isSchema ? { schema } : { problem: 'JSON schema: a schema is an object, such as {"type": "object"}.' };
+}
+
+// Browsers tell the place each in their own way; a line and a column are what an editor shows.
+function whereIn(words, message) {
+  const place = /position (\d+)/.exec(message);
+  if (place === null) return /end of/i.test(message) ? ": it ends too early." : ".";
+  const before = words.slice(0, Number(place[1])).split("\n");
+  return ` at line ${before.length}, column ${before.at(-1).length + 1}.`;
+}
+
+// One stop string a line; \n and \t stand for what a line can't hold.
+export function stopsOf(given) {
+  const lines = String(given ?? "")
+    .split("\n")
+    .filter((line) => line !== "");
+  return lines.map((line) => line.replace(/\\([nt\\])/g, (_, sign) => ({ n: "\n", t: "\t", "\\": "\\" })[sign]));
+}
+
+// {path, body} of a request. `messages` for a conversation, `prompt` for text that is gone on with. `seed` is used
+// where none was given, so that the same answer can be had once more, with each token's confidence for example.
+export function requestOf({ mode, values, model, messages, prompt, seed, confidence }) {
+  const isChat = mode === "chat";
+  const body = { model, ...(isChat ? { messages } : { prompt }) };
+  for (const { name } of PARAMETERS) {
+    const words = String(values[name] ?? "").trim();
+    if (words !== "") body[name] = Number(words);
+  }
+  body.seed ??= seed;
+  if (body.n === 1) delete body.n;
+  const stop = stopsOf(values.stop);
+  if (stop.length > 0) body.stop = stop;
+  if (values.priority && values.priority !== "normal") body.priority = values.priority;
+  const { schema } = readSchema(values.schema);
+  if (schema !== undefined) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  if (confidence) Object.assign(body, confidenceFields(isChat));
+  Object.assign(body, { stream: true, stream_options: { include_usage: true }, keep_s: KEEP_S });
+  return { path: isChat ? "/v1/chat/completions" : "/v1/completions", body };
+}
+
+const confidenceFields = (isChat) =>
+  isChat ? { logprobs: true, top_logprobs: NUM_ALTERNATIVES } : { logprobs: NUM_ALTERNATIVES };
+
+// The same request with each token's confidence.
+export const withConfidence = ({ path, body }) => ({
+  path,
+  body: { ...body, ...confidenceFields(path.includes("chat")) },
+});
+
+export const hasConfidence = ({ body }) => body.logprobs !== undefined;
+
+// The conversation as the API takes it.
+export const messagesOf = (system, turns) => [
+  ...(String(system ?? "").trim() ? [{ role: "system", content: system }] : []),
+  ...turns.map(({ role, content }) => ({ role, content })),
+];
+
+export const drawSeed = (chance = Math.random()) => Math.floor(chance * 2 ** 31);

@@ -1,0 +1,141 @@
+// The chain: the model's stages in order, cards for a dozen, tiles for a hundred, with steps moving through them.
+
+import { MOST_CARDS, numLayers, place, stagesOf, tally, turn } from "./chain_layout.js";
+import { orderAfter } from "./dialogs.js";
+import { fill, h, keyed, set, text } from "./dom.js";
+import { plural, rate } from "./format.js";
+import { Pulses } from "./pulses.js";
+import { makeCard, makeLink, updateCard, updateLink } from "./stage_card.js";
+import { Tiles } from "./stage_tiles.js";
+import { empty, heading } from "./widgets.js";
+
+const AGAIN_MS = 1000; // stages that died go after a while, though nothing else changes
+
+export function mount(root, store, api) {
+  new Chain(root, store, api);
+}
+
+class Chain {
+  #store;
+  #api;
+  #shown = [];
+  #summary = h("span", { class: "chain-summary" });
+  #body = h("div", {});
+  #cards;
+  #tiles;
+  #form = "";
+  #timer = 0;
+
+  constructor(root, store, api) {
+    this.#store = store;
+    this.#api = api;
+    this.#cards = new Cards((worker) => this.#kill(worker));
+    this.#tiles = new Tiles((worker) => this.#kill(worker));
+    fill(root, heading("Stages", this.#summary), this.#body);
+    const parts = ["plan", "workers", "links", "rates", "recovery", "recoveries", "status", "me", "connection", "away_s"];
+    store.subscribe(parts, () => this.#draw());
+    new ResizeObserver(() => this.#draw()).observe(root);
+  }
+
+  #draw() {
+    const { view, me } = this.#store;
+    if (!view) return this.#show("empty", empty("No news of the swarm yet", "The page waits for the gateway."));
+    this.#shown = stagesOf(view, this.#shown, Date.now() / 1000);
+    clearTimeout(this.#timer);
+    if (this.#shown.some((stage) => stage.isGone)) this.#timer = setTimeout(() => this.#draw(), AGAIN_MS);
+    text(this.#summary, summaryOf(view, this.#shown));
+    if (this.#shown.length === 0) return this.#show(`none ${view.status?.waits_for}`, whyNone(view));
+    const form = this.#shown.length > MOST_CARDS ? this.#tiles : this.#cards;
+    this.#show(form === this.#tiles ? "tiles" : "cards", form.root);
+    const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
+    const about = { view, rates, total: numLayers(view), canKill: Boolean(me?.is_demo && me?.admin) };
+    return form.draw(this.#shown, about);
+  }
+
+  #show(form, element) {
+    if (this.#form === form) return;
+    this.#form = form;
+    fill(this.#body, element);
+  }
+
+  #kill(worker) {
+    return orderAfter(
+      this.#api,
+      {
+        title: `Kill ${worker}?`,
+        words: "Its process ends at once, as in a crash. Others take its layers, and the answers go on where they were.",
+        yes: `Yes, kill ${worker}`,
+      },
+      "kill",
+      { worker },
+    );
+  }
+}
+
+function summaryOf(view, shown) {
+  const states = tally(shown);
+  if (states.length === 0) return "";
+  const all = states.length === 1 && states[0][0] === "well" ? "all well" : states.map(([state, num]) => `${num} ${state}`).join(", ");
+  const steps = view.rates?.steps_per_s > 0 ? ` · ${rate(view.rates.steps_per_s)} steps/s` : "";
+  return `${plural(shown.filter((stage) => !stage.isGone).length, "stage")}, ${plural(numLayers(view), "layer")} · ${all}${steps}`;
+}
+
+function whyNone(view) {
+  const waits = view.status?.waits_for || view.plan?.waits_for || "the broker has not said why";
+  const numWorkers = Object.keys(view.workers ?? {}).length;
+  return numWorkers === 0
+    ? empty("No worker is here", `Waiting: ${waits}. Start one with `, h("code", {}, "swarm worker"), ", or under Workers with “Join a worker”.")
+    : empty("The model is not cut into stages yet", `Waiting: ${waits}. The tab Plan says what can be done.`);
+}
+
+// Up to a dozen stages, each a card with the link before it, the broker at both ends.
+class Cards {
+  #pulses = new Pulses();
+  #onKill;
+  #begin = endOf("Broker", "sends steps");
+  #end = endOf("Broker", "takes tokens");
+
+  constructor(onKill) {
+    this.#onKill = onKill;
+    this.root = h("ol", { class: "chain" });
+    this.#end.prepend(makeLink());
+  }
+
+  draw(shown, about) {
+    const grid = place(shown.length, this.root.parentElement.clientWidth);
+    set(this.root, { "data-narrow": grid.isNarrow, vars: { "--columns": grid.columns } });
+    const items = [{ key: "begin", cell: grid.begin }, ...shown.map((stage, index) => ({ ...stage, cell: grid.cells[index] }))];
+    items.push({ key: "end", cell: grid.end });
+    const before = (index) => items[index - 1].worker ?? "broker";
+    keyed(
+      this.root,
+      items,
+      (item) => item.key,
+      (item) => this.#make(item),
+      (element, item, index) => {
+        set(element, { vars: { "--column": item.cell.column, "--at-row": item.cell.row } });
+        const link = element.querySelector(".link");
+        const isLost = [item, items[index - 1]].some((one) => one?.state === "lost");
+        const state = { isLost, isBusy: about.rates.steps_per_s > 0 && !isLost };
+        if (link) updateLink(link, about.view.links?.[`${before(index)}>${item.worker ?? "broker"}`], state);
+        if (item.worker) updateCard(element.querySelector(".stage"), item, about);
+      },
+    );
+    this.#move(shown, about);
+  }
+
+  #make(item) {
+    if (item.key === "begin") return this.#begin;
+    if (item.key === "end") return this.#end;
+    return h("li", { class: "chain-stage" }, makeLink(), makeCard(() => this.#onKill(item.worker)));
+  }
+
+  #move(shown, about) {
+    const isMoving = about.rates.steps_per_s > 0 && !shown.some((stage) => stage.state === "lost");
+    const links = [...this.root.querySelectorAll(".link-pulse")];
+    const glows = [...this.root.querySelectorAll(".stage-glow")];
+    this.#pulses.show(links, glows, isMoving ? turn(shown.length, about.rates.steps_per_s) : null);
+  }
+}
+
+const endOf = (name, words) => h("li", { class: "chain-end" }, h("div", { class: "chain-broker" }, h("b", {}, name), h("span", {}, words)));

@@ -1,0 +1,50 @@
+// Buttons that copy a text, and say whether it went well.
+
+import { say } from "./dialogs.js";
+import { text } from "./dom.js";
+import { button } from "./widgets.js";
+
+const SAID_S = 2;
+
+// `make()` gives the text when the button is pressed.
+export function copier(words, make, more = {}) {
+  let timer = 0;
+  const element = button(
+    words,
+    async () => {
+      if (!(await copied(make())))
+        return say("The browser does not let this page copy: select the text and copy it by hand.", { isError: true });
+      text(element, "Copied");
+      clearTimeout(timer);
+      timer = setTimeout(() => text(element, words), SAID_S * 1000);
+    },
+    { tone: "quiet small", "aria-label": words, ...more },
+  );
+  return element;
+}
+
+// Only pages from this machine or over TLS have a clipboard: elsewhere the old way is taken.
+async function copied(words) {
+  try {
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(words);
+      return true;
+    }
+  } catch (error) {
+    if (!(error instanceof DOMException)) throw error; // not allowed
+  }
+  return copiedBySelection(words);
+}
+
+function copiedBySelection(words) {
+  const area = document.createElement("textarea");
+  area.value = words;
+  area.className = "unseen";
+  const before = document.activeElement;
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  before?.focus();
+  return done;
+}

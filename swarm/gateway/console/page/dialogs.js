@@ -1,0 +1,97 @@
+// Questions before something ends, the key, and short news at the edge of the page.
+
+import { fill, h, unique } from "./dom.js";
+import { button } from "./widgets.js";
+
+const NEWS_S = 8;
+const MOST_NEWS = 4;
+
+// Ask a question: true for "Yes, …". Escape and the backdrop mean no, and No has the focus.
+export function ask({ title, words = "", yes, isGrave = true, more = [] }) {
+  const id = unique("ask");
+  const dialog = h("dialog", { "aria-labelledby": id, class: "ask" });
+  const no = button("No", () => dialog.close("no"));
+  const go = button(yes, () => dialog.close("yes"), { tone: isGrave ? "danger" : "primary" });
+  fill(dialog, h("h2", { id }, title), words ? h("p", {}, words) : null, ...more, h("div", { class: "actions" }, no, go));
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog && isOutside(dialog, event)) dialog.close("no");
+  });
+  return opened(dialog, no).then(() => dialog.returnValue === "yes");
+}
+
+function isOutside(dialog, { clientX, clientY }) {
+  const box = dialog.getBoundingClientRect();
+  return clientX < box.left || clientX > box.right || clientY < box.top || clientY > box.bottom;
+}
+
+// Show a dialog; resolves when it is closed and gone.
+export function opened(dialog, focused) {
+  document.body.append(dialog);
+  dialog.showModal();
+  focused?.focus();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve();
+    });
+  });
+}
+
+// Say something in passing: told by screen readers too, gone by itself. Errors stay until they are closed.
+export function say(words, { isError = false } = {}) {
+  const place = (document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" })));
+  const note = h("div", { class: isError ? "note error" : "note", role: isError ? "alert" : "status" }, h("p", {}, words));
+  note.append(button("Close", () => note.remove(), { tone: "quiet" }));
+  place.append(note);
+  while (place.childElementCount > MOST_NEWS) place.firstElementChild.remove();
+  if (!isError) setTimeout(() => note.remove(), NEWS_S * 1000);
+}
+
+// Ask, give the order, say what came of it. `question` null asks nothing. Returns the answer, null if there is none.
+export async function orderAfter(api, question, verb, body = {}) {
+  if (question && !(await ask(question))) return null;
+  try {
+    const answer = await api.order(verb, body);
+    say(told(answer));
+    return answer;
+  } catch (error) {
+    if (error.name !== "ApiError") throw error;
+    say(error.message, { isError: true });
+    return null;
+  }
+}
+
+// What an order came to, and how long it lasts where that has an end.
+export const told = ({ text, body }) => [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""].join(" ").replaceAll("..", ".").trim().replace(/^a (?=[a-z])/, "A ");
+
+let keyDialog = null;
+
+// Ask for the gateway's key; one dialog at a time, however many fetches were refused.
+export function askForKey(api, words, onKey) {
+  if (keyDialog) return;
+  const input = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true, id: unique("key") });
+  const problem = h("p", { class: "problem", role: "alert" }, words);
+  const id = unique("key-title");
+  const dialog = h("dialog", { class: "ask", "aria-labelledby": id });
+  const form = h("form", { method: "dialog" });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (input.value.trim()) dialog.close("key");
+  });
+  fill(
+    form,
+    h("h2", { id }, "This gateway needs a key"),
+    h("p", {}, "One that ", h("code", {}, "swarmctl keys add"), " has shown. It stays in this tab and is sent with each request, never in an address."),
+    h("div", { class: "field wide" }, h("label", { for: input.id }, "Key"), input),
+    words ? problem : null,
+    h("div", { class: "actions" }, h("button", { class: "primary", type: "submit" }, "Use this key")),
+  );
+  dialog.append(form);
+  keyDialog = dialog;
+  opened(dialog, input).then(() => {
+    keyDialog = null;
+    if (dialog.returnValue !== "key") return;
+    api.setKey(input.value);
+    onKey();
+  });
+}

@@ -1,0 +1,125 @@
+// Keeps the store fed from /console/live: goes on where it was after a break, waits longer after each failure, and lets go
+// of the stream while nobody has looked at the tab for a minute.
+
+import { ApiError } from "./api.js";
+
+const SILENT_S = 12; // the gateway sends at least a comment every 5 s; after this the connection counts as broken
+const HIDDEN_S = 60;
+const FIRST_WAIT_S = 0.25;
+const LONGEST_WAIT_S = 5;
+
+export class Live {
+  #api;
+  #store;
+  #lastId = null; // in memory alone: a duplicated tab begins with a snapshot of its own
+  #failures = 0;
+  #isCalled = false; // somebody wants the next try at once
+  #resume = () => {};
+  #running = null;
+  #watch = 0;
+  #hiddenTimer = 0;
+
+  constructor(api, store) {
+    this.#api = api;
+    this.#store = store;
+  }
+
+  start() {
+    document.addEventListener("visibilitychange", () => this.#looked());
+    addEventListener("online", () => this.#wake());
+    return this.#loop();
+  }
+
+  // Connect anew and at once, with another key for instance.
+  again() {
+    this.#failures = 0;
+    this.#lastId = null;
+    this.#running?.abort();
+    this.#wake();
+  }
+
+  async #loop() {
+    for (;;) {
+      await this.#read();
+      const rests = ["paused", "locked"].includes(this.#store.connection);
+      await this.#sleep(rests ? Infinity : waitAfter(this.#failures, Math.random()));
+    }
+  }
+
+  async #read() {
+    this.#running = new AbortController();
+    const lastId = this.#lastId;
+    try {
+      await this.#api.stream("/console/live", {
+        headers: lastId === null ? {} : { "Last-Event-ID": lastId },
+        signal: this.#running.signal,
+        onOpen: () => this.#alive(),
+        onPiece: () => this.#alive(),
+        onEvent: (event) => this.#take(event),
+      });
+      this.#failed("reconnecting");
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) this.#store.setConnection("locked");
+      else if (this.#store.connection !== "paused") this.#failed("reconnecting");
+      if (error instanceof SyntaxError) this.#lastId = null; // what we have can't be patched: begin with a snapshot
+      else if (!(error instanceof ApiError) && !isBroken(error)) throw error;
+    } finally {
+      clearTimeout(this.#watch);
+      this.#running = null;
+    }
+  }
+
+  #take({ event, data, id }) {
+    const value = JSON.parse(data);
+    if (event === "snapshot") this.#store.replace(value);
+    else if (event === "delta") this.#store.patch(value);
+    else if (event === "events") this.#store.happened(value);
+    if (id !== null) this.#lastId = id;
+    this.#failures = 0;
+    this.#store.setConnection("live");
+  }
+
+  #alive() {
+    clearTimeout(this.#watch);
+    this.#watch = setTimeout(() => this.#running?.abort(), SILENT_S * 1000);
+  }
+
+  #failed(state) {
+    this.#failures += 1;
+    this.#store.setConnection(state);
+  }
+
+  #looked() {
+    clearTimeout(this.#hiddenTimer);
+    if (document.hidden) {
+      this.#hiddenTimer = setTimeout(() => {
+        this.#store.setConnection("paused");
+        this.#running?.abort();
+      }, HIDDEN_S * 1000);
+    } else this.#wake();
+  }
+
+  #wake() {
+    this.#isCalled = true;
+    this.#resume();
+  }
+
+  async #sleep(seconds) {
+    if (!this.#isCalled) {
+      await new Promise((resolve) => {
+        this.#resume = resolve;
+        if (Number.isFinite(seconds)) setTimeout(resolve, seconds * 1000);
+      });
+    }
+    this.#isCalled = false;
+  }
+}
+
+// A fetch that was aborted, or a body that broke off, is what networks do.
+const isBroken = (error) => error.name === "AbortError" || error instanceof TypeError;
+
+// Seconds to wait after so many failures in a row; `chance` (0 to 1) spreads many tabs.
+export function waitAfter(failures, chance) {
+  const longest = Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** Math.min(failures, 10));
+  return longest * (0.5 + chance / 2);
+}

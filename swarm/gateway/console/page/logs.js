@@ -1,0 +1,118 @@
+// Logs of the broker, the gateway and all workers, dead ones too: searched by the gateway, read backwards page by page.
+
+import { fill, h, set, text } from "./dom.js";
+import { bytes, plural } from "./format.js";
+import { timeOf, withOlder } from "./pages.js";
+import { button, empty, field, heading } from "./widgets.js";
+
+const TYPING_MS = 300;
+
+export function mount(root, store, api) {
+  const logs = new Logs(api);
+  const nothing = h("div");
+  fill(root, heading("Logs", logs.again), nothing, logs.root);
+  const why = () => {
+    const { me } = store;
+    if (me?.admin && me.has_logs) return null;
+    if (!me) return empty("Not known yet", "The page waits for the gateway.");
+    if (!me.admin) return empty("Logs are for admins", "They name all tenants' requests. Use a key made with ", h("code", {}, "swarmctl keys add NAME --admin"), ".");
+    return empty("This gateway does not know where the logs are", h("code", {}, "swarm up"), " tells it; other swarms keep them where their processes run.");
+  };
+  const isOpen = () => !document.getElementById("panel-logs").hidden;
+  const show = () => {
+    const reason = why();
+    nothing.hidden = reason === null;
+    logs.root.hidden = logs.again.hidden = reason !== null;
+    if (reason) fill(nothing, reason);
+    else if (isOpen()) logs.open();
+  };
+  store.subscribe(["me"], show);
+  document.getElementById("tabs").addEventListener("tab", ({ detail }) => detail === "logs" && show());
+}
+
+class Logs {
+  #api;
+  #process = h("select");
+  #search = h("input", { type: "search", placeholder: "Words or fields", maxlength: 200 });
+  #lines = h("ol", { class: "lines" });
+  #scroller = h("div", { class: "scroller logs", tabindex: 0, role: "group", "aria-label": "Lines of the log, newest last" });
+  #older = button("Older lines", () => this.#read(true), { tone: "small" });
+  #state = h("p", { class: "hint", role: "status" });
+  #shown = [];
+  #before = null;
+  #asked = 0;
+  #timer = 0;
+
+  constructor(api) {
+    this.#api = api;
+    this.again = button("Read again", () => this.open(true), { tone: "small" });
+    this.#scroller.append(this.#older, this.#lines);
+    this.root = h("div", { class: "log-reader" }, h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)), this.#state, this.#scroller);
+    this.#process.addEventListener("change", () => this.#read());
+    this.#search.addEventListener("input", () => {
+      clearTimeout(this.#timer);
+      this.#timer = setTimeout(() => this.#read(), TYPING_MS);
+    });
+  }
+
+  async open(isAgain = false) {
+    if (this.#process.options.length > 0 && !isAgain) return;
+    const chosen = this.#process.value;
+    await this.#guarded(async () => {
+      const { processes } = await this.#api.get("/console/logs");
+      const words = ({ name, alive, bytes: size }) => `${name} · ${bytes(size)}${alive ? "" : " · ended"}`;
+      fill(this.#process, processes.map((each) => h("option", { value: each.name }, words(each))));
+      if (processes.some(({ name }) => name === chosen)) this.#process.value = chosen;
+    });
+    if (this.#process.value) await this.#read();
+    else text(this.#state, "No process has written a log yet.");
+  }
+
+  async #read(isOlder = false) {
+    const asked = (this.#asked += 1);
+    const query = new URLSearchParams();
+    if (this.#search.value.trim()) query.set("search", this.#search.value.trim());
+    if (isOlder && this.#before !== null) query.set("before", this.#before);
+    await this.#guarded(async () => {
+      const page = await this.#api.get(`/console/logs/${encodeURIComponent(this.#process.value)}?${query}`);
+      if (asked !== this.#asked) return; // another search was begun meanwhile
+      this.#shown = isOlder ? withOlder(this.#shown, page.lines) : page.lines;
+      this.#before = page.before;
+      this.#draw(isOlder);
+    });
+  }
+
+  #draw(isOlder) {
+    const fromEnd = this.#scroller.scrollHeight - this.#scroller.scrollTop;
+    fill(this.#lines, this.#shown.map(lineOf));
+    this.#older.hidden = this.#before === null;
+    const found = this.#search.value.trim() ? `${plural(this.#shown.length, "line")} with these words` : plural(this.#shown.length, "line");
+    text(this.#state, this.#shown.length ? `${found}, newest last${this.#before === null ? ", from the beginning" : ""}` : "No line has these words.");
+    this.#scroller.scrollTop = isOlder ? this.#scroller.scrollHeight - fromEnd : this.#scroller.scrollHeight;
+  }
+
+  async #guarded(act) {
+    try {
+      await act();
+      set(this.#state, { class: "hint" });
+    } catch (error) {
+      if (error.name !== "ApiError") throw error;
+      set(this.#state, { class: "problem" });
+      text(this.#state, error.message);
+    }
+  }
+}
+
+// A line that could be taken apart is shown by its event and fields, any other one as it stands there.
+function lineOf(line) {
+  const words = line.event || line.text;
+  const fields = Object.entries(line.fields ?? {}).map(([key, value]) =>
+    h("span", { class: "line-field" }, `${key}=`, h("b", {}, typeof value === "string" ? value : JSON.stringify(value))));
+  return h(
+    "li",
+    { "data-level": line.level },
+    h("time", {}, timeOf(line.time)),
+    h("span", { class: "line-level" }, line.level ?? ""),
+    h("span", { class: "line-text" }, h("b", {}, words), fields.length ? " " : null, fields),
+  );
+}

@@ -1,0 +1,39 @@
+// A recovery's phases as what is drawn: pure.
+
+export const PHASES = [
+  ["verdict", "Notice the loss"],
+  ["plan", "Plan who takes over"],
+  ["load", "Load the layers"],
+  ["activate", "Switch over"],
+  ["replay", "Replay what was lost"],
+  ["resume", "Go on"],
+];
+
+// [{name, words, state, took_s, predicted_s, from, to}]: `from` and `to` place the phase on one line of time, as shares of the
+// whole; a phase that has not ended takes as much of it as was predicted.
+export function rowsOf(recovery) {
+  const told = new Map((recovery.phases ?? []).map((phase) => [phase.name, phase]));
+  const rows = PHASES.map(([name, words]) => ({ name, words, state: "waits", took_s: null, predicted_s: null, ...told.get(name) }));
+  const lengths = rows.map((row) => Math.max(0, row.took_s ?? row.predicted_s ?? 0));
+  const whole = lengths.reduce((sum, length) => sum + length, 0);
+  let at = 0;
+  return rows.map((row, index) => {
+    const from = whole > 0 ? at / whole : 0;
+    at += lengths[index];
+    return { ...row, from, to: whole > 0 ? at / whole : 0 };
+  });
+}
+
+// From the verdict on, as the whole is told: how long a loss goes unnoticed is a phase of its own.
+const healing = (recovery) => (recovery.phases ?? []).filter(({ name }) => name !== "verdict");
+
+export const tookOf = (recovery) => recovery.total_s ?? healing(recovery).reduce((sum, phase) => sum + (phase.took_s ?? 0), 0);
+
+export function predictedOf(recovery) {
+  if (typeof recovery.predicted_total_s === "number") return recovery.predicted_total_s;
+  const known = healing(recovery).map((phase) => phase.predicted_s).filter((value) => typeof value === "number");
+  return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
+}
+
+// Which recovery it is: when it began isn't known of those that nobody saw.
+export const keyOf = (recovery) => `${recovery.epoch ?? ""} ${recovery.began_at ?? ""} ${recovery.cause ?? ""}`;

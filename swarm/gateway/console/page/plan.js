@@ -1,0 +1,80 @@
+// The plan in force: who holds what and why, predicted beside measured; why there is none, and what can be done.
+
+import { fill, h, keyed, text } from "./dom.js";
+import { bytes, count, layers, plural, rate, seconds } from "./format.js";
+import { remedies } from "./plan_words.js";
+import { Supposing } from "./plan_form.js";
+import { heading } from "./widgets.js";
+
+const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
+
+export function mount(root, store, api) {
+  const facts = h("dl", { class: "plan-facts" });
+  const why = h("ul", { class: "why" });
+  const lacking = h("div", { class: "lacking", role: "note" });
+  const body = h("tbody");
+  const table = h("table", {}, h("caption", { class: "unseen" }, "Stages of the plan"), head(), body);
+  const stages = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Stages of the plan, scrolls" }, table);
+  const epoch = h("span", { class: "hint" });
+  const supposing = new Supposing(store, api);
+  const inForce = h("div", { class: "plan-now" }, lacking, facts, stages, h("details", { open: true }, h("summary", {}, "Why so"), why));
+  fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
+  store.subscribe(["plan", "status"], ({ view }) => {
+    const plan = view?.plan;
+    const waits = view?.status?.waits_for || plan?.waits_for || "";
+    text(epoch, plan?.epoch ? `epoch ${plan.epoch}, ${plan.state ?? ""}` : (plan?.state ?? "no plan"));
+    lacking.hidden = !waits;
+    if (waits) fill(lacking, whyNot(waits));
+    const hasStages = (plan?.stages ?? []).length > 0;
+    for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
+    drawFacts(facts, plan);
+    keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
+    drawSentences(why, plan?.why ?? []);
+  });
+}
+
+// Why there is no plan, and the ways out that exist.
+export function whyNot(waits) {
+  const ways = remedies(waits).map(({ what, how }) => h("li", {}, h("b", {}, what), " ", how));
+  return [h("p", {}, h("b", {}, "Waiting for "), waits, "."), ways.length ? h("ul", {}, ways) : null];
+}
+
+export function drawSentences(list, sentences) {
+  keyed(list, sentences, (words) => words, (words) => h("li", {}, words), () => {});
+}
+
+function drawFacts(list, plan) {
+  const forecast = plan?.forecast ?? {};
+  const measured = plan?.measured ?? {};
+  const rows = [
+    ["Objective", plan?.objective ?? "–"],
+    ["Tokens/s", `${rate(forecast.tokens_per_second)} predicted`],
+    ["One step", `${seconds(measured.step_s)} measured, ${seconds(forecast.step_s)} predicted at full load`],
+    ["Slowest stage", forecast.bottleneck ?? "–"],
+    ["With one more", forecast.one_more ? `${seconds(forecast.one_more.step_s)} a step, with one more like ${forecast.one_more.like}` : "–"],
+  ];
+  keyed(
+    list,
+    rows,
+    ([name]) => name,
+    ([name]) => h("div", {}, h("dt", {}, name), h("dd")),
+    (element, [, value]) => text(element.lastElementChild, value),
+  );
+}
+
+const head = () => h("thead", {}, h("tr", {}, COLUMNS.map((words, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, words))));
+
+const makeRow = () => h("tr", {}, h("th", { scope: "row" }), h("td"), Array.from({ length: 5 }, () => h("td", { class: "num" })));
+
+function updateRow(element, stage) {
+  const cells = [
+    stage.worker,
+    layers(stage.layers),
+    bytes(stage.weight_bytes),
+    seconds(stage.predicted_s),
+    stage.seen_steps ? `${seconds(stage.seen_s)} over ${plural(stage.seen_steps, "step")}` : "no steps yet",
+    seconds(stage.load_s),
+    `${count(stage.kv_capacity)} positions`,
+  ];
+  cells.forEach((value, index) => text(element.children[index], value));
+}

@@ -1,0 +1,149 @@
+// "What if": suppose workers gone or more of them, lay layers down by hand, try it, and make it so.
+
+import { ask, say, told } from "./dialogs.js";
+import { fill, h, keyed, set, text } from "./dom.js";
+import { layers } from "./format.js";
+import { compared, readCap, readPin } from "./plan_words.js";
+import { drawSentences, whyNot } from "./plan.js";
+import { button, field, heading } from "./widgets.js";
+
+export class Supposing {
+  #store;
+  #api;
+  #body = h("tbody");
+  #objective = select([["", "As it is"], ["throughput", "Throughput"], ["latency", "Latency"]]);
+  #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
+  #like = select([]);
+  #result = h("div", { class: "supposed", "aria-live": "polite" });
+  #apply = button("Apply", () => this.#applied());
+  #reason = h("span", { class: "hint", id: "plan-reason" });
+  #isBusy = false;
+
+  constructor(store, api) {
+    this.#store = store;
+    this.#api = api;
+    const columns = ["Worker", "Holds", "Suppose it gone", "Give it none", "Just layers", "At most"];
+    const head = h("thead", {}, h("tr", {}, columns.map((words) => h("th", { scope: "col" }, words))));
+    const table = h("table", {}, h("caption", { class: "unseen" }, "What each worker should get"), head, this.#body);
+    const form = h(
+      "form",
+      { class: "what-if" },
+      h("div", { class: "fields" }, field("Objective", this.#objective), field("More workers", this.#more), field("Each like", this.#like)),
+      h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "What each worker should get, scrolls" }, table),
+      h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Try"), this.#apply, button("Clear", () => this.#clear(), { tone: "quiet" }), this.#reason),
+      this.#result,
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#try();
+    });
+    this.root = h("div", {}, heading("What if", h("span", { class: "hint" }, "Try changes nothing")), form);
+    store.subscribe(["workers", "me"], () => this.#draw());
+  }
+
+  #draw() {
+    const { view, me } = this.#store;
+    const workers = Object.values(view?.workers ?? {}).filter((row) => row.state === "member");
+    const names = [...new Map(workers.map((row) => [row.name, row])).values()].sort(byName);
+    keyed(this.#body, names, (row) => row.name, makeRow, (element, row) => text(element.children[1], layers(row.layers)));
+    keyed(
+      this.#like,
+      [{ name: "" }, ...names],
+      (row) => row.name,
+      (row) => h("option", { value: row.name }, row.name || "First stage"),
+      () => {},
+    );
+    const may = Boolean(me?.admin);
+    set(this.#apply, { disabled: !may, "aria-describedby": may ? null : "plan-reason" });
+    text(this.#reason, may ? "" : "To apply it takes an admin's key.");
+  }
+
+  // What the form says. Raises RangeError in words.
+  #read() {
+    const wanted = { without: [], one_more: null, objective: this.#objective.value, pins: {}, caps: {}, exclude: [] };
+    const more = Math.round(Number(this.#more.value)) || 0;
+    if (more > 0) wanted.one_more = { count: more, like: this.#like.value };
+    for (const row of this.#body.children) {
+      const name = row.dataset.worker;
+      const [gone, none, pin, cap] = row.querySelectorAll("input");
+      if (gone.checked) wanted.without.push(name);
+      if (none.checked) wanted.exclude.push(name);
+      if (pin.value.trim()) wanted.pins[name] = readPin(name, pin.value);
+      if (cap.value.trim()) wanted.caps[name] = readCap(name, cap.value);
+    }
+    return wanted;
+  }
+
+  async #try() {
+    await this.#guarded(async () => {
+      const plan = await this.#api.post("/console/plan", this.#read());
+      this.#show(plan);
+    });
+  }
+
+  async #applied() {
+    await this.#guarded(async () => {
+      const { without, one_more: more, ...suppose } = this.#read();
+      if (without.length || more) throw new RangeError("Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.");
+      const isNothing = !suppose.objective && !suppose.exclude.length && !Object.keys({ ...suppose.pins, ...suppose.caps }).length;
+      const words = isNothing
+        ? "Plans go by the settings alone again. Layers may move; answers wait for that moment and go on."
+        : "It counts from now on, in the place of what was applied before, until the broker is started again. Layers may move; answers wait for that moment and go on.";
+      if (!(await ask({ title: "Apply this?", words, yes: "Yes, apply", isGrave: false }))) return;
+      say(told(await this.#api.order("plan", { suppose })));
+    });
+  }
+
+  async #guarded(act) {
+    if (this.#isBusy) return;
+    this.#isBusy = true;
+    try {
+      await act();
+    } catch (error) {
+      if (error.name !== "ApiError" && !(error instanceof RangeError)) throw error;
+      fill(this.#result, h("p", { class: "problem" }, error.message));
+    } finally {
+      this.#isBusy = false;
+    }
+  }
+
+  #show(plan) {
+    const now = this.#store.view?.plan;
+    if (plan.state === "no plan") return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(plan.waits_for));
+    const rows = compared(now, plan).map(([what, before, after]) =>
+      h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)));
+    const head = h("thead", {}, h("tr", {}, ["", "Now", "Then"].map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "What")))));
+    const why = h("ul", { class: "why" });
+    drawSentences(why, plan.why ?? []);
+    return fill(this.#result, h("h3", {}, `This ${plan.state ?? "would be made"}`), h("table", { class: "compared" }, head, h("tbody", {}, rows)), why);
+  }
+
+  #clear() {
+    this.#objective.value = "";
+    this.#more.value = 0;
+    this.#like.value = "";
+    for (const input of this.#body.querySelectorAll("input")) {
+      if (input.type === "checkbox") input.checked = false;
+      else input.value = "";
+    }
+    fill(this.#result);
+  }
+}
+
+const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
+
+const select = (options) => h("select", {}, options.map(([value, words]) => h("option", { value }, words)));
+
+function makeRow(row) {
+  const labelled = (words, attributes) => h("td", {}, h("input", { "aria-label": `${words}: ${row.name}`, ...attributes }));
+  return h(
+    "tr",
+    { "data-worker": row.name },
+    h("th", { scope: "row" }, row.name),
+    h("td"),
+    labelled("Suppose it gone", { type: "checkbox" }),
+    labelled("Give it none", { type: "checkbox" }),
+    labelled("Just layers", { type: "text", placeholder: "0-10", size: 6, maxlength: 15 }),
+    labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
+  );
+}

@@ -1,0 +1,47 @@
+// What a plan says, and what can be done where none is possible: pure.
+
+import { layers, rate, seconds } from "./format.js";
+
+// The ways out that exist, for what the broker says that it waits for. Each: [what, how].
+const REMEDIES = [
+  [/pins? or caps?|another pin|other pins/, "Take the pins and caps back", "Empty the columns below and press Apply; those of the settings are under plan.pins and plan.caps."],
+  [/must not be used/, "Let more workers be used", "Take back what keeps them out: the columns below, a cordon, or plan.exclude in the settings."],
+  [/memory|don't pack/, "Bring more memory", "Join a worker, or give the present ones more: worker.memory_limit, a smaller worker.kv_share, a smaller plan.kv_positions."],
+  [/memory/, "Load it smaller", "worker.dtype = bfloat16 halves the weights of a float32 model."],
+  [/open ways|can't reach/, "Open the ways", "Let worker.data_ports in at the machines named, or the broker's own ports at the broker."],
+  [/more of \d+ workers|no worker|nobody/, "Bring the workers", "Join a worker, or start one elsewhere with swarm worker."],
+  [/quiet|load their layers|new plan/, "Wait a moment", "This passes by itself."],
+];
+
+export function remedies(waitsFor) {
+  const found = REMEDIES.filter(([pattern]) => pattern.test(waitsFor ?? ""));
+  return found.map(([, what, how]) => ({ what, how }));
+}
+
+// Read the words of the form: {pins: {w1: [0, 11]}, caps: {w1: 4}}, or an error that names the worker.
+export function readPin(name, words) {
+  const found = /^\s*(\d{1,6})(?:\s*[-–]\s*(\d{1,6}))?\s*$/.exec(words);
+  if (!found) throw new RangeError(`For ${name}, layers are written like 0-10, not “${words}”.`);
+  const [first, last] = [Number(found[1]), Number(found[2] ?? found[1])];
+  if (last < first) throw new RangeError(`For ${name}, the last layer comes before the first.`);
+  return [first, last + 1];
+}
+
+export function readCap(name, words) {
+  if (!/^\s*[1-9]\d{0,4}\s*$/.test(words)) throw new RangeError(`For ${name}, “at most” takes a number of layers from 1 on.`);
+  return Number(words);
+}
+
+// A supposed plan beside that in force, in words: [[what, now, then]].
+export function compared(now, then) {
+  const forecast = then?.forecast ?? {};
+  const before = now?.forecast ?? {};
+  return [
+    ["Tokens/s", rate(before.tokens_per_second), rate(forecast.tokens_per_second ?? then?.tokens_per_second)],
+    ["One step", seconds(before.step_s), seconds(forecast.step_s ?? then?.step_s)],
+    ["Slowest stage", before.bottleneck ?? "–", forecast.bottleneck ?? "–"],
+    ["Stages", stagesIn(now), stagesIn(then)],
+  ];
+}
+
+const stagesIn = (plan) => (plan?.stages ?? []).map((stage) => `${stage.worker} ${layers(stage.layers)}`).join(", ") || "none";

@@ -1,0 +1,214 @@
+// An answer as it comes: what its events say, where it is to be gone on with, and what a break of the stream means.
+// Pure: events and times go in; who reads the stream (talk.js) does what is said.
+
+const MOST_PIECES = 20_000; // over all continuations: their borders and alternatives; the text goes on without
+const MOST_TEXT = 4_000_000; // characters over all continuations
+const PATIENCE_S = 180; // of breaks without anything new between them, until an answer is given up
+const LIVED_S = 5; // a stream that was open for so long has lived, though it brought nothing but heartbeats
+const FIRST_WAIT_S = 0.25;
+const LONGEST_WAIT_S = 3;
+
+const PASSING = new Set([401, 408, 429]); // a key is asked for, or it is too much at once: what is no answer's fault
+
+// asking → streaming ⇄ broken → ended, or stopped, failed, elsewhere. The last four are ends; "elsewhere" can be taken
+// back.
+export const ENDS = new Set(["ended", "stopped", "failed", "elsewhere"]);
+
+export class Answer {
+  constructor(request, now) {
+    this.request = request;
+    this.requestId = "";
+    this.eventId = ""; // of the last event that was taken: behind it the stream goes on
+    this.state = "asking";
+    this.words = ""; // why it failed, or what is waited for
+    this.choices = Array.from({ length: request.body.n ?? 1 }, newChoice);
+    this.usage = null;
+    this.askedAt = now;
+    this.firstAt = null;
+    this.lastAt = null;
+    this.endedAt = null;
+    this.openedAt = now;
+    this.numBreaks = 0;
+    this.numFailures = 0; // in a row
+    this.brokenSince = null;
+    this.isCut = false; // the text is longer than this page keeps
+    this.numPieces = 0;
+    this.numCharacters = 0;
+  }
+
+  get isOver() {
+    return ENDS.has(this.state);
+  }
+
+  get isChat() {
+    return this.request.path.includes("chat");
+  }
+
+  // The headers came. `id` names the request for cancelling, tracing and reading on.
+  opened(id, now) {
+    this.requestId ||= id ?? "";
+    if (this.isOver) return;
+    this.openedAt = now;
+    this.state = "streaming";
+    this.#isAway = false;
+    this.words = "";
+  }
+
+  // Take an event of the stream, {id, data}.
+  take({ id, data }, now) {
+    if (this.isOver) return;
+    if (data !== "[DONE]") {
+      const chunk = JSON.parse(data);
+      if (chunk.error) this.#refused(chunk.error, now);
+      else this.#add(chunk, now);
+    } else if (!this.#isAway) this.#end("ended", "", now);
+    if (id) this.#heard(id);
+  }
+
+  #isAway = false; // the swarm can't be reached behind the gateway: the stream ends, the answer doesn't
+
+  #heard(id) {
+    this.eventId = id;
+    this.numFailures = 0;
+    this.brokenSince = null;
+  }
+
+  #add(chunk, now) {
+    for (const entry of chunk.choices ?? []) {
+      const choice = this.choices[entry.index];
+      if (choice === undefined) continue;
+      const text = this.isChat ? (entry.delta?.content ?? "") : (entry.text ?? "");
+      const chances = chancesOf(entry.logprobs);
+      if (text !== "" || chances.length > 0) this.#addText(choice, text, chances, now);
+      if (entry.finish_reason) choice.reason = entry.finish_reason;
+    }
+    if (chunk.usage) this.usage = chunk.usage;
+  }
+
+  #addText(choice, text, chances, now) {
+    this.firstAt ??= now;
+    this.lastAt = now;
+    if (this.numCharacters + text.length > MOST_TEXT) {
+      this.isCut = true;
+      return;
+    }
+    choice.text += text;
+    this.numCharacters += text.length;
+    if (this.numPieces >= MOST_PIECES) return;
+    this.numPieces += Math.max(1, chances.length);
+    for (const chance of chances.slice(0, -1)) addPiece(choice, choice.text.length - text.length, chance);
+    addPiece(choice, choice.text.length, chances.at(-1) ?? null);
+  }
+
+  #refused({ message, code }, now) {
+    if (code === "ReadElsewhere") this.#end("elsewhere", "Another tab reads this answer now.", now);
+    else if (code === "RequestCancelled") this.#end("stopped", "", now);
+    else if (code === "Unavailable") this.#away(message);
+    else this.#end("failed", message, now);
+  }
+
+  #away(message) {
+    this.#isAway = true;
+    this.words = message;
+  }
+
+  #end(state, words, now) {
+    this.state = state;
+    this.words = words;
+    this.endedAt = now;
+  }
+
+  stopped(now) {
+    if (!this.isOver) this.#end("stopped", "", now);
+  }
+
+  // The stream ended before the answer did, or could not be had: `problem` is {status, message} where the gateway said
+  // why. Returns the seconds to wait before it is gone on with; null if that is no use, and the answer has failed.
+  broke(problem, now) {
+    if (this.isOver) return null;
+    if (this.state !== "broken") this.#broken(now);
+    const why = this.#hopeless(problem, now);
+    if (why !== null) {
+      this.#end("failed", why, now);
+      return null;
+    }
+    this.words = problem?.message ?? this.words;
+    this.numFailures += 1;
+    return Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (this.numFailures - 1));
+  }
+
+  #broken(now) {
+    if (this.state === "streaming" && now - this.openedAt > LIVED_S * 1000) {
+      this.numFailures = 0;
+      this.brokenSince = null;
+    }
+    this.numBreaks += this.brokenSince === null ? 1 : 0;
+    this.brokenSince ??= now;
+    this.state = "broken";
+  }
+
+  #hopeless(problem, now) {
+    const status = problem?.status ?? 0;
+    if (!this.requestId) return problem?.message ?? "The gateway does not answer.";
+    if (status === 404) return "The swarm remembers this answer no longer, so it can't be gone on with.";
+    if (status >= 400 && status < 500 && !PASSING.has(status)) return problem.message;
+    if (now - this.brokenSince <= PATIENCE_S * 1000) return null;
+    return `Given up: for ${PATIENCE_S} seconds nothing came.`;
+  }
+
+  // Where the stream goes on: behind the last event, or from the beginning.
+  get resumption() {
+    return `/v1/streams/${encodeURIComponent(this.eventId || this.requestId)}`;
+  }
+
+  // Read it here again after another tab took it.
+  takenBack() {
+    if (this.state !== "elsewhere") return;
+    this.state = "broken";
+    this.words = "";
+    this.endedAt = this.brokenSince = null;
+  }
+
+  // What sessionStorage gets: {…} of plain values. Without pieces where there is no room for them.
+  kept({ withPieces = true } = {}) {
+    const choices = this.choices.map((choice) => (withPieces ? choice : { ...choice, ends: [], chances: [] }));
+    return { ...this, choices };
+  }
+
+  static restored(kept) {
+    const answer = Object.assign(new Answer(kept.request, kept.askedAt), kept);
+    if (!answer.isOver) {
+      if (answer.requestId) answer.state = "broken";
+      else answer.#end("failed", "The page was loaded again before the gateway had answered.", kept.askedAt);
+    }
+    return answer;
+  }
+}
+
+const newChoice = () => ({ text: "", ends: [], chances: [], reason: null });
+
+// `ends`: where each token's text ends. `chances`: its {logprob, others} if they were asked for.
+function addPiece(choice, end, chance) {
+  choice.ends.push(end);
+  choice.chances.push(chance);
+}
+
+// Of a chunk, in the form of /v1/chat/completions or of /v1/completions: {logprob, others: [[token, logprob]]} a token.
+function chancesOf(logprobs) {
+  if (!logprobs) return [];
+  if (logprobs.content) {
+    return logprobs.content.map(({ token, logprob, top_logprobs }) => ({
+      token,
+      logprob,
+      others: (top_logprobs ?? []).map((each) => [each.token, each.logprob]),
+    }));
+  }
+  const { tokens = [], token_logprobs = [], top_logprobs = [] } = logprobs;
+  return tokens.map((token, at) => ({
+    token,
+    logprob: token_logprobs[at],
+    others: Object.entries(top_logprobs[at] ?? {}),
+  }));
+}
+
+export const pieceOf = (choice, index) => choice.text.slice(choice.ends[index - 1] ?? 0, choice.ends[index]);

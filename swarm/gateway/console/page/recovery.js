@@ -1,0 +1,98 @@
+// Tells a recovery while it happens, phase by phase, and afterwards in one sentence.
+
+import { fill, h, keyed, set, text } from "./dom.js";
+import { clock, plural, seconds, UNKNOWN } from "./format.js";
+import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
+import { badge, empty, heading, setBadge } from "./widgets.js";
+
+const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
+
+export function mount(root, store) {
+  const state = badge("none", "none so far");
+  const sentence = h("p", { class: "sentence", role: "status" });
+  const cause = h("p", { class: "quiet-words" });
+  const total = h("p", { class: "figure" }, h("b"), h("span"));
+  const forecast = h("p", { class: "figure" }, h("b"), h("span"));
+  const phases = h("ol", { class: "phases" });
+  const earlier = h("ol", { class: "earlier" });
+  const more = h("details", {}, h("summary", {}, "Earlier ones"), earlier);
+  const told = h("div", { class: "recovery" }, sentence, cause, phases, h("div", { class: "figures" }, total, forecast), more);
+  const nothing = h("div", {});
+  fill(root, heading("Recovery", state), nothing, told);
+
+  store.subscribe(["recovery", "recoveries", "me", "plan"], ({ view, me }) => {
+    const running = view?.recovery ?? null;
+    const shown = running ?? view?.recoveries?.[0] ?? null;
+    told.hidden = shown === null;
+    nothing.hidden = shown !== null;
+    if (shown === null) return fill(nothing, none(me));
+    setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
+    text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
+    text(cause, causeOf(shown, running));
+    drawPhases(phases, shown);
+    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken, from the verdict on");
+    figure(forecast, seconds(predictedOf(shown)), "predicted");
+    drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
+  });
+}
+
+const none = (me) =>
+  empty(
+    "Nothing had to heal yet",
+    me?.is_demo && me?.admin
+      ? "Let it write a long answer, press “Kill this worker” in a stage above, and watch: the answer goes on."
+      : "If a worker dies, what the others do about it is told here, phase by phase.",
+  );
+
+function causeOf(shown, running) {
+  const parts = [shown.evidence, shown.choice];
+  if (running === null) parts.unshift(clock(shown.began_at), typeof shown.sequences === "number" ? plural(shown.sequences, "answer") : "");
+  return parts.filter(Boolean).join(" · ");
+}
+
+function figure(element, value, words) {
+  text(element.firstElementChild, value);
+  text(element.lastElementChild, words);
+}
+
+function drawPhases(list, recovery) {
+  keyed(
+    list,
+    rowsOf(recovery).map((row) => ({ ...row, key: `${keyOf(recovery)} ${row.name}` })),
+    (row) => row.key,
+    (row) =>
+      h(
+        "li",
+        { "data-phase": row.name },
+        h("span", { class: "phase-mark", "aria-hidden": "true" }),
+        h("span", { class: "phase-name" }, row.words),
+        h("span", { class: "phase-track", "aria-hidden": "true" }, h("i")),
+        h("span", { class: "phase-took" }),
+        h("span", { class: "phase-predicted" }),
+      ),
+    (element, row) => {
+      const [mark, , , took, predicted] = element.children;
+      set(element, {
+        "data-state": row.state,
+        vars: { "--from": row.from.toFixed(4), "--to": row.to.toFixed(4), "--delay": `${(row.from * TOLD_S).toFixed(2)}s` },
+      });
+      text(mark, { done: "✓", runs: "…", waits: "" }[row.state] ?? "");
+      text(took, row.took_s === null ? { runs: "runs", waits: "waits" }[row.state] ?? UNKNOWN : seconds(row.took_s));
+      text(predicted, typeof row.predicted_s === "number" ? `of ${seconds(row.predicted_s)}` : "");
+    },
+  );
+}
+
+function drawEarlier(more, list, recoveries) {
+  more.hidden = recoveries.length === 0;
+  keyed(
+    list,
+    recoveries,
+    keyOf,
+    () => h("li", {}, h("time"), h("span")),
+    (element, one) => {
+      text(element.firstElementChild, clock(one.began_at));
+      text(element.lastElementChild, one.sentence || one.cause);
+    },
+  );
+}

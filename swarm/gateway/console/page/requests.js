@@ -1,0 +1,124 @@
+// The queue and what runs: who, how far, since when; cancelling, and the way to a trace. Long lists are drawn as far as
+// seen.
+
+import { orderAfter } from "./dialogs.js";
+import { fill, h, set, text } from "./dom.js";
+import { ageOf, progressOf, rowsOf, shortId, stateOf, summaryOf, whoOf } from "./queue.js";
+import { VirtualRows } from "./virtual.js";
+import { button, empty, heading, meter, setMeter } from "./widgets.js";
+
+const COLUMNS = ["Request", "Who", "Class", "State", "Progress", "Age", ""];
+
+export function mount(root, store, api) {
+  const summary = h("span");
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Find",
+    "aria-label": "Find requests",
+    oninput: () => draw(),
+  });
+  const nothing = empty(
+    "No requests",
+    "What anybody asks of this swarm is listed here while it is under way, and a while after.",
+  );
+  const body = h("tbody");
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      COLUMNS.map((words) =>
+        h(
+          "th",
+          { scope: "col", class: words === "Age" ? "num" : "" },
+          words || h("span", { class: "unseen" }, "Actions"),
+        ),
+      ),
+    ),
+  );
+  const scroller = h(
+    "div",
+    { class: "scroller requests-scroller", tabindex: 0, role: "group", "aria-label": "List of requests" },
+    h("table", {}, head, body),
+  );
+  const rows = new VirtualRows(scroller, body, {
+    columns: COLUMNS.length,
+    keyOf: (row) => row.request_id,
+    make: (row) => makeRow(row, store, api),
+    update: updateRow,
+  });
+  fill(root, heading("Requests", summary, filter), nothing, scroller);
+
+  const draw = () => {
+    if (!root.offsetParent) return; // in a tab that is closed
+    const found = rowsOf(store.view, filter.value);
+    text(summary, summaryOf(store.view));
+    const isEmpty = found.length === 0;
+    nothing.hidden = !isEmpty;
+    text(nothing.firstElementChild, filter.value ? "No request fits" : "No requests");
+    scroller.hidden = isEmpty;
+    rows.show(found);
+  };
+  store.subscribe(["requests", "ended", "requests_more"], draw);
+  new ResizeObserver(draw).observe(root);
+  setInterval(() => root.offsetParent && body.querySelectorAll("tr[data-request]").forEach(showAge), 1000);
+}
+
+function makeRow(first, store, api) {
+  const id = first.request_id;
+  const cancel = button("Cancel", () => cancelAfter(id, store, api), {
+    tone: "small",
+    "aria-label": `Cancel ${shortId(first)}`,
+  });
+  const trace = button("Trace", () => dispatchEvent(new CustomEvent("trace", { detail: id })), {
+    tone: "quiet small",
+    "aria-label": `Trace of ${shortId(first)}`,
+  });
+  const cells = {
+    id: h("th", { scope: "row", class: "mono", title: id }, shortId(first)),
+    who: h("td", { class: "long" }),
+    class: h("td"),
+    state: h("td"),
+    progress: h("td", { class: "progress-cell" }, meter("")),
+    age: h("td", { class: "num" }),
+    actions: h("td", {}, h("div", { class: "actions" }, trace, cancel)),
+  };
+  const row = h("tr", { "data-request": id }, Object.values(cells));
+  row.parts = { ...cells, cancel };
+  return row;
+}
+
+function updateRow(element, row) {
+  const { who, class: level, state, progress, cancel } = element.parts;
+  element.row = row;
+  set(element, { "data-state": row.state });
+  text(who, whoOf(row));
+  text(level, row.class ?? "");
+  text(state, stateOf(row) + (row.preempted ? `, gave way ${row.preempted}×` : ""));
+  showProgress(progress.firstElementChild, progressOf(row));
+  cancel.hidden = row.state === "ended";
+  showAge(element);
+}
+
+function showProgress(element, { label, words, part }) {
+  text(element.firstElementChild, label);
+  setMeter(element, { value: part ?? 0, most: 1, words });
+  const bar = element.lastElementChild;
+  bar.hidden = part === null;
+  set(bar, { "aria-label": `${label} of this request`, "data-high": null });
+}
+
+function showAge(element) {
+  text(element.parts.age, ageOf(element.row, Date.now() / 1000));
+}
+
+async function cancelAfter(id, store, api) {
+  const row = store.view?.requests?.[id];
+  const words = row
+    ? `${whoOf(row)} has ${progressOf(row).words}. What came stays with its reader; the rest is not made.`
+    : "";
+  await orderAfter(api, { title: `Cancel request ${id.slice(0, 8)}?`, words, yes: "Yes, cancel it" }, "cancel", {
+    request: id,
+  });
+}

@@ -1,0 +1,31 @@
+// The last minutes of the rates, one value a second, never more than fits in the window.
+
+export const SECONDS = 300;
+export const NAMES = ["tokens_per_s", "first_token_s", "between_tokens_s", "queued"];
+
+export class Series {
+  at = [];
+  values = Object.fromEntries(NAMES.map((name) => [name, []]));
+
+  replace(series) {
+    this.at = (series.at ?? []).slice(-SECONDS);
+    for (const name of NAMES) this.values[name] = fitted(series[name] ?? [], this.at.length);
+  }
+
+  // Times never go back: clocks of two machines differ, and a chart must not fold over itself.
+  add(at, rates) {
+    const last = this.at.at(-1) ?? -Infinity;
+    if (at <= last) return;
+    this.at.push(at);
+    for (const name of NAMES) this.values[name].push(rates[name] ?? null);
+    if (this.at.length <= SECONDS) return;
+    this.at.shift();
+    for (const name of NAMES) this.values[name].shift();
+  }
+}
+
+// As long as the times, whatever came: missing ones at the beginning are unknown.
+function fitted(values, length) {
+  const tail = values.slice(-length || values.length).slice(0, length);
+  return [...Array(length - tail.length).fill(null), ...tail];
+}

@@ -1,0 +1,141 @@
+// Ready settings for programs that speak to this gateway. Pure. A key is never among them: it stands in an environment
+// variable that whoever copies them sets.
+
+import { KEY_VARIABLE, pythonLiteral, shellQuoted } from "./snippets.js";
+
+const GREETING = "Once upon a time";
+
+// What each program needs: {name, note, files: [{title, language, text}]}. `baseUrl` ends with /v1; without keys any
+// word will do as one, but most programs insist on having one.
+export function setupsFor({ baseUrl, model, needsKey, context }) {
+  const root = baseUrl.replace(/\/v1\/?$/, "");
+  const where = { baseUrl, root, model, needsKey, context };
+  return [python(where), javascript(where), curl(where), codex(where), claude(where), openWebUi(where)];
+}
+
+function python({ baseUrl, model, needsKey }) {
+  const key = needsKey ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
+  const text = [
+    ...(needsKey ? ["import os", ""] : []),
+    "from openai import OpenAI",
+    "",
+    "client = OpenAI(",
+    `    base_url=${pythonLiteral(baseUrl)},`,
+    `    api_key=${key},`,
+    ")",
+    "answer = client.chat.completions.create(",
+    `    model=${pythonLiteral(model)},`,
+    `    messages=[{"role": "user", "content": "${GREETING}"}],`,
+    "    stream=True,",
+    ")",
+    "for chunk in answer:",
+    '    text = chunk.choices[0].delta.content or ""',
+    '    print(text, end="", flush=True)',
+  ];
+  return {
+    name: "Python",
+    note: "OpenAI's client: pip install openai.",
+    files: [{ title: "Program", text: lines(text) }],
+  };
+}
+
+function javascript({ baseUrl, model, needsKey }) {
+  const key = needsKey ? `process.env.${KEY_VARIABLE}` : '"none"';
+  const text = [
+    'import OpenAI from "openai";',
+    "",
+    "const client = new OpenAI({",
+    `  baseURL: ${JSON.stringify(baseUrl)},`,
+    `  apiKey: ${key},`,
+    "});",
+    "const answer = await client.chat.completions.create({",
+    `  model: ${JSON.stringify(model)},`,
+    `  messages: [{ role: "user", content: "${GREETING}" }],`,
+    "  stream: true,",
+    "});",
+    "for await (const chunk of answer) {",
+    '  process.stdout.write(chunk.choices[0].delta.content ?? "");',
+    "}",
+  ];
+  return {
+    name: "JavaScript",
+    note: "OpenAI's client: npm install openai. Save it as a file that ends in .mjs.",
+    files: [{ title: "Program", text: lines(text) }],
+  };
+}
+
+function curl({ baseUrl, model, needsKey }) {
+  const body = { model, messages: [{ role: "user", content: GREETING }], stream: true };
+  const text = [
+    `curl -N ${shellQuoted(`${baseUrl}/chat/completions`)}`,
+    ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
+    "-H 'Content-Type: application/json'",
+    `-d ${shellQuoted(JSON.stringify(body, null, 2))}`,
+  ].join(" \\\n  ");
+  return { name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${text}\n` }] };
+}
+
+// Codex speaks to /v1/responses. Its web search runs at OpenAI, and its tools for agents of its own come in a form that
+// is not taken: both are refused here, so they are switched off.
+function codex({ baseUrl, model, needsKey, context }) {
+  const text = [
+    `model = ${tomlText(model)}`,
+    'model_provider = "swarm"',
+    'web_search = "disabled"',
+    ...(context ? [`model_context_window = ${context}`] : []),
+    "",
+    "[model_providers.swarm]",
+    'name = "Swarm"',
+    `base_url = ${tomlText(baseUrl)}`,
+    'wire_api = "responses"',
+    ...(needsKey ? [`env_key = "${KEY_VARIABLE}"`] : []),
+    "",
+    "[features]",
+    "multi_agent = false",
+  ];
+  return {
+    name: "Codex",
+    note: "Then: codex. It needs a model with room for some 10,000 tokens of instructions.",
+    files: [{ title: "~/.codex/config.toml", text: lines(text) }],
+  };
+}
+
+// Claude Code asks for Anthropic's names of models; these variables have it ask for ours. It appends /v1/messages
+// itself.
+function claude({ root, model, needsKey }) {
+  const text = [
+    `export ANTHROPIC_BASE_URL=${shellQuoted(root)}`,
+    `export ANTHROPIC_AUTH_TOKEN=${needsKey ? `"$${KEY_VARIABLE}"` : "none"}`,
+    ...[
+      "ANTHROPIC_MODEL",
+      "ANTHROPIC_DEFAULT_OPUS_MODEL",
+      "ANTHROPIC_DEFAULT_SONNET_MODEL",
+      "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    ].map((name) => `export ${name}=${shellQuoted(model)}`),
+    "export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+    "claude",
+  ];
+  return {
+    name: "Claude Code",
+    note: "In the shell that starts it. It needs a model with room for some 50,000 tokens of instructions.",
+    files: [{ title: "Shell", text: lines(text) }],
+  };
+}
+
+function openWebUi({ baseUrl, needsKey }) {
+  const text = [
+    "ENABLE_OPENAI_API=true \\",
+    `OPENAI_API_BASE_URL=${shellQuoted(baseUrl)} \\`,
+    `OPENAI_API_KEY=${needsKey ? `"$${KEY_VARIABLE}"` : "none"} \\`,
+    "ENABLE_OLLAMA_API=false \\",
+    "open-webui serve",
+  ];
+  const note =
+    "Or in its page: Admin settings, Connections, OpenAI API. In a container this machine has another name.";
+  return { name: "Open WebUI", note, files: [{ title: "Shell", text: lines(text) }] };
+}
+
+const lines = (text) => `${text.join("\n")}\n`;
+
+// TOML's basic strings escape as JSON's do, but for DEL.
+const tomlText = (words) => JSON.stringify(words).replaceAll("\u007f", "\\u007f");

@@ -1,0 +1,64 @@
+// Reads server-sent events from the pieces in which they come, as the standard has them parsed. Pure: text in, events out.
+
+const LONGEST = 32 * 1024 * 1024; // characters of one event: more is no stream of ours, and memory has to end somewhere
+
+export class SseParser {
+  #rest = "";
+  #data = [];
+  #size = 0;
+  #event = "";
+  #id = null;
+  #comments = 0;
+  #endedWithReturn = false;
+
+  // Take a piece of the stream. Returns the events that it completes: {event, data, id}. `comments` counts heartbeats.
+  push(text) {
+    const events = [];
+    if (this.#endedWithReturn && text.startsWith("\n")) text = text.slice(1);
+    if (text !== "") this.#endedWithReturn = text.endsWith("\r");
+    const lines = (this.#rest + text).split(/\r\n|\r|\n/);
+    this.#rest = lines.pop();
+    this.#measure(this.#rest.length);
+    for (const line of lines) this.#take(line, events);
+    return events;
+  }
+
+  get comments() {
+    return this.#comments;
+  }
+
+  #take(line, events) {
+    if (line === "") this.#dispatch(events);
+    else if (line.startsWith(":")) this.#comments += 1;
+    else this.#field(...split(line));
+  }
+
+  #field(name, value) {
+    if (name === "data") {
+      this.#data.push(value);
+      this.#size += value.length;
+      this.#measure(0);
+    } else if (name === "event") this.#event = value;
+    else if (name === "id" && !value.includes("\0")) this.#id = value;
+  }
+
+  #dispatch(events) {
+    if (this.#data.length > 0) {
+      events.push({ event: this.#event || "message", data: this.#data.join("\n"), id: this.#id });
+    }
+    this.#data = [];
+    this.#size = 0;
+    this.#event = "";
+  }
+
+  #measure(more) {
+    if (this.#size + more > LONGEST) throw new Error("an event of the stream is longer than this page can hold");
+  }
+}
+
+function split(line) {
+  const colon = line.indexOf(":");
+  if (colon < 0) return [line, ""];
+  const value = line.slice(colon + 1);
+  return [line.slice(0, colon), value.startsWith(" ") ? value.slice(1) : value];
+}

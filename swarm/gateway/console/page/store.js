@@ -1,0 +1,107 @@
+// Holds what the page knows: the swarm's view, who looks (`me`), the state of the connection, and the last events.
+// Parts of the page subscribe by name and are called at most once per animation frame.
+
+import { merge } from "./patch.js";
+import { Series } from "./series.js";
+
+const MOST_EVENTS = 500;
+
+export class Store {
+  view = null;
+  me = null;
+  connection = "connecting"; // | live | reconnecting | paused | locked
+  events = []; // oldest first
+  series = new Series();
+  #subscribers = new Set();
+  #dirty = new Set();
+  #scheduled = false;
+  #frame;
+
+  constructor(frame = (draw) => requestAnimationFrame(draw)) {
+    this.#frame = frame;
+  }
+
+  // Whether what is shown is how things are now: the gateway sends, and has heard of the broker.
+  get isFresh() {
+    return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
+  }
+
+  // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection", "events",
+  // "series". Returns how to stop.
+  subscribe(parts, draw) {
+    const subscriber = { parts: new Set(parts), draw, isNew: true };
+    this.#subscribers.add(subscriber);
+    this.#schedule();
+    return () => this.#subscribers.delete(subscriber);
+  }
+
+  replace({ series, ...view }) {
+    const keys = new Set([...Object.keys(this.view ?? {}), ...Object.keys(view)]);
+    this.view = view;
+    this.events = []; // all that are remembered come behind it
+    if (series) this.series.replace(series);
+    this.#touch(...keys, "series", "events");
+  }
+
+  // Onto nothing no patch fits: SyntaxError, so that the reader asks for a snapshot.
+  patch(patch) {
+    if (this.view === null) throw new SyntaxError("a delta came before any snapshot");
+    this.view = merge(this.view, patch);
+    this.#touch(...Object.keys(patch));
+  }
+
+  happened(events) {
+    this.events = [...this.events, ...events].slice(-MOST_EVENTS);
+    this.#touch("events");
+  }
+
+  setMe(me) {
+    this.me = me;
+    this.#touch("me");
+  }
+
+  setConnection(connection) {
+    if (connection === this.connection) return;
+    this.connection = connection;
+    this.#touch("connection");
+  }
+
+  // Once a second while connected: charts go on although an idle swarm sends nothing.
+  tick(now) {
+    if (this.connection !== "live" || !this.view) return;
+    this.series.add(now, this.view.rates ?? {});
+    this.#touch("series");
+  }
+
+  #touch(...parts) {
+    for (const part of parts) this.#dirty.add(part);
+    this.#schedule();
+  }
+
+  #schedule() {
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    this.#frame(() => this.#flush());
+  }
+
+  #flush() {
+    this.#scheduled = false;
+    const dirty = this.#dirty;
+    this.#dirty = new Set();
+    for (const subscriber of [...this.#subscribers]) {
+      if (!subscriber.isNew && ![...subscriber.parts].some((part) => dirty.has(part))) continue;
+      subscriber.isNew = false;
+      guarded(() => subscriber.draw(this));
+    }
+  }
+}
+
+// One part that can't draw must not keep the others from it; the error is told where errors of scripts are told.
+function guarded(draw) {
+  try {
+    draw();
+  } catch (error) {
+    if (globalThis.reportError) globalThis.reportError(error);
+    else throw error;
+  }
+}

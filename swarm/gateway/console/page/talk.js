@@ -1,0 +1,332 @@
+// The conversation and the answer under way: what is asked, read, stopped and gone on with. Kept in sessionStorage, so
+// that a reload goes on where it was, and each tab has its own. Draws nothing.
+
+import { ApiError } from "./api.js";
+import * as ask from "./ask.js";
+import { Answer } from "./reading.js";
+
+const KEPT = "swarm.talk";
+const SAVE_S = 2; // at most so often while tokens come; leaving the page saves at once
+const SAVE_SHARE = 50; // a long answer takes longer to save: then it is done more seldom
+const HEADERS_S = 30; // within which the gateway answers at all
+const SILENT_S = 10; // a stream has at least a comment each second
+const STOP_S = 3; // from the order to cancel to the stream's end
+const MOST_TURNS = 400;
+
+const talks = new WeakMap();
+
+// The page's one conversation, shared by its parts.
+export function talkOf(store, api) {
+  if (!talks.has(store)) talks.set(store, new Talk(api));
+  return talks.get(store);
+}
+
+export class Talk {
+  mode = "chat";
+  values = { ...ask.DEFAULTS };
+  drafts = { chat: "", raw: "Once upon a time" };
+  turns = []; // [{role, content}]
+  answer = null;
+  chosen = 0; // the continuation that the conversation goes on with
+  model = null; // {id, chat, context} once it is known
+  wantsConfidence = false;
+  isStopping = false;
+  notice = ""; // what could not be done, in words
+  seed = ask.drawSeed(); // of the next request, if none is given: what is copied asks for the same answer
+  #api;
+  #storage;
+  #now;
+  #subscribers = new Set();
+  #isScheduled = false;
+  #saving = 0;
+  #saveTook = 0;
+  #judged = { state: [], problems: {} };
+  #reading = null; // AbortController of the stream that is open
+  #wake = () => {};
+
+  constructor(api, { storage = globalThis.sessionStorage, now = () => Date.now() } = {}) {
+    this.#api = api;
+    this.#storage = storage;
+    this.#now = now;
+    this.#restore();
+    globalThis.addEventListener?.("pagehide", () => this.save());
+    globalThis.addEventListener?.("online", () => this.#wake());
+  }
+
+  // Call `draw(talk)` soon, and after each change; at most once a frame.
+  subscribe(draw) {
+    this.#subscribers.add(draw);
+    this.#schedule();
+  }
+
+  changed() {
+    this.#schedule();
+    if (!this.#saving)
+      this.#saving = setTimeout(() => this.save(), Math.max(SAVE_S * 1000, SAVE_SHARE * this.#saveTook));
+  }
+
+  #schedule() {
+    if (this.#isScheduled) return;
+    this.#isScheduled = true;
+    const frame = globalThis.requestAnimationFrame ?? ((draw) => setTimeout(draw));
+    frame(() => {
+      this.#isScheduled = false;
+      for (const draw of this.#subscribers) draw(this);
+    });
+  }
+
+  get isBusy() {
+    return this.answer !== null && !this.answer.isOver;
+  }
+
+  get draft() {
+    return this.drafts[this.mode];
+  }
+
+  set(fields) {
+    Object.assign(this, fields);
+    this.changed();
+  }
+
+  // --- asking
+
+  // The request that Generate would send now.
+  get request() {
+    const { mode, values, seed, wantsConfidence: confidence } = this;
+    const model = this.model?.id ?? "";
+    if (mode === "raw") return ask.requestOf({ mode, values, model, prompt: this.draft, seed, confidence });
+    const turns = [...this.#settled(), { role: "user", content: this.draft }];
+    return ask.requestOf({ mode, values, model, messages: ask.messagesOf(values.system, turns), seed, confidence });
+  }
+
+  // What is copied: what the box asks for, or if it is empty, what was asked last.
+  get copied() {
+    return this.draft.trim() === "" && this.answer ? this.answer.request : this.request;
+  }
+
+  // Past turns, with what the last answer said.
+  #settled() {
+    const text = this.answer?.isChat ? (this.answer.choices[this.chosen]?.text ?? "") : "";
+    return text === "" ? this.turns : [...this.turns, { role: "assistant", content: text }];
+  }
+
+  // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
+  get problems() {
+    const state = [this.values, this.mode, this.draft, this.model, this.turns];
+    if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
+    return this.#judged.problems;
+  }
+
+  #judge() {
+    const problems = ask.problemsOf(this.values);
+    const isFull = this.mode === "chat" && this.turns.length >= MOST_TURNS;
+    if (!this.model) problems.prompt = "The gateway has not said yet which model it serves.";
+    else if (this.draft.trim() === "") problems.prompt = "Write a prompt first.";
+    else if (isFull) problems.prompt = "This conversation is too long: begin a new one.";
+    return problems;
+  }
+
+  generate() {
+    if (this.isBusy || Object.keys(this.problems).length > 0) return;
+    const { request } = this;
+    this.turns = this.#settled();
+    if (this.mode === "chat") {
+      this.turns = [...this.turns, { role: "user", content: this.draft }];
+      this.drafts.chat = "";
+    }
+    this.#ask(request);
+  }
+
+  // The same request once more, with each token's confidence: its seed makes it the same text.
+  askForConfidence() {
+    if (this.isBusy || !this.answer) return;
+    this.wantsConfidence = true;
+    this.#ask(ask.withConfidence(this.answer.request));
+  }
+
+  startAnew() {
+    if (this.isBusy) return;
+    this.set({ turns: [], answer: null, chosen: 0, notice: "" });
+  }
+
+  #ask(request) {
+    Object.assign(this, { chosen: 0, notice: "", isStopping: false, seed: ask.drawSeed() });
+    this.answer = new Answer(request, this.#now());
+    this.#read(this.answer);
+    this.changed();
+  }
+
+  // --- reading
+
+  // Read an answer to its end, over as many streams as it takes.
+  async #read(answer) {
+    while (!answer.isOver) {
+      const problem = await this.#readOnce(answer);
+      const wait_s = answer.broke(problem, this.#now());
+      this.changed();
+      if (wait_s !== null) await this.#sleep(wait_s);
+    }
+    this.#ended(answer);
+  }
+
+  // Read one stream to its end or break. Returns what the gateway said against it, null for a break.
+  async #readOnce(answer) {
+    const reading = (this.#reading = new AbortController());
+    let watch = setTimeout(() => reading.abort(), HEADERS_S * 1000);
+    const heard = () => {
+      clearTimeout(watch);
+      watch = setTimeout(() => reading.abort(), SILENT_S * 1000);
+    };
+    const onOpen = (response) => {
+      heard();
+      answer.opened(response.headers.get("x-request-id"), this.#now());
+      this.#opened(answer);
+    };
+    const onEvent = (event) => {
+      answer.take(event, this.#now());
+      this.changed();
+    };
+    try {
+      const [path, init] = wayTo(answer);
+      await this.#api.stream(path, { ...init, onOpen, onEvent, onPiece: heard, signal: reading.signal });
+      return null;
+    } catch (error) {
+      return problemOf(error);
+    } finally {
+      clearTimeout(watch);
+    }
+  }
+
+  #opened(answer) {
+    if (this.isStopping && answer === this.answer) this.#cancel(answer);
+    this.save(); // from here on a reload knows what to go on with
+    this.changed();
+  }
+
+  #sleep(seconds) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, seconds * 1000);
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  // A turn that got no answer goes back into the box.
+  #ended(answer) {
+    const isMute = answer.choices.every(({ text }) => text === "");
+    if (answer === this.answer && answer.isChat && answer.state === "failed" && isMute) this.#takeTurnBack();
+    this.isStopping = false;
+    this.changed();
+    this.save();
+  }
+
+  #takeTurnBack() {
+    const last = this.turns.at(-1);
+    if (last?.role !== "user") return;
+    this.turns = this.turns.slice(0, -1);
+    this.drafts.chat ||= last.content;
+  }
+
+  // Read here again what another tab has taken.
+  takeBack() {
+    if (this.answer?.state !== "elsewhere") return;
+    this.answer.takenBack();
+    this.#read(this.answer);
+    this.changed();
+  }
+
+  // --- stopping
+
+  // Hanging up would not do: the answer is kept for a reader that loads its page again. So the swarm is told to cancel
+  // it.
+  stop() {
+    if (!this.isBusy || this.isStopping) return;
+    this.set({ isStopping: true, notice: "" });
+    if (this.answer.requestId) this.#cancel(this.answer);
+    setTimeout((answer) => this.#letGo(answer), STOP_S * 1000, this.answer);
+  }
+
+  async #cancel(answer) {
+    try {
+      await this.#api.order("cancel", { request: answer.requestId });
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (!answer.isOver)
+        this.notice = `The swarm could not be told to stop: ${error.message} It stops by itself within a minute.`;
+      this.#letGo(answer);
+    }
+  }
+
+  #letGo(answer) {
+    if (answer.isOver) return;
+    answer.stopped(this.#now());
+    this.#reading?.abort();
+    this.#wake();
+    this.changed();
+  }
+
+  // --- keeping
+
+  save() {
+    clearTimeout(this.#saving);
+    this.#saving = 0;
+    const began = this.#now();
+    this.#store({ withPieces: true }) || this.#store({ withPieces: false }) || this.#forget();
+    this.#saveTook = this.#now() - began;
+  }
+
+  #store(options) {
+    const { mode, values, drafts, turns, chosen, wantsConfidence } = this;
+    const kept = { mode, values, drafts, turns, chosen, wantsConfidence, answer: this.answer?.kept(options) ?? null };
+    try {
+      this.#storage.setItem(KEPT, JSON.stringify(kept));
+      return true;
+    } catch (error) {
+      if (error instanceof DOMException) return false; // no room, or storage is forbidden
+      throw error;
+    }
+  }
+
+  // Better nothing than an older state, which would be gone on with from where it was.
+  #forget() {
+    try {
+      this.#storage.removeItem(KEPT);
+    } catch (error) {
+      if (!(error instanceof DOMException)) throw error; // forbidden: there is nothing to forget
+    }
+  }
+
+  #restore() {
+    const kept = this.#stored();
+    if (!kept) return;
+    const { answer, ...rest } = kept;
+    Object.assign(this, rest);
+    if (!answer) return;
+    this.answer = Answer.restored(answer);
+    if (!this.answer.isOver) this.#read(this.answer);
+  }
+
+  #stored() {
+    try {
+      return JSON.parse(this.#storage?.getItem(KEPT) ?? "null");
+    } catch (error) {
+      if (error instanceof DOMException || error instanceof SyntaxError) return null;
+      throw error;
+    }
+  }
+}
+
+// The first time the request itself, later the stream behind what was read.
+function wayTo(answer) {
+  if (answer.requestId) return [answer.resumption, {}];
+  const headers = { "Content-Type": "application/json" };
+  return [answer.request.path, { method: "POST", headers, body: JSON.stringify(answer.request.body) }];
+}
+
+function problemOf(error) {
+  if (error instanceof ApiError) return { status: error.status, message: error.message };
+  const isBreak = error.name === "AbortError" || error instanceof TypeError || error instanceof SyntaxError;
+  return isBreak ? null : { status: 400, message: error.message }; // a break is what networks and timers do
+}

@@ -1,0 +1,259 @@
+// Where each token's time went: a column for each token, what is slowest in words, one token hop by hop. Beneath it,
+// two traces beside each other. A trace is asked for when an answer ends, and while it runs as long as somebody looks.
+
+import { fill, h, set, text } from "./dom.js";
+import { plural, seconds, share } from "./format.js";
+import { Columns, bar, swatch } from "./plot.js";
+import { pieceOf } from "./reading.js";
+import { Spans, inWords, scaleOf, slowestToken, sumByPart, tokenInWords } from "./spans.js";
+import { talkOf } from "./talk.js";
+import { TraceReader } from "./tracing.js";
+import { mount as mountComparison } from "./traces.js";
+import { button, empty, heading } from "./widgets.js";
+
+export function mount(root, store, api) {
+  const talk = talkOf(store, api);
+  const shown = { requestId: "", choice: 0, at: null, spans: [new Spans()], problem: "" };
+  const parts = [sentences(), chart(shown), sums()];
+  const nothing = empty(
+    "Nothing timed yet",
+    "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.",
+  );
+  const problem = h("p", { class: "hint" });
+  const [title, choice, back] = [
+    h("span", { class: "quiet-words" }),
+    choiceSelect(shown, () => draw()),
+    button("Back to the answer", () => follow(), { tone: "quiet small" }),
+  ];
+  const body = h(
+    "div",
+    { class: "timeline" },
+    parts.map(({ element }) => element),
+  );
+  const comparison = h("details", { class: "more" }, h("summary", {}, "Compare two traces"));
+  fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body, comparison);
+  mountComparison(comparison, store, api, talk);
+
+  set(root, { tabindex: -1 }); // so that who asks for a trace elsewhere on the page is taken here
+  const draw = () => {
+    const spans = shown.spans[shown.choice] ?? shown.spans[0];
+    const isEmpty = spans.tokens.length === 0;
+    nothing.hidden = shown.requestId !== "" && (!isEmpty || shown.problem !== "");
+    body.hidden = isEmpty;
+    text(problem, shown.problem);
+    const isOwn = shown.requestId === (talk.answer?.requestId ?? "");
+    back.hidden = isOwn || !talk.answer;
+    text(title, isOwn || !shown.requestId ? "" : `request ${shown.requestId.slice(0, 8)}`);
+    choice.draw();
+    const textOf = isOwn ? textsOf(talk.answer, shown.choice, spans) : () => "";
+    if (!isEmpty) parts.forEach((part) => part.draw(spans, textOf));
+  };
+
+  const reader = new TraceReader(api, root, (requestId, report, words) => {
+    if (requestId !== shown.requestId) return;
+    shown.problem = words;
+    (report?.sequences ?? []).forEach((sequence, index) => (shown.spans[index] ??= new Spans()).add(sequence));
+    draw();
+  });
+  const show = (requestId, { isRunning, isDue = true }) => {
+    if (requestId !== shown.requestId)
+      Object.assign(shown, { requestId, choice: 0, at: null, spans: [new Spans()], problem: "" });
+    if (isDue) reader.follow(requestId, isRunning); // before its first token nothing is known of it
+    draw();
+  };
+  const follow = () =>
+    show(talk.answer?.requestId ?? "", { isRunning: talk.isBusy, isDue: (talk.answer?.firstAt ?? null) !== null });
+
+  let told = "";
+  talk.subscribe(({ answer, isBusy }) => {
+    const now = `${answer?.requestId} ${isBusy} ${answer?.firstAt === null}`;
+    if (now !== told) follow();
+    told = now;
+    if (shown.requestId === answer?.requestId) reader.grown(answer.numPieces);
+  });
+  addEventListener("trace", ({ detail }) => {
+    show(detail, { isRunning: store.view?.requests?.[detail] !== undefined });
+    root.scrollIntoView({ block: "nearest" });
+    root.focus({ preventScroll: true });
+  });
+  new ResizeObserver(draw).observe(root);
+  addEventListener("theme", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}
+
+function choiceSelect(shown, changed) {
+  const select = h("select", { "aria-label": "Continuation", class: "small" });
+  select.addEventListener("change", () => {
+    Object.assign(shown, { choice: Number(select.value), at: null });
+    changed();
+  });
+  const draw = () => {
+    select.hidden = shown.spans.length < 2;
+    if (select.options.length !== shown.spans.length)
+      fill(
+        select,
+        shown.spans.map((_, index) => h("option", { value: index }, `Continuation ${index + 1}`)),
+      );
+    set(select, { value: shown.choice });
+  };
+  return { element: select, draw };
+}
+
+// What is slowest, first of all in words.
+function sentences() {
+  const element = h("ul", { class: "sentences" });
+  const draw = (spans, textOf) => {
+    const lines = inWords(spans, textOf);
+    while (element.childElementCount > lines.length) element.lastElementChild.remove();
+    while (element.childElementCount < lines.length) element.append(h("li"));
+    lines.forEach((line, index) => text(element.children[index], line));
+  };
+  return { element, draw };
+}
+
+// --- the chart, and the token that is pointed at
+
+function chart(shown) {
+  const canvas = h("canvas", { class: "columns-chart", "aria-hidden": "true" });
+  const plot = new Columns(canvas);
+  const slider = h(
+    "div",
+    { class: "chart-box", role: "slider", tabindex: 0, "aria-label": "Token", "aria-valuemin": 1 },
+    canvas,
+  );
+  const [top, note] = [h("span"), h("span")];
+  const readout = h("p", { class: "readout" });
+  const one = h("div");
+  const element = h("div", {}, h("div", { class: "chart-head quiet-words" }, top, note), slider, readout, one);
+  let spans = new Spans();
+  let textOf = () => "";
+
+  const point = (token) => {
+    if (!token) return;
+    shown.at = token.index;
+    showToken();
+  };
+  const showToken = () => {
+    const token = spans.tokens.find(({ index }) => index === shown.at) ?? slowestToken(spans.tokens);
+    const words = tokenInWords(spans, token, textOf);
+    text(readout, words);
+    fill(one, bar(spans.spansOf(token), token.total_s));
+    set(slider, {
+      "aria-valuenow": token.index + 1,
+      "aria-valuemax": spans.tokens.at(-1).index + 1,
+      "aria-valuetext": words,
+    });
+    plot.draw(spans, { at: shown.at });
+  };
+  slider.addEventListener("pointermove", (event) =>
+    point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)),
+  );
+  slider.addEventListener("pointerdown", (event) =>
+    point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)),
+  );
+  slider.addEventListener("keydown", (event) => {
+    const token = moved(spans.tokens, shown.at, event.key);
+    if (!token) return;
+    event.preventDefault();
+    point(token);
+  });
+  const draw = (now, texts) => {
+    [spans, textOf] = [now, texts];
+    showToken();
+    text(top, `${seconds(scaleOf(spans.tokens))} at the top`);
+    text(note, noteOf(spans, plot));
+  };
+  return { element, draw };
+}
+
+const MISSING = 2; // the newest ones of an answer that runs may be drawn and not told yet
+
+function noteOf({ tokens, numTokens }, { perColumn }) {
+  const missing = numTokens - tokens.length;
+  const words = [perColumn > 1 ? `each column the slowest of ${perColumn} tokens` : "each column a token"];
+  if (missing > MISSING) words.push(`${plural(missing, "token")} not known any more`);
+  return words.join("; ");
+}
+
+// Arrows go from token to token, Page Up and Down by ten; the slowest one is what Enter finds.
+function moved(tokens, at, key) {
+  const place = at === null ? -1 : tokens.findIndex(({ index }) => index === at);
+  const moves = {
+    ArrowRight: place + 1,
+    ArrowUp: place + 1,
+    ArrowLeft: place - 1,
+    ArrowDown: place - 1,
+    PageUp: place + 10,
+    PageDown: place - 10,
+    Home: 0,
+    End: tokens.length - 1,
+  };
+  if (key === "Enter") return slowestToken(tokens);
+  return key in moves ? tokens[Math.max(0, Math.min(tokens.length - 1, moves[key]))] : null;
+}
+
+// What a token says. Without log probabilities a token without text of its own leaves no trace in the answer: then
+// which text belongs to which token is known only where their numbers agree (but for the end, which says nothing).
+function textsOf(answer, index, spans) {
+  const choice = answer?.choices[index];
+  if (!choice) return () => "";
+  const isExact =
+    choice.chances[0] || choice.ends.length === spans.numTokens || choice.ends.length === spans.numTokens - 1;
+  return (at) => (isExact && at < choice.ends.length ? pieceOf(choice, at) : "");
+}
+
+// --- the sums, which are the legend too
+
+function sums() {
+  const rows = h("tbody");
+  const caption = h("caption", { class: "unseen" }, "Where the time of all tokens went, part by part");
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      ["part", "time", "share", "what it is"].map((words, at) =>
+        h("th", { scope: "col", class: at === 1 || at === 2 ? "num" : "" }, words),
+      ),
+    ),
+  );
+  const element = h("div", { class: "sums" }, h("table", {}, caption, head, rows));
+  let told = "";
+  const draw = (spans) => {
+    if (!spans.sums) return;
+    const whole = spans.sums.total_s;
+    const lines = [
+      ...sumByPart(spans.totals).filter(({ seconds: length }) => length > 0),
+      { part: null, seconds: whole },
+    ];
+    const now = JSON.stringify(lines.map(({ part, seconds: length }) => [part?.name, length]));
+    if (now === told) return;
+    told = now;
+    fill(
+      rows,
+      lines.map(({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length))),
+    );
+  };
+  return { element, draw };
+}
+
+const sumRow = (part, length, whole) =>
+  h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, swatch(part.name), ` ${part.label}`),
+    h("td", { class: "num" }, seconds(length)),
+    h("td", { class: "num" }, share(length, whole)),
+    h("td", { class: "hint" }, part.meaning),
+  );
+
+const totalRow = ({ numTraced }, length) =>
+  h(
+    "tr",
+    { class: "total" },
+    h("th", { scope: "row" }, "together"),
+    h("td", { class: "num" }, seconds(length)),
+    h("td"),
+    h("td", { class: "hint" }, plural(numTraced, "token")),
+  );

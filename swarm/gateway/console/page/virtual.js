@@ -1,0 +1,57 @@
+// Draws a long table's rows as they are scrolled into sight. Rows are all of one height (`--row` in style.css).
+
+import { h, keyed, set } from "./dom.js";
+import { windowed } from "./windowed.js";
+
+// const table = new VirtualRows(scroller, tbody, {columns: 5, keyOf, make, update});  table.show(rows)
+export class VirtualRows {
+  #scroller;
+  #body;
+  #options;
+  #rows = [];
+  #before;
+  #after;
+  #drawn = "";
+
+  constructor(scroller, body, { columns, rowHeight = 40, keyOf, make, update }) {
+    this.#scroller = scroller;
+    this.#body = body;
+    this.#options = { columns, rowHeight, keyOf, make, update };
+    this.#before = this.#spacer(columns);
+    this.#after = this.#spacer(columns);
+    scroller.addEventListener("scroll", () => this.#draw(false), { passive: true });
+    new ResizeObserver(() => this.#draw(false)).observe(scroller);
+  }
+
+  show(rows) {
+    this.#rows = rows;
+    set(this.#body.closest("table"), { "aria-rowcount": rows.length + 1 });
+    this.#draw(true);
+  }
+
+  #draw(isNew) {
+    const { rowHeight, keyOf, make, update } = this.#options;
+    const { scrollTop, clientHeight } = this.#scroller;
+    const part = windowed({ count: this.#rows.length, rowHeight, scrollTop, height: clientHeight || 400 });
+    const drawn = `${part.first}-${part.last}-${this.#rows.length}`;
+    if (!isNew && drawn === this.#drawn) return;
+    this.#drawn = drawn;
+    const items = this.#rows.slice(part.first, part.last).map((row, index) => ({ row, index: part.first + index }));
+    const all = [{ spacer: this.#before, height: part.before }, ...items, { spacer: this.#after, height: part.after }];
+    keyed(
+      this.#body,
+      all,
+      (item) => item.spacer ?? keyOf(item.row),
+      (item) => item.spacer ?? make(item.row),
+      (element, item) => {
+        if (item.spacer) return set(element, { vars: { "--height": `${item.height}px` }, hidden: item.height === 0 });
+        set(element, { "aria-rowindex": item.index + 2 });
+        return update(element, item.row, item.index);
+      },
+    );
+  }
+
+  #spacer(columns) {
+    return h("tr", { class: "spacer", "aria-hidden": "true" }, h("td", { colspan: columns }));
+  }
+}

@@ -1,0 +1,119 @@
+// The parts that the page is made of: badge, meter, field, empty state, tabs.
+
+import { h, set, svg, text, unique } from "./dom.js";
+
+// What a verdict looks like. The shape says it without colour, the word without either.
+const TONES = {
+  well: "well", serving: "well", live: "well", member: "well", done: "well",
+  slow: "warn", blocked: "warn", cordoned: "warn", draining: "warn", drained: "warn", waiting: "warn", reconnecting: "warn", away: "warn",
+  loading: "busy", preparing: "busy", runs: "busy", connecting: "busy", recovering: "busy",
+  silent: "bad", hung: "bad", dead: "bad", lied: "bad", lost: "bad", failed: "bad",
+};
+const SHAPES = {
+  well: "M6 1.2a4.8 4.8 0 1 0 0 9.6a4.8 4.8 0 1 0 0-9.6z",
+  warn: "M6 .8 11.6 11H.4z",
+  busy: "M6 .6 11.4 6 6 11.4.6 6z",
+  bad: "M1.4 0 6 4.6 10.6 0 12 1.4 7.4 6 12 10.6 10.6 12 6 7.4 1.4 12 0 10.6 4.6 6 0 1.4z",
+  none: "M1 4.8h10v2.4H1z",
+};
+
+export const toneOf = (state) => TONES[state] ?? "none";
+
+export function badge(state = "", word = state) {
+  const element = h("span", { class: "badge" }, svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path")), h("span"));
+  return setBadge(element, state, word);
+}
+
+export function setBadge(element, state, word = state) {
+  const tone = toneOf(state);
+  set(element, { "data-tone": tone });
+  set(element.querySelector("path"), { d: SHAPES[tone] });
+  text(element.lastElementChild, word);
+  return element;
+}
+
+// A bar with its words: how much of a whole is used. `setMeter(m, {value, most, words})`.
+export function meter(label) {
+  const name = h("span", { class: "meter-name" }, label);
+  const words = h("span", { class: "meter-words" });
+  const bar = h("div", { class: "meter-bar", role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 });
+  return h("div", { class: "meter" }, name, words, bar);
+}
+
+export function setMeter(element, { value, most, words }) {
+  const part = most > 0 && value >= 0 ? Math.min(1, value / most) : 0;
+  text(element.querySelector(".meter-words"), words);
+  set(element.querySelector(".meter-bar"), {
+    "aria-valuenow": Math.round(part * 100),
+    "aria-valuetext": words,
+    "data-high": part > 0.9,
+    vars: { "--fill": part.toFixed(4) },
+  });
+  return element;
+}
+
+// A label with its control and, if given, a hint that screen readers hear with it.
+export function field(label, control, { hint = "", isWide = false } = {}) {
+  control.id ||= unique("field");
+  const said = hint ? h("p", { class: "hint", id: `${control.id}-hint` }, hint) : null;
+  if (said) set(control, { "aria-describedby": said.id });
+  return h("div", { class: isWide ? "field wide" : "field" }, h("label", { for: control.id }, label), control, said);
+}
+
+export const button = (words, onclick, { tone = "", ...more } = {}) =>
+  h("button", { type: "button", class: tone, onclick, ...more }, words);
+
+// What stands where there is nothing yet: what this is, and what to do.
+export const empty = (title, ...words) => h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...words));
+
+// A heading of a card with what belongs at its right side.
+export const heading = (words, ...right) => h("div", { class: "heading" }, h("h2", {}, words), h("div", { class: "heading-right" }, ...right));
+
+// Make role=tablist work by the keys that people expect; which tab is open outlives a reload of the tab.
+export function tabs(root, remembered = sessionStorage) {
+  const all = [...root.querySelectorAll("[role=tab]")];
+  const choose = (tab, { focus = false } = {}) => {
+    for (const each of all) {
+      const isOpen = each === tab;
+      set(each, { "aria-selected": isOpen ? "true" : "false", tabindex: isOpen ? 0 : -1 });
+      document.getElementById(each.getAttribute("aria-controls")).hidden = !isOpen;
+    }
+    if (focus) tab.focus();
+    remember(remembered, tab.id);
+    root.dispatchEvent(new CustomEvent("tab", { detail: tab.getAttribute("aria-controls").replace("panel-", "") }));
+  };
+  for (const tab of all) tab.addEventListener("click", () => choose(tab));
+  root.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
+    const next = neighbour(all, event.target, event.key);
+    if (!next) return;
+    event.preventDefault();
+    choose(next, { focus: true });
+  });
+  choose(all.find((tab) => tab.id === recalled(remembered)) ?? all[0]);
+  return { open: (name) => choose(all.find((tab) => tab.id === `tab-${name}`)) };
+}
+
+function neighbour(all, tab, key) {
+  const at = all.indexOf(tab);
+  const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 };
+  return at < 0 || !(key in moves) ? null : all[(moves[key] + all.length) % all.length];
+}
+
+const TAB = "swarm.tab";
+
+function remember(storage, id) {
+  try {
+    storage.setItem(TAB, id);
+  } catch (error) {
+    if (!(error instanceof DOMException)) throw error; // storage is forbidden: the first tab opens next time
+  }
+}
+
+function recalled(storage) {
+  try {
+    return storage.getItem(TAB);
+  } catch (error) {
+    if (error instanceof DOMException) return null;
+    throw error;
+  }
+}

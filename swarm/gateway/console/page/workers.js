@@ -1,0 +1,159 @@
+// All workers, also those that hold no layers, and what an admin may do with them.
+
+import { ask, orderAfter, say } from "./dialogs.js";
+import { fill, h, set, text } from "./dom.js";
+import { bytes, layers, plural, seconds, share } from "./format.js";
+import { VirtualRows } from "./virtual.js";
+import { badge, button, empty, field, heading, setBadge } from "./widgets.js";
+
+const COLUMNS = ["Worker", "Verdict", "Layers", "Standby", "Evidence", "Host", "Device", "Memory", "KV", "Round trip", ""];
+
+export function mount(root, store, api) {
+  const actions = new Actions(api);
+  const reason = h("p", { class: "hint", id: "workers-reason" });
+  const num = h("span", { class: "hint" });
+  const join = button("Join a worker", () => actions.join());
+  const rebalance = button("Rebalance", () => actions.rebalance());
+  const body = h("tbody");
+  const table = h("table", { class: "workers" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
+  const scroller = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Workers, scrolls" }, table);
+  const nothing = empty("No worker is here", "Start one with ", h("code", {}, "swarm worker"), " on any machine that reaches the broker.");
+  fill(root, heading("Workers", num, rebalance, join), reason, nothing, scroller);
+
+  const rows = new VirtualRows(scroller, body, {
+    columns: COLUMNS.length,
+    keyOf: (row) => row.incarnation,
+    make: () => makeRow(actions, (incarnation) => store.view?.workers?.[incarnation]),
+    update: (element, row) => updateRow(element, row, mayAct(store)),
+  });
+  store.subscribe(["workers", "me", "connection"], ({ view, me }) => {
+    const all = Object.values(view?.workers ?? {}).sort(byLayers);
+    text(num, plural(all.filter(isHere).length, "worker"));
+    nothing.hidden = all.length > 0;
+    scroller.hidden = all.length === 0;
+    text(reason, me && !me.admin ? "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin)." : "");
+    reason.hidden = !reason.textContent;
+    for (const each of [join, rebalance]) set(each, lockedBy(mayAct(store)));
+    rows.show(all);
+  });
+}
+
+// Who has left, or was put out, is told for a while, and can be ordered nothing.
+const isHere = ({ state }) => state !== "left" && state !== "out";
+
+const mayAct = ({ me }) => Boolean(me?.admin);
+
+const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
+
+// In the order of the model; those without layers come last, by name.
+function byLayers(a, b) {
+  const first = ({ layers: range }) => (range && range[1] > range[0] ? range[0] : Infinity);
+  return first(a) - first(b) || a.name.localeCompare(b.name, "en", { numeric: true }) || a.incarnation.localeCompare(b.incarnation);
+}
+
+function head() {
+  const cells = COLUMNS.map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "Actions")));
+  return h("thead", {}, h("tr", {}, cells));
+}
+
+function makeRow(actions, current) {
+  const element = h("tr");
+  const row = () => current(element.dataset.incarnation);
+  const name = h("th", { scope: "row" });
+  const cells = COLUMNS.slice(2, -1).map(() => h("td"));
+  cells[2].className = "long";
+  const buttons = [
+    button("Drain", () => actions.drain(row()), { tone: "small" }),
+    button("Cordon", () => actions.cordon(row()), { tone: "small" }),
+    button("Uncordon", () => actions.uncordon(row()), { tone: "small" }),
+    button("Stop worker", () => actions.stop(row()), { tone: "small danger" }),
+  ];
+  element.append(name, h("td", {}, badge("")), ...cells, h("td", {}, h("div", { class: "actions" }, buttons)));
+  element.parts = { name, badge: element.querySelector(".badge"), cells, buttons };
+  return element;
+}
+
+function updateRow(element, row, may) {
+  const { name, badge: verdict, cells, buttons } = element.parts;
+  set(element, { "data-incarnation": row.incarnation, "data-worker": row.name, "data-state": row.verdict });
+  set(name, { id: `worker-${row.incarnation}`, title: row.incarnation });
+  text(name, row.name);
+  const said = isHere(row) ? row.verdict : row.state;
+  setBadge(verdict, said, row.steered ? `${said}, ${row.steered}` : said);
+  const words = [
+    layers(row.layers),
+    (row.standby ?? []).map(layers).join(", ") || "none",
+    row.evidence,
+    row.host,
+    [row.device, row.dtype].filter(Boolean).join(" "),
+    `${bytes(row.resident_bytes)} of ${bytes(row.memory_bytes)}`,
+    share(row.kv_used, row.kv_capacity),
+    seconds(row.round_trip_s),
+  ];
+  words.forEach((value, index) => text(cells[index], value));
+  set(cells[2], { title: row.evidence });
+  const [, cordon, uncordon] = buttons;
+  for (const each of buttons) each.hidden = !isHere(row);
+  if (row.steered) cordon.hidden = true;
+  else uncordon.hidden = true;
+  for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
+}
+
+// What an admin may order; each asks first, in words that say what will happen.
+class Actions {
+  #api;
+
+  constructor(api) {
+    this.#api = api;
+  }
+
+  #order(question, verb, body) {
+    return orderAfter(this.#api, question, verb, body);
+  }
+
+  drain(row) {
+    if (!row) return gone();
+    const words = "Its layers go to others while answers run; it gets none until it is uncordoned.";
+    return this.#order({ title: `Drain ${row.name}?`, words, yes: `Yes, drain ${row.name}`, isGrave: false }, "drain", { worker: row.name });
+  }
+
+  cordon(row) {
+    if (!row) return gone();
+    const words = "It keeps what it holds, and gets no further layers.";
+    return this.#order({ title: `Cordon ${row.name}?`, words, yes: `Yes, cordon ${row.name}`, isGrave: false }, "cordon", { worker: row.name });
+  }
+
+  uncordon(row) {
+    if (!row) return gone();
+    const words = "It may get layers again, with the next plan.";
+    const question = { title: `Uncordon ${row.name}?`, words, yes: `Yes, uncordon ${row.name}`, isGrave: false };
+    return this.#order(question, "uncordon", { worker: row.name });
+  }
+
+  async stop(row) {
+    if (!row) return gone();
+    const force = h("input", { type: "checkbox" });
+    const words = "Its layers go to others first, then its process ends.";
+    const more = [h("label", { class: "check" }, force, "End it even if nobody can take its layers")];
+    if (!(await ask({ title: `Stop ${row.name}?`, words, yes: `Yes, stop ${row.name}`, more }))) return null;
+    return this.#order(null, "stop", { worker: row.name, force: force.checked });
+  }
+
+  async join() {
+    const count = h("input", { type: "number", min: 1, max: 64, value: 1, inputmode: "numeric" });
+    const words = "More processes on the gateway's machine. They get layers as soon as a better plan has them.";
+    const more = [field("How many", count)];
+    if (!(await ask({ title: "Join a worker?", words, yes: "Yes, join", isGrave: false, more }))) return null;
+    return this.#order(null, "join", { count: Math.max(1, Math.round(Number(count.value)) || 1) });
+  }
+
+  rebalance() {
+    const words = "A plan is made from what is measured now. Layers may move; answers wait for that moment and go on.";
+    return this.#order({ title: "Rebalance?", words, yes: "Yes, rebalance", isGrave: false }, "rebalance", {});
+  }
+}
+
+function gone() {
+  say("This worker is not here any more.", { isError: true });
+  return null;
+}

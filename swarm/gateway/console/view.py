@@ -1,0 +1,221 @@
+"""One view of the swarm, made of the broker's reports: what the page shows, nothing that changes by the clock alone.
+
+An idle swarm must make no news: figures are rounded, ages become moments, and a moment that was told stays as it was
+told, though each look would reckon it a little otherwise. Ages of the broker's own clock are turned into moments of the
+world's here, since only a gateway's own look says when that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from swarm.gateway.console import recoveries as retold
+from swarm.gateway.console.figures import rounded
+from swarm.gateway.console.patch import Tree
+from swarm.govern.rows import Row, is_here, number, rows_of
+from swarm.wire.messages import Json
+
+MAX_REQUESTS: Final = 1000
+MAX_ENDED: Final = 20
+MAX_RECOVERIES: Final = 8
+STEADY_S: Final = 1.5  # by which the same moment may be reckoned otherwise at two looks
+_BROKER: Final = "broker"
+_BEAT: Final = re.compile(r", last beat \d+ ms ago")
+_BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s")
+_COARSE_S: Final = 0.01  # of a loop's lag: what is less is noise
+_OF_ADMINS: Final = ("pid", "endpoint")  # of workers: nobody else's business
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The broker's last answers. ``at``: seconds since 1970. ``away_s``: for how long it has not answered."""
+
+    at: float
+    status: Json = field(default_factory=dict)
+    nodes: Json = field(default_factory=dict)
+    plan: Json = field(default_factory=dict)
+    stats: Json = field(default_factory=dict)
+    requests: Json = field(default_factory=dict)
+    recoveries: Json = field(default_factory=dict)
+    away_s: float | None = None
+
+
+NOTHING: Final = Known(0.0)
+
+
+def view(known: Known, rates: Tree, former: Tree, before: Known = NOTHING) -> Tree:
+    """The view for who may see all. ``former``: the one before it, made of what was known ``before``: of a report that
+    was not asked for since, nothing is made anew."""
+    is_same_plan, is_same_nodes = known.plan is before.plan, known.nodes is before.nodes
+    made = {
+        "at": round(known.at, 3),
+        "away_s": None if known.away_s is None else int(known.away_s),
+        "status": _status(known, former),
+        "workers": former["workers"] if is_same_nodes and former else _workers(known.nodes),
+        "plan": former["plan"] if is_same_plan and former else _plan(known.plan),
+        "rates": dict(rates),
+        "links": former["links"] if is_same_plan and is_same_nodes and former else _links(known),
+    }
+    if known.requests is before.requests and former:
+        made |= {name: former[name] for name in ("requests", "requests_more", "ended")}
+    else:
+        made |= _requests(known, former)
+    if known.recoveries is before.recoveries and former:
+        return made | {name: former[name] for name in ("recovery", "recoveries")}
+    under_way, ended = _recoveries(known, _holders(known.plan), former)
+    return made | {"recovery": under_way, "recoveries": ended}
+
+
+def seen_by(tenant: str | None, whole: Tree) -> Tree:
+    """What one tenant sees of it; None: all. Of others' requests only how many there are."""
+    if tenant is None:
+        return whole
+    own = {key: row for key, row in whole["requests"].items() if row.get("tenant") == tenant}
+    others = len(whole["requests"]) - len(own)
+    return whole | {
+        "requests": own,
+        "requests_more": whole["requests_more"] + others,
+        "ended": {key: row for key, row in whole["ended"].items() if row.get("tenant") == tenant},
+        "workers": {key: _without(row, _OF_ADMINS) for key, row in whole["workers"].items()},
+    }
+
+
+def _without(row: Tree, names: Sequence[str]) -> Tree:
+    return {key: value for key, value in row.items() if key not in names}
+
+
+def steady(was: object, moment: float) -> float:
+    """The moment as it was told, if this is the same one."""
+    if isinstance(was, int | float) and abs(was - moment) < STEADY_S:
+        return was
+    return round(moment, 2)
+
+
+def _status(known: Known, former: Tree) -> Tree:
+    body = dict(known.status)
+    uptime_s = body.pop("uptime_s", None)
+    if isinstance(uptime_s, int | float):
+        body["started_at"] = steady(former.get("status", {}).get("started_at"), known.at - uptime_s)
+    return body
+
+
+def _workers(nodes: Json) -> Tree:
+    return {str(row["incarnation"]): _worker(row) for row in rows_of(nodes.get("workers"))}
+
+
+def _worker(row: Row) -> Tree:
+    body: Tree = {key: _quiet(value) for key, value in row.items() if key not in _BY_THE_CLOCK}
+    body["evidence"] = _BEAT.sub("", str(row.get("evidence") or ""))
+    lag_s = number(row, "loop_lag_s")
+    body["loop_lag_s"] = rounded(lag_s, 2) if lag_s >= _COARSE_S else 0.0
+    body["resident_bytes"] = int(rounded(number(row, "resident_bytes"), 2))
+    return body
+
+
+def _quiet(value: Any) -> Any:
+    """With three digits, wherever there is a fraction."""
+    if isinstance(value, float):
+        return rounded(value)
+    if isinstance(value, dict):
+        return {key: _quiet(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_quiet(each) for each in value]
+    return value
+
+
+def _plan(plan: Json) -> Tree | None:
+    return _quiet(dict(plan)) if plan.get("stages") or plan.get("coming") else None
+
+
+def _requests(known: Known, former: Tree) -> Tree:
+    rows = rows_of(known.requests.get("requests"))
+    live = [row for row in rows if row.get("state") != "ended"]
+    over = sorted(
+        [*(row for row in rows if row.get("state") == "ended"), *rows_of(known.requests.get("kept"))],
+        key=lambda row: number(row, "ended_age_s"),
+    )
+    was_live, was_over = former.get("requests", {}), former.get("ended", {})
+    ended: Tree = {}
+    for row in over:
+        if len(ended) < MAX_ENDED:
+            key = str(row.get("request_id"))
+            ended.setdefault(key, _request(row, known.at, was_over.get(key) or was_live.get(key) or {}))
+    return {
+        "requests": {
+            (key := str(row.get("request_id"))): _request(row, known.at, was_live.get(key, {}))
+            for row in live[:MAX_REQUESTS]
+        },
+        "requests_more": max(0, len(live) - MAX_REQUESTS),
+        "ended": ended,
+    }
+
+
+def _request(row: Row, at: float, was: Row) -> Tree:
+    """Ages become moments: the page counts for itself."""
+    body: Tree = {key: value for key, value in row.items() if key not in ("age_s", "ended_age_s", "deadline_s")}
+    body["began_at"] = steady(was.get("began_at"), at - number(row, "age_s"))
+    if isinstance(row.get("ended_age_s"), int | float):
+        body["ended_at"] = steady(was.get("ended_at"), at - number(row, "ended_age_s"))
+    if isinstance(row.get("deadline_s"), int | float):
+        body["deadline_at"] = steady(was.get("deadline_at"), at + number(row, "deadline_s"))
+    return body
+
+
+def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple[Tree | None, list[Tree]]:
+    """The one under way, and the last that ended, newest first. Which one a row is its first moment says."""
+    was = {row["key"]: row for row in [former.get("recovery") or {}, *former.get("recoveries", [])] if row}
+    under_way, ended = None, []
+    for row in rows_of(known.recoveries.get("recoveries"))[-MAX_RECOVERIES - 1 :]:
+        key = str(row.get("detected_at"))
+        age_s, before = row.get("age_s"), was.get(key, {})
+        began_at = steady(before.get("began_at"), known.at - age_s) if isinstance(age_s, int | float) else None
+        told: Tree = {"key": key, **retold.told(row, began_at, holders)}
+        if not retold.is_over(row):
+            under_way = told
+        else:
+            told["sentence"] = before.get("sentence") or told["sentence"]  # as it was then: layers move on
+            ended.append(told)
+    return under_way, ended[::-1][:MAX_RECOVERIES]
+
+
+def _holders(plan: Json) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for row in rows_of(plan.get("stages")):
+        first, stop = _range(row.get("layers"))
+        found |= dict.fromkeys(range(first, stop), str(row.get("worker")))
+    return found
+
+
+def _range(layers: object) -> tuple[int, int]:
+    if isinstance(layers, list | tuple) and len(layers) == 2:
+        return int(layers[0]), int(layers[1])
+    return 0, 0
+
+
+def _links(known: Known) -> Tree:
+    """Between neighbours of the chain, the broker at both ends. Each worker measures its way to the broker; what a step
+    takes from one worker to the next is the plan's own estimate."""
+    workers = {str(row.get("name")): row for row in rows_of(known.nodes.get("workers")) if is_here(row)}
+    forecast = known.plan.get("forecast")
+    stages = rows_of(forecast.get("stages")) if isinstance(forecast, Mapping) else []
+    hops = {str(row.get("worker")): number(row, "hop_s") for row in stages}
+    chain = [_BROKER, *(str(row.get("worker")) for row in rows_of(known.plan.get("stages"))), _BROKER]
+    if len(chain) < 3:
+        return {}
+    links = {}
+    for one, other in itertools.pairwise(chain):
+        ends = [workers[name] for name in (one, other) if name in workers]
+        rates = [rate for end in ends if (rate := number(end, "bytes_per_s"))]
+        way_s = sum(number(end, "round_trip_s") / 2 for end in ends)
+        latency_s = hops.get(one) or way_s if _BROKER not in (one, other) else way_s
+        links[f"{one}>{other}"] = {
+            "from": one,
+            "to": other,
+            "latency_s": rounded(latency_s),
+            "bytes_per_s": rounded(min(rates)) if rates else None,
+        }
+    return links

@@ -1,0 +1,119 @@
+"""The console's routes: who asks is known by then, and what they may is decided in ``console``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from swarm.gateway.console.console import Console
+from swarm.gateway.console.orders import check_admin
+from swarm.gateway.errors import Problem
+from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.sse import EventStream
+from swarm.gateway.http.state import desk_of, owner_of
+from swarm.version import __version__
+
+SLOW_READER_S: Final = 30.0  # without taking a byte, until a stream is ended
+_AWAY: Final = "away"
+
+router = APIRouter(include_in_schema=False)
+
+
+def console_of(request: Request) -> Console:
+    console: Console = request.app.state.console
+    return console
+
+
+@router.get("/console/me")
+async def me(request: Request) -> Response:
+    """Who asks, and what there is here."""
+    console, owner = console_of(request), owner_of(request)
+    try:
+        described = await desk_of(request).description()
+        state, model = described.state, described.manifest.name if described.manifest else ""
+    except Problem:
+        state, model = _AWAY, ""
+    is_keyed = "swarm.key" in request.scope
+    return JsonResponse(
+        {
+            "name": owner.tenant if is_keyed else None,
+            "admin": owner.is_admin,
+            "needs_key": is_keyed,
+            "is_demo": console.home.is_demo,
+            "has_logs": console.home.logs is not None,
+            "model": model,
+            "state": state,
+            "version": __version__,
+            "base_url": f"{request.base_url}v1",
+        }
+    )
+
+
+@router.get("/console/live")
+async def live(request: Request) -> Response:
+    """All that is to be seen, as it changes."""
+    owner, watch = owner_of(request), console_of(request).watch
+    viewer = watch.join(None if owner.is_admin else owner.tenant, request.headers.get("last-event-id", ""))
+    if viewer is None:
+        raise Problem(503, "as many consoles are open as there may be", code="overloaded", retry_after_s=5.0)
+    still_may: Callable[[], bool] = request.scope.get("swarm.still_may", lambda: True)
+    return EventStream(watch.read(viewer, still_may), lambda: watch.leave(viewer), {}, SLOW_READER_S)
+
+
+@router.post("/console/orders")
+async def give(request: Request) -> Response:
+    return JsonResponse(await console_of(request).give(_body(request), owner_of(request)))
+
+
+@router.post("/console/plan")
+async def plan(request: Request) -> Response:
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(await console_of(request).suppose(_body(request)))
+
+
+@router.get("/console/logs")
+async def logs(request: Request) -> Response:
+    """Whose logs there are."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(await console_of(request).logs())
+
+
+@router.get("/console/logs/{name}")
+async def log(request: Request, name: str, search: str = "", before: int | None = None) -> Response:
+    """A page of one."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(await console_of(request).log(name, before, search))
+
+
+@router.get("/console/keys")
+async def keys(request: Request) -> Response:
+    """What each key may use, and has used."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(console_of(request).quotas())
+
+
+@router.get("/console/trace/{request_id}")
+async def trace(request: Request, request_id: str) -> Response:
+    return JsonResponse(await console_of(request).trace(request_id[:200], owner_of(request)))
+
+
+@router.get("/")
+@router.get("/console/{name:path}")
+async def file(request: Request) -> Response:
+    """A file of the page."""
+    found = console_of(request).files.get(request.url.path)
+    if found is None:
+        raise Problem(404, f"there is no {request.url.path[:80]!r} here", code="not_found")
+    is_packed = "gzip" in request.headers.get("accept-encoding", "")
+    headers = found.headers(is_packed=is_packed)
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.packed if is_packed else found.content, media_type=found.kind, headers=headers)
+
+
+def _body(request: Request) -> Any:
+    return msgspec.json.decode(request.scope.get("swarm.body") or b"null")

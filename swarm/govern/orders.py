@@ -1,0 +1,79 @@
+"""Words to what the broker is told; who keeps what, from what it tells. Raises InvalidRequest, which names the word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from swarm.errors import InvalidRequest
+from swarm.govern.rows import is_here, rows_of
+from swarm.wire.messages import ByHand, Cap, Json, Pin, Steer, Suppose
+
+Objective = Literal["", "auto", "throughput", "latency"]
+OBJECTIVES: Final = ("", "auto", "throughput", "latency")
+_ANSWER: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)([0-9a-f]{32}(?:-[0-9]{1,3})?)")  # ids that gateways give
+
+
+def worker_named(name: object) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= 128:
+        raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
+    return name
+
+
+def of_worker(verb: Literal["cordon", "uncordon", "drain"], worker: object) -> Steer:
+    return Steer(verb=verb, worker=worker_named(worker))
+
+
+def by_hand(
+    pins: Sequence[Pin], caps: Sequence[Cap], exclude: Sequence[str], objective: str, *, dry_run: bool
+) -> Steer:
+    """Plans by these wishes from now on; ``dry_run``: only what plan would be made."""
+    wanted = ByHand(tuple(pins), tuple(caps), tuple(map(worker_named, exclude)), _objective(objective))
+    return cast(Steer, _checked(Steer(verb="plan", by_hand=wanted, dry_run=dry_run)))
+
+
+def supposition(without: Sequence[str], objective: str, more: int, like: str) -> Suppose:
+    """What if these were gone, and ``more`` workers like that one were here?"""
+    left = tuple(map(worker_named, without))
+    found = Suppose(without=left, objective=_objective(objective), more=more or int(bool(like)), like=like)
+    return cast(Suppose, _checked(found))
+
+
+def _objective(text: str) -> Objective:
+    if text not in OBJECTIVES:
+        raise InvalidRequest(f"the objective is throughput or latency, not {text!r}", code="objective")
+    return cast(Objective, text)
+
+
+def _checked(message: Steer | Suppose) -> Any:
+    """Raise for what the message's bounds forbid: a program's own values are checked as a peer's are."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(message), type(message))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"that can't be said to the broker: {error}", code="invalid") from error
+
+
+def plain_id(request: str) -> str:
+    """The broker's id of a request, of the one in its answer over HTTP as well: that has a prefix."""
+    answer = _ANSWER.fullmatch(request)
+    return request if answer is None else answer[1]
+
+
+def kept(nodes: Json) -> Json:
+    """Who keeps what besides its own layers, and what would have to be loaded if its holder died."""
+    workers = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
+    warm = {layer for row in workers for layer in _layers(row.get("standby"))}
+    served = sorted({layer for row in workers for layer in _layers([row.get("layers")])})
+    rows = [{key: row.get(key) for key in ("name", "layers", "standby", "steered")} for row in workers]
+    return {"workers": rows, "not_kept": [layer for layer in served if layer not in warm]}
+
+
+def _layers(ranges: object) -> set[int]:
+    found: set[int] = set()
+    for each in ranges if isinstance(ranges, list | tuple) else ():
+        if isinstance(each, list | tuple) and len(each) == 2:
+            found.update(range(int(each[0]), int(each[1])))
+    return found

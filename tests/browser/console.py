@@ -1,0 +1,114 @@
+"""The console as a person finds it: by roles and accessible names, which are what the page promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+SOME_WORDS = re.compile(r"\w+\W+\w+\W+\w+")  # an answer that has begun
+SLOW_MS = 60_000  # for what takes an answer's whole time, on a busy machine
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the page asked the gateway for, by itself."""
+
+    path: str
+    body: dict[str, Any]
+
+
+class Console:
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
+
+    def open(self) -> None:
+        """Returns when it is live."""
+        self.page.goto(self.url + "/")
+        self.until_live()
+
+    def until_live(self) -> None:
+        from playwright.sync_api import expect
+
+        expect(self.connection).to_contain_text("live", timeout=SLOW_MS)
+
+    @property
+    def connection(self) -> Locator:
+        """Live, reconnecting, or the broker is away."""
+        return self.page.locator("header").get_by_role("status")
+
+    def region(self, name: str) -> Locator:
+        return self.page.get_by_role("region", name=name, exact=True)
+
+    def tab(self, name: str) -> Locator:
+        """Choose a tab; what it shows."""
+        self.page.get_by_role("tab", name=name).click()
+        return self.region(name)
+
+    @property
+    def stages(self) -> Locator:
+        return self.region("Stages").get_by_role("article")
+
+    def stage(self, worker: str) -> Locator:
+        return self.region("Stages").get_by_role("article", name=re.compile(rf"^Stage \d+: {worker}$"))
+
+    def kill(self, worker: str) -> None:
+        self.stage(worker).get_by_role("button", name="Kill this worker").click()
+        self.agree()
+
+    @property
+    def dialog(self) -> Locator:
+        return self.page.get_by_role("dialog")
+
+    def agree(self) -> None:
+        """Say yes to what ends something."""
+        self.dialog.get_by_role("button", name=re.compile(r"^Yes\b")).click()
+
+    # --- prompt and answer
+
+    def choose(self, mode: str) -> None:
+        """Chat or raw."""
+        self.region("Prompt").get_by_role("radio", name=mode).check()
+
+    def write(self, prompt: str) -> None:
+        self.region("Prompt").get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
+
+    def set(self, label: str, value: str) -> None:
+        """One of the parameters."""
+        field = self.region("Prompt").get_by_label(label, exact=True)
+        if not field.is_visible():
+            self.region("Prompt").get_by_text("More parameters").click()
+        field.fill(value)
+
+    def button(self, name: str) -> Locator:
+        """Of the prompt box."""
+        return self.region("Prompt").get_by_role("button", name=name)
+
+    def generate(self) -> Asked:
+        """Returns when the page has asked."""
+        with self.page.expect_request(lambda asked: asked.method == "POST" and "/v1/" in asked.url) as asked:
+            self.button("Generate").click()
+        body = asked.value.post_data
+        assert body is not None
+        return Asked(asked.value.url.removeprefix(self.url), json.loads(body))
+
+    def ask_for_much(self, prompt: str = "Once upon a time", num_tokens: int = 300) -> Asked:
+        """Ask for an answer that takes seconds, the same each time: it may not end before so many tokens."""
+        self.write(prompt)
+        self.set("Temperature", "0")
+        self.set("Max tokens", str(num_tokens))
+        self.set("JSON schema", json.dumps({"type": "string", "minLength": 10_000}))
+        return self.generate()
+
+    def answer(self, number: int = 0) -> Locator:
+        return self.region("Answer").locator(f'output[data-answer="{number}"]')
+
+
+def text_of(answer: dict[str, Any], number: int = 0) -> str:
+    """A choice's text, of either API."""
+    choice = answer["choices"][number]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])

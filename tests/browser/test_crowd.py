@@ -1,0 +1,130 @@
+"""A swarm larger than any desk's, an hour of news, and a recovery told slowly: the stream is a test's own."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.browser.console import Console
+from tests.browser.feed import crowded, feed, first_view, heap, hurry, tell
+
+if TYPE_CHECKING:
+    from tests.browser.conftest import OpenContext
+    from tests.browser.swarms import Swarm
+
+NUM_WORKERS, NUM_REQUESTS = 100, 1000
+MOST_NODES = 12_000  # a row a request with a dozen parts each would be more
+LONGEST_FRAME_MS = 2_000  # a page that is stuck takes longer, on any machine
+MINUTES = 10  # of news, by their own clock
+
+
+@pytest.fixture(scope="module")
+def view(swarms: Swarm) -> dict[str, Any]:
+    """Of the shared swarm, with a request under way."""
+    swarms.until_well()
+    body = {"model": "village", "prompt": "Once", "max_tokens": 400, "ignore_eos": True}
+    asker = threading.Thread(target=swarms.ask, args=("/v1/completions", body))
+    asker.start()
+    try:
+        return swarms.until(lambda: _with_a_request(swarms), "the view has a request")
+    finally:
+        asker.join()
+
+
+def _with_a_request(swarm: Swarm) -> dict[str, Any] | None:
+    view = first_view(swarm.url)
+    return view if view["requests"] else None
+
+
+@pytest.fixture
+def crowd(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> Console:
+    context = open_context(viewport={"width": 1280, "height": 900})
+    feed(context, crowded(view, NUM_WORKERS, NUM_REQUESTS))
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    return console
+
+
+def test_a_crowd_stays_usable(crowd: Console) -> None:
+    """Lists hold what is seen and little more, whatever is scrolled to; frames come while all of it changes."""
+    page = crowd.page
+    expect(crowd.region("Stages")).to_contain_text("w99")
+    requests = crowd.tab("Requests")
+    expect(requests.get_by_role("button", name="Cancel").first).to_be_visible()
+    assert requests.get_by_role("button", name="Cancel").count() < 200
+    assert heap(page)["Nodes"] < 3 * MOST_NODES  # detached ones that wait for the collector among them
+    assert page.evaluate("document.querySelectorAll('*').length") < MOST_NODES
+    frames = hurry(page, 300, 1)
+    assert max(frames) < LONGEST_FRAME_MS, f"median {statistics.median(frames):.0f} ms, longest {max(frames):.0f} ms"
+    for name in ("Workers", "Requests", "Plan"):
+        crowd.tab(name)
+        assert page.evaluate("document.querySelectorAll('*').length") < MOST_NODES, name
+    page.evaluate("document.scrollingElement.scrollTo(0, 1e6)")
+    assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+
+
+def test_the_memory_is_flat(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+    """Once ten minutes of news have filled all that is kept, as many again add nothing."""
+    context = open_context()
+    feed(context, view)
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    hurry(console.page, MINUTES * 600, 20)
+    before = heap(console.page)
+    hurry(console.page, MINUTES * 600, 20)
+    after = heap(console.page)
+    assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] + (1 << 20), (before, after)
+    assert after["Nodes"] < before["Nodes"] + 500, (before, after)
+    assert after["JSEventListeners"] < before["JSEventListeners"] + 100, (before, after)
+
+
+def test_a_recovery_is_told_while_it_happens(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+    """The stage goes dark, the phases tick off one by one with what was predicted beside, and one sentence stays."""
+    context = open_context()
+    feed(context, view)
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    lost = view["plan"]["stages"][1]["worker"]
+    incarnation = next(own for own, row in view["workers"].items() if row["name"] == lost)
+    names = ["verdict", "plan", "load", "activate", "replay", "resume"]
+    phases = [{"name": name, "took_s": None, "predicted_s": 0.19, "state": "waits"} for name in names]
+    phases[0] = {**phases[0], "took_s": 0.036, "state": "done"}
+    phases[1] = {**phases[1], "state": "runs"}
+    recovery = {
+        "began_at": view["at"],
+        "cause": f"{lost} was lost",
+        "evidence": f"{lost}: its connection closed",
+        "workers": [lost],
+        "lost": [[3, 6]],
+        "choice": "a plan from scratch",
+        "phases": phases,
+    }
+    tell(console.page, "delta", {"recovery": recovery, "workers": {incarnation: {"verdict": "dead"}}})
+    region = console.region("Recovery")
+    expect(region.locator('li[data-phase="verdict"]')).to_have_attribute("data-state", "done")
+    expect(region.locator('li[data-phase="verdict"]')).to_contain_text("36")
+    expect(region.locator('li[data-phase="plan"]')).to_have_attribute("data-state", "runs")
+    expect(region.locator('li[data-phase="load"]')).to_have_attribute("data-state", "waits")
+    expect(region.locator('li[data-phase="load"]')).to_contain_text("190")
+    expect(region).to_contain_text(f"{lost}: its connection closed")
+    expect(console.stage(lost)).to_have_attribute("data-state", "lost")
+    done = [{**phase, "took_s": 0.02, "state": "done"} for phase in phases]
+    sentence = f"{lost} died; w0 took layers 3–5; 2 answers went on after 212 ms (predicted 190)."
+    ended = {
+        **recovery,
+        "phases": done,
+        "total_s": 0.212,
+        "predicted_total_s": 0.19,
+        "sequences": 2,
+        "sentence": sentence,
+    }
+    tell(console.page, "delta", {"recovery": None, "recoveries": [ended]})
+    expect(region).to_contain_text(sentence)
+    expect(region.locator("li[data-phase][data-state='done']").first).to_be_visible()

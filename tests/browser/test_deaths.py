@@ -1,0 +1,91 @@
+"""What dies in the middle of an answer, as the page tells it; and the answer, which is the same as ever."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.browser.console import SLOW_MS, SOME_WORDS, Asked, Console, text_of
+
+if TYPE_CHECKING:
+    from tests.browser.guards import Guards
+    from tests.browser.swarms import Swarm
+
+PHASES = ["verdict", "plan", "load", "activate", "replay", "resume"]
+# What a browser writes to the console when the server that a test killed isn't there.
+GONE = r"ERR_CONNECTION_(REFUSED|RESET)|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_NETWORK"
+BUSY = r"status of 503"
+
+
+def ends_as_ever(console: Console, swarm: Swarm, asked: Asked) -> None:
+    """Check that the answer comes to its end, to the letter as without any harm."""
+    whole = text_of(swarm.answer(asked.path, asked.body))
+    expect(console.answer()).to_have_text(whole, timeout=SLOW_MS)
+    assert console.answer().text_content() == whole
+
+
+def test_a_worker_is_killed_from_the_page(console: Console, swarm: Swarm) -> None:
+    """By its button, in the middle of an answer. The recovery is told phase by phase, then in a sentence; the text is
+    the undisturbed one; and the worker comes back."""
+    victim = swarm.chain()[1]
+    before = swarm.processes()[victim].pid
+    asked = console.ask_for_much(num_tokens=500)
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    console.kill(victim)
+    recovery = console.region("Recovery")
+    expect(recovery).to_contain_text(re.compile(rf"{victim} (died|was|is|has)"), timeout=SLOW_MS)
+    phases = recovery.locator("li[data-phase]")
+    expect(phases.first).to_be_visible()
+    assert [phase.get_attribute("data-phase") for phase in phases.all()][:6] == PHASES
+    expect(recovery.locator('li[data-phase="resume"][data-state="done"]').first).to_contain_text(
+        re.compile(r"\d.* ?(ms|s)")
+    )
+    ends_as_ever(console, swarm, asked)
+    expect(recovery).to_contain_text(re.compile(r"went on after|goes on|went on"))
+    expect(console.stage(victim)).to_be_visible(timeout=SLOW_MS)
+    assert swarm.processes()[victim].pid != before
+
+
+def test_no_is_no(console: Console, swarm: Swarm) -> None:
+    """Whoever says no to the question, or presses Escape, kills nobody."""
+    victim = swarm.chain()[0]
+    before = swarm.processes()[victim].pid
+    button = console.stage(victim).get_by_role("button", name="Kill this worker")
+    button.click()
+    console.dialog.get_by_role("button", name="No").click()
+    expect(console.dialog).to_have_count(0)
+    button.click()
+    console.page.keyboard.press("Escape")
+    expect(console.dialog).to_have_count(0)
+    assert swarm.processes()[victim].pid == before
+    assert swarm.client.query("status")["state"] == "serving"
+
+
+def test_the_broker_is_killed(console: Console, swarm: Swarm, guards: Guards) -> None:
+    """The page says that it is away, and is live again once ``swarm up`` has started another; the answer goes on."""
+    guards.expect(BUSY)
+    asked = console.ask_for_much(num_tokens=500)
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    with swarm.left_dead("broker"):
+        expect(console.connection).to_contain_text("broker away")
+    console.until_live()
+    ends_as_ever(console, swarm, asked)
+    expect(console.stages).to_have_count(3)
+
+
+def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -> None:
+    """The page says that it looks for it, and is live again with all that it knew; the answer goes on."""
+    guards.expect(GONE, BUSY)
+    asked = console.ask_for_much(num_tokens=500)
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    with swarm.left_dead("gateway"):
+        expect(console.connection).to_contain_text("reconnecting")
+        expect(console.stages).to_have_count(3)  # what was known stays, until it is known better
+    console.until_live()
+    ends_as_ever(console, swarm, asked)

@@ -1,0 +1,73 @@
+"""The guards that all tests here rely on notice what they are there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.guards import Guards
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+POLICY = "default-src 'none'; script-src 'self'; connect-src *; img-src data:"
+
+
+class _Strict(BaseHTTPRequestHandler):
+    """An empty page with a strict policy, whatever is asked; 404 for what is named missing."""
+
+    def do_GET(self) -> None:
+        self.send_response(404 if "missing" in self.path else 200)
+        self.send_header("content-type", "text/html")
+        self.send_header("content-security-policy", POLICY)
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><link rel=icon href=data:,><title>empty</title>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def home() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Strict) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+MISDEEDS = {
+    "fetch('http://example.org/font.woff').catch(() => 0)": "outside: GET http://example.org/font.woff",
+    "document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:1/pixel'}))": "img-src refused",
+    "document.body.setAttribute('style', 'color: red')": "style-src",
+    "document.body.append(Object.assign(document.createElement('script'), {textContent: 'boom()'}))": "script-src",
+    "setTimeout(() => { throw new Error('slipped') })": "thrown: Error: slipped",
+    "console.error('slipped')": "console: error: slipped",
+    "fetch('/missing').then((answer) => answer.text())": "404",
+    "fetch('/?key=sk-secret').then((answer) => answer.text())": "a key in an address",
+}
+
+
+@pytest.mark.parametrize(("misdeed", "told"), MISDEEDS.items(), ids=range(len(MISDEEDS)))
+def test_each_misdeed_is_noticed(chromium: Browser, home: str, misdeed: str, told: str) -> None:
+    guards = Guards([home])
+    guards.keep_secret("sk-secret")
+    context = chromium.new_context()
+    try:
+        guards.watch(context)
+        page = context.new_page()
+        page.goto(home)
+        guards.check()  # nothing yet
+        page.evaluate(f"async () => {{ {misdeed}; await new Promise((done) => setTimeout(done, 200)); }}")
+    finally:
+        context.close()
+    with pytest.raises(AssertionError, match="did what it must not"):
+        guards.check()
+    assert any(told in trouble for trouble in guards.troubles), guards.troubles
+    guards.expect(".")
+    guards.check()

@@ -1,0 +1,145 @@
+"""For everybody: assistive technology, the keyboard alone, a phone, less motion."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.browser.axe import NoAxe, grave_findings, source
+from tests.browser.console import SLOW_MS, SOME_WORDS, Console
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from tests.browser.conftest import OpenContext
+    from tests.browser.swarms import Swarm
+
+TABS = ["Workers", "Requests", "Plan", "Logs", "Keys", "Connect a client"]
+PHONE = {"width": 360, "height": 780}
+MOST_STOPS = 80  # that a person would press Tab on the way to anything here
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    try:
+        return source(tmp_path_factory.mktemp("axe"))
+    except NoAxe as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_grave(open_context: OpenContext, swarm: Swarm, axe: str, scheme: str) -> None:
+    """With an answer and its timeline, in each tab, and before a question."""
+    context = open_context(color_scheme=scheme, reduced_motion="reduce", viewport={"width": 1280, "height": 900})
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    console.write("Where is the cat?")
+    console.set("Max tokens", "12")
+    console.generate()
+    expect(console.region("Timeline")).to_contain_text(re.compile("slowest", re.IGNORECASE), timeout=SLOW_MS)
+    for name in TABS:
+        console.tab(name)
+        assert grave_findings(console.page, axe) == [], name
+    console.stage("w1").get_by_role("button", name="Kill this worker").click()
+    expect(console.dialog).to_be_visible()
+    assert grave_findings(console.page, axe) == [], "the question"
+
+
+def press_until(page: Page, key: str, what: str, holds: str) -> None:
+    """Press a key until the focused element is as wished (an expression with ``at``)."""
+    for _ in range(MOST_STOPS):
+        if page.evaluate(f"(() => {{ const at = document.activeElement; return Boolean({holds}); }})()"):
+            return
+        page.keyboard.press(key)
+    raise AssertionError(f"{MOST_STOPS} times {key}, and never at {what}")
+
+
+def at_button(name: str) -> str:
+    return f"at.matches('button') && (at.getAttribute('aria-label') ?? at.textContent).trim().startsWith('{name}')"
+
+
+def test_the_keyboard_is_enough(console: Console, swarm: Swarm) -> None:
+    """A prompt is written and sent, a worker is killed, and tabs are changed: by keys alone, with the focus seen."""
+    page = console.page
+    press_until(page, "Tab", "the prompt", "at.matches('textarea')")
+    page.keyboard.type("Where is the cat?")
+    press_until(page, "Tab", "Generate", at_button("Generate"))
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", "the focus is to be seen"
+    page.keyboard.press("Enter")
+    expect(console.answer()).to_have_text(SOME_WORDS)
+
+    victim = swarm.chain()[0]
+    before = swarm.processes()[victim].pid
+    press_until(page, "Shift+Tab", "a button to kill", at_button("Kill this worker"))
+    page.keyboard.press("Enter")
+    expect(console.dialog).to_be_visible()
+    press_until(page, "Tab", "Yes", at_button("Yes"))
+    page.keyboard.press("Enter")
+    expect(console.dialog).to_have_count(0)
+    swarm.until(
+        lambda: {w.pid for w in swarm.processes().values()}.isdisjoint({before}) or _one_less(swarm), "one died"
+    )
+
+    swarm.until_well()
+    press_until(page, "Tab", "a tab", "at.getAttribute('role') === 'tab'")
+    expect(page.get_by_role("tab", name="Workers")).to_have_attribute("aria-selected", "true")
+    for key, name in {"ArrowRight": "Requests", "End": TABS[-1], "Home": TABS[0]}.items():
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name)).to_be_focused()
+        expect(console.region(name)).to_be_visible()
+
+
+def _one_less(swarm: Swarm) -> bool:
+    return len(swarm.client.query("nodes")["workers"]) < 3
+
+
+def test_a_phone_is_wide_enough(open_context: OpenContext, swarm: Swarm) -> None:
+    """No part is wider than the screen, in any tab; what is touched is large enough."""
+    context = open_context(viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2)
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    console.write("Where is the cat? " * 20)
+    console.set("Max tokens", "30")
+    console.generate()
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    for name in TABS:
+        console.tab(name)
+        wide = console.page.evaluate("document.scrollingElement.scrollWidth")
+        assert wide <= PHONE["width"], f"{name}: {wide} pixels"
+    small = console.page.evaluate(
+        """[...document.querySelectorAll("button")].filter((button) => button.checkVisibility())
+        .map((button) => [button.textContent.trim(), button.getBoundingClientRect()])
+        .filter(([, box]) => box.height < 24 || box.width < 24).map(([name]) => name)"""
+    )
+    assert small == []
+
+
+def test_less_motion_is_less_motion(open_context: OpenContext, swarm: Swarm) -> None:
+    """For who asks for it, nothing moves by itself, also while an answer comes."""
+    context = open_context(reduced_motion="reduce")
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    console.ask_for_much()
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    moving = console.page.evaluate(
+        """document.getAnimations().filter((one) => one.playState === "running" &&
+        one.effect.getComputedTiming().duration > 20).map((one) => one.effect.target.className)"""
+    )
+    assert moving == []
+
+
+def test_charts_are_told_in_words(console: Console) -> None:
+    """Whoever can't see a drawing is told what it shows: each has a name, and the latest figures as text."""
+    charts = console.region("Charts")
+    drawings = charts.get_by_role("img")
+    expect(drawings.first).to_be_visible()
+    for drawing in drawings.all():
+        name = drawing.get_attribute("aria-label") or ""
+        assert re.search(r"[a-z]{4}.*", name), "a chart without a name"
+    assert charts.locator("canvas:not([role=img]):not([aria-hidden=true])").count() == 0

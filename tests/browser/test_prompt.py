@@ -1,0 +1,130 @@
+"""A prompt, its answer, and who reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.browser.console import SLOW_MS, SOME_WORDS, Console, text_of
+
+if TYPE_CHECKING:
+    from tests.browser.conftest import OpenContext
+    from tests.browser.swarms import Swarm
+
+EVIL = "</output><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+
+
+def test_a_prompt_streams(console: Console, swarm: Swarm) -> None:
+    """Bit by bit, to the very text that is answered in one piece; with its timeline, and the slowest hop named."""
+    asked = console.ask_for_much()
+    answer = console.answer()
+    expect(answer).to_have_text(SOME_WORDS)
+    early = answer.text_content() or ""
+    expect(console.button("Stop")).to_be_enabled()
+    whole = text_of(swarm.answer(asked.path, asked.body))
+    expect(answer).to_have_text(whole, timeout=SLOW_MS)
+    assert answer.text_content() == whole
+    assert whole.startswith(early)
+    assert len(early) < len(whole)
+    expect(console.region("Timeline")).to_contain_text(re.compile("slowest", re.IGNORECASE))
+
+
+def test_several_continuations(console: Console, swarm: Swarm) -> None:
+    console.choose("Raw")
+    console.write("Anna")
+    console.set("Continuations", "3")
+    console.set("Max tokens", "12")
+    asked = console.generate()
+    whole = swarm.answer(asked.path, asked.body)
+    for number in range(3):
+        expect(console.answer(number)).to_have_text(text_of(whole, number), timeout=SLOW_MS)
+
+
+def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:
+    console.ask_for_much(num_tokens=1500)
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    console.button("Stop").click()
+    expect(console.button("Generate")).to_be_enabled()
+    swarm.until(swarm.is_idle, "nothing runs")
+    expect(console.region("Answer")).to_contain_text("stopped")
+
+
+def test_what_a_model_says_stays_text(console: Console) -> None:
+    """A model is made to say a script: it is shown to the letter, and nothing of it becomes an element."""
+    console.write("Say it.")
+    console.set("JSON schema", json.dumps({"const": EVIL}))
+    console.generate()
+    expect(console.answer()).to_have_text(json.dumps(EVIL, ensure_ascii=False), timeout=SLOW_MS)
+    assert console.answer().locator("*:not(span)").count() == 0
+    assert console.page.locator("img, output script").count() == 0
+    assert "taken" not in console.page.title()
+    assert console.answer().get_attribute("dir") == "auto"
+
+
+def test_a_reload_in_the_middle_loses_nothing(console: Console, swarm: Swarm) -> None:
+    """What was there is there again, and the answer goes on to the same text."""
+    asked = console.ask_for_much(num_tokens=500)
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    early = console.answer().text_content() or ""
+    console.page.reload()
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    assert (console.answer().text_content() or "").startswith(early[:20])
+    whole = text_of(swarm.answer(asked.path, asked.body))
+    expect(console.answer()).to_have_text(whole, timeout=SLOW_MS)
+    assert console.answer().text_content() == whole
+    console.page.reload()  # one that has ended is there again, too
+    expect(console.answer()).to_have_text(whole)
+
+
+def test_two_tabs(console: Console, swarm: Swarm) -> None:
+    """Each has its own answer, and both see what runs."""
+    other = Console(console.page.context.new_page(), swarm.url)
+    other.open()
+    one, two = console.ask_for_much("Once upon a time"), other.ask_for_much("Where is the cat?")
+    for each in (console, other):
+        expect(each.tab("Requests").get_by_role("button", name="Cancel")).to_have_count(2)
+    for each, asked in ((console, one), (other, two)):
+        whole = text_of(swarm.answer(asked.path, asked.body))
+        expect(each.answer()).to_have_text(whole, timeout=SLOW_MS)
+
+
+def test_a_request_of_somebody_else_is_cancelled(console: Console, swarm: Swarm) -> None:
+    """From the list, after a question; who waits for it is told."""
+    body = {"model": "village", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True}
+    codes: list[int] = []
+    asker = threading.Thread(target=lambda: codes.append(swarm.ask("/v1/completions", body)[0]))
+    asker.start()
+    try:
+        requests = console.tab("Requests")
+        requests.get_by_role("button", name="Cancel").click()
+        console.agree()
+        expect(requests.get_by_role("button", name="Cancel")).to_have_count(0)
+    finally:
+        asker.join()
+    assert codes == [499]
+    assert swarm.is_idle()
+
+
+def test_it_is_copied_for_a_terminal_and_for_a_program(open_context: OpenContext, swarm: Swarm) -> None:
+    """What is copied asks for the same; it has a place for the key, and no key."""
+    context = open_context(permissions=["clipboard-read", "clipboard-write"])
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    console.write("Who is Anna's friend?")
+    console.set("Max tokens", "7")
+    for name, words in {
+        "Copy as curl": ("curl", f"{swarm.url}/v1/"),
+        "Copy as Python": ("import", f"{swarm.url}/v1"),
+    }.items():
+        console.page.get_by_role("button", name=name).click()
+        copied = console.page.evaluate("navigator.clipboard.readText()")
+        for word in (*words, "Anna", "7"):
+            assert word in copied

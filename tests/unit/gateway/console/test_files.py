@@ -1,0 +1,40 @@
+"""The page's files: what is shipped is served, whole and packed, and all of it fits."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+from swarm.gateway.console.files import PAGE, shipped
+
+MAX_BYTES = 300 << 10  # of the whole page
+
+
+def test_the_page_is_light() -> None:
+    assert sum(len(file.content) for file in shipped().values()) <= MAX_BYTES
+
+
+def test_files_are_served_below_the_console_and_the_first_at_the_root(tmp_path: Path) -> None:
+    for name, text in (("index.html", "<p>"), ("app.js", "1"), ("more/a.svg", "<svg>"), ("note.py", "no"), ("x", "no")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = shipped(tmp_path)
+    assert set(files) == {"/", "/console/app.js", "/console/more/a.svg"}
+    assert files["/"].kind.startswith("text/html")
+    assert gzip.decompress(files["/"].packed) == b"<p>"
+    assert files["/"].headers(is_packed=True)["content-encoding"] == "gzip"
+    assert "content-encoding" not in files["/"].headers(is_packed=False)
+
+
+def test_a_tag_is_that_of_the_content(tmp_path: Path) -> None:
+    (tmp_path / "app.js").write_text("1")
+    before = shipped(tmp_path)["/console/app.js"].tag
+    assert shipped(tmp_path)["/console/app.js"].tag == before
+    (tmp_path / "app.js").write_text("2")
+    assert shipped(tmp_path)["/console/app.js"].tag != before
+
+
+def test_no_route_is_hidden_by_a_file() -> None:
+    taken = {f"/console/{name}" for name in ("me", "live", "orders", "plan", "logs", "keys", "trace")}
+    assert not taken & set(shipped())
+    assert (PAGE / "index.html").is_file()

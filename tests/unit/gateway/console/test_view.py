@@ -1,0 +1,178 @@
+"""The view of reports: what changes by the clock alone is no news, and nobody sees what is others'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from swarm.gateway.console.patch import difference
+from swarm.gateway.console.view import MAX_ENDED, MAX_REQUESTS, Known, seen_by, view
+
+WORKER: dict[str, Any] = {
+    "name": "w0",
+    "incarnation": "w0-1",
+    "host": "here",
+    "pid": 7,
+    "endpoint": "tcp://127.0.0.1:9",
+    "state": "member",
+    "verdict": "well",
+    "evidence": "idle, last beat 96 ms ago",
+    "verdict_for_s": 6.4,
+    "beat_age_s": 0.096,
+    "progress_per_s": 0.0,
+    "pace": 1.5961,
+    "loop_lag_s": 0.0003,
+    "resident_bytes": 350253056,
+    "round_trip_s": 0.00023525899996457156,
+    "bytes_per_s": 597915288.6,
+    "layers": [0, 3],
+}
+PLAN: dict[str, Any] = {
+    "state": "serving",
+    "epoch": 1,
+    "stages": [{"worker": "w0", "layers": [0, 3]}, {"worker": "w1", "layers": [3, 6]}],
+    "forecast": {"stages": [{"worker": "w0", "hop_s": 0.0006}, {"worker": "w1", "hop_s": 0.0}]},
+}
+
+
+def request(name: str, **more: Any) -> dict[str, Any]:
+    return {"request_id": name, "state": "running", "tenant": "alice", "age_s": 2.0, "deadline_s": None} | more
+
+
+def known(at: float = 1000.0, *requests: dict[str, Any], **more: Any) -> Known:
+    other = WORKER | {"name": "w1", "incarnation": "w1-1", "layers": [3, 6], "bytes_per_s": 1e6}
+    reports = {
+        "status": {"state": "serving", "epoch": 1, "uptime_s": at - 900.0},
+        "nodes": {"workers": [WORKER, other]},
+        "plan": PLAN,
+        "requests": {"requests": list(requests)},
+    }
+    return Known(at, **(reports | more))
+
+
+def test_an_idle_swarm_makes_no_news() -> None:
+    """A second later all ages are others, and beats came."""
+    first = view(known(), {}, {})
+    later = {
+        "verdict_for_s": 7.4,
+        "beat_age_s": 0.01,
+        "evidence": "idle, last beat 10 ms ago",
+        "loop_lag_s": 0.0041,
+        "resident_bytes": 350253056 + 8192,
+    }
+    nodes = {"workers": [row | later for row in known().nodes["workers"]]}  # type: ignore[attr-defined]
+    second = view(known(1001.03, nodes=nodes), {}, first)
+    assert set(difference(first, second)) == {"at"}
+
+
+def test_ages_are_moments() -> None:
+    rows = [request("r", deadline_s=8.0), request("e", state="ended", age_s=3.0, ended_age_s=1.0)]
+    first = view(known(1000.0, *rows), {}, {})
+    assert first["status"]["started_at"] == 900.0
+    assert "uptime_s" not in first["status"]
+    assert first["requests"]["r"]["began_at"] == 998.0
+    assert first["requests"]["r"]["deadline_at"] == 1008.0
+    assert first["ended"]["e"]["ended_at"] == 999.0
+    assert not {"age_s", "ended_age_s", "deadline_s"} & set(first["requests"]["r"]) | set()
+    older = [request("r", age_s=2.53, deadline_s=7.46), request("e", state="ended", age_s=3.5, ended_age_s=1.52)]
+    second = view(known(1000.5, *older), {}, first)
+    assert set(difference(first, second)) == {"at"}
+
+
+def test_a_broker_that_was_started_again_has_another_moment() -> None:
+    first = view(known(), {}, {})
+    second = view(known(1010.0, status={"state": "serving", "uptime_s": 2.0}), {}, first)
+    assert second["status"]["started_at"] == 1008.0
+
+
+def test_there_are_no_more_requests_than_fit() -> None:
+    rows = [request(f"r{n}") for n in range(MAX_REQUESTS + 7)]
+    over = [request(f"e{n}", state="ended", ended_age_s=float(n)) for n in range(MAX_ENDED + 5)]
+    found = view(known(1000.0, *over, *rows, requests={"requests": rows + over, "kept": over}), {}, {})
+    assert (len(found["requests"]), found["requests_more"]) == (MAX_REQUESTS, 7)
+    assert list(found["ended"]) == [f"e{n}" for n in range(MAX_ENDED)]
+
+
+def test_a_tenant_sees_its_own_requests_alone() -> None:
+    rows = [
+        request("mine"),
+        request("hers", tenant="bob"),
+        request("old", tenant="bob", state="ended", ended_age_s=1.0),
+    ]
+    whole = view(known(1000.0, *rows), {}, {})
+    seen = seen_by("alice", whole)
+    assert (list(seen["requests"]), seen["requests_more"], seen["ended"]) == (["mine"], 1, {})
+    assert not {"pid", "endpoint"} & set(seen["workers"]["w0-1"])
+    assert seen["workers"]["w0-1"]["host"] == "here"
+    assert "hers" not in str(seen)
+    assert seen_by(None, whole) is whole
+
+
+def test_links_join_the_chain_to_the_broker() -> None:
+    """From worker to worker as the plan reckons; to the broker and back as was measured; the narrower end counts."""
+    links = view(known(), {}, {})["links"]
+    assert list(links) == ["broker>w0", "w0>w1", "w1>broker"]
+    assert links["broker>w0"] == {"from": "broker", "to": "w0", "latency_s": 0.000118, "bytes_per_s": 598e6}
+    assert links["w0>w1"] == {"from": "w0", "to": "w1", "latency_s": 0.0006, "bytes_per_s": 1e6}
+    assert view(known(plan={}), {}, {})["links"] == {}
+
+
+RECOVERY: dict[str, Any] = {
+    "detected_at": 3124.6,
+    "workers": ["w1"],
+    "lost": [[3, 6]],
+    "cause": "w1 was lost",
+    "age_s": 1.0,
+    "measured": {"total_s": 0.2},
+    "predicted": {},
+    "sequences": 1,
+}
+
+
+def test_a_recovery_is_told_while_it_runs_and_when_it_is_over() -> None:
+    during = view(known(recoveries={"recoveries": [RECOVERY]}), {}, {})
+    assert during["recovery"]["began_at"] == 999.0
+    assert during["recoveries"] == []
+    over = RECOVERY | {"age_s": 1.4, "resumed_all_at": 3125.0}
+    moved = PLAN | {"stages": [{"worker": "w0", "layers": [0, 6]}]}
+    after = view(known(1000.5, recoveries={"recoveries": [over]}, plan=moved), {}, during)
+    assert after["recovery"] is None
+    assert [row["began_at"] for row in after["recoveries"]] == [999.0]
+    assert "w0 took layers 3–5" in after["recoveries"][0]["sentence"]
+    later = view(known(1010.0, recoveries={"recoveries": [over | {"age_s": 10.9}]}), {}, after)
+    assert later["recoveries"][0]["sentence"] == after["recoveries"][0]["sentence"]
+
+
+def test_the_latest_recoveries_come_first_and_few() -> None:
+    rows = [RECOVERY | {"detected_at": float(n), "resumed_all_at": n + 1.0, "epoch": n} for n in range(20)]
+    found = view(known(recoveries={"recoveries": rows}), {}, {})["recoveries"]
+    assert [row["epoch"] for row in found] == list(range(19, 11, -1))
+
+
+def test_an_older_broker_says_no_age() -> None:
+    row = {key: value for key, value in RECOVERY.items() if key != "age_s"}
+    assert view(known(recoveries={"recoveries": [row]}), {}, {})["recovery"]["began_at"] is None
+
+
+def test_a_broker_that_is_away_is_away_for_whole_seconds() -> None:
+    here = view(known(), {}, {})
+    assert here["away_s"] is None
+    away = [view(replace(known(), away_s=away_s), {}, here)["away_s"] for away_s in (0.6, 1.2, 1.9)]
+    assert away == [0, 1, 1]
+
+
+def test_of_what_was_not_asked_again_nothing_is_made_anew() -> None:
+    """The same values stand for it; what has come is made."""
+    before = known(1000.0, request("r"))
+    first = view(before, {}, {})
+    after = replace(before, at=1001.0, status={"state": "serving", "epoch": 2, "uptime_s": 101.0})
+    second = view(after, {}, first, before)
+    for name in ("workers", "plan", "requests", "ended", "links", "recoveries"):
+        assert second[name] is first[name]
+    assert difference(first, second) == {"at": 1001.0, "status": {"epoch": 2}}
+    assert view(after, {}, first) == second
+
+
+def test_nothing_is_known_at_first() -> None:
+    empty = view(Known(1.0), {}, {})
+    assert (empty["workers"], empty["plan"], empty["requests"], empty["recovery"]) == ({}, None, {}, None)

@@ -1,0 +1,299 @@
+"""The loop that asks: only while somebody looks, for all at once; slow readers, those who come back, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+import pytest
+
+from swarm.client.client import AsyncClient
+from swarm.errors import Unavailable
+from swarm.gateway.console import watch as watching
+from swarm.gateway.console.audience import MAX_WAITING, Audience
+from swarm.gateway.console.watch import MAX_VIEWERS, Viewer, Watch
+
+Json = dict[str, Any]
+PATIENCE_S = 20.0
+
+
+class Broker:
+    """A stand-in for the client: answers from ``reports``, and counts what it is asked."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.reports: dict[str, Json] = {
+            "status": {
+                "state": "serving",
+                "epoch": 1,
+                "uptime_s": 5.0,
+                "num_running": 0,
+                "model": "m",
+                "num_stages": 1,
+            },
+            "nodes": {"workers": []},
+            "requests": {"requests": []},
+        }
+        self.num_asked = self.num_open = 0
+        self.is_away = False
+
+    async def __aenter__(self) -> Self:
+        self.num_open += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.num_open -= 1
+
+    async def query(self, what: str) -> Json:
+        self.num_asked += 1
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise Unavailable("nobody answers")
+        return self.reports.get(what, {})
+
+
+class Reader:
+    """One open page: what it has read so far, applied."""
+
+    def __init__(self, watch: Watch, tenant: str | None = None, last: str = "") -> None:
+        self.watch = watch
+        viewer = watch.join(tenant, last)
+        assert viewer is not None
+        self.viewer = viewer
+        self.events: list[tuple[str, str, Any]] = []
+        self.view: Json = {}
+        self.task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        async for told in self.watch.read(self.viewer):
+            for block in told.decode().removesuffix("\n\n").split("\n\n"):
+                fields = dict(line.split(": ", 1) for line in block.split("\n"))
+                self.events.append((fields["id"], fields["event"], json.loads(fields["data"])))
+
+    def of(self, name: str) -> list[Any]:
+        return [data for _, event, data in self.events if event == name]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110 (a task of ours reads)
+                await asyncio.sleep(0.005)
+
+    async def leave(self) -> None:
+        self.watch.leave(self.viewer)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PATIENCE_S", 0.02)
+    monkeypatch.setattr("swarm.gateway.console.pace.BUSY_S", 0.01)
+    monkeypatch.setattr("swarm.gateway.console.pace.IDLE_S", 0.01)
+
+
+def made(broker: Broker) -> Watch:
+    return Watch(lambda: cast(AsyncClient, broker))
+
+
+async def test_nothing_is_asked_while_nobody_looks(quick: None) -> None:
+    """Nor is anything connected, before the first and after the last."""
+    broker = Broker()
+    watch = made(broker)
+    await asyncio.sleep(0.05)
+    assert (broker.num_asked, broker.num_open) == (0, 0)
+    one, other = Reader(watch), Reader(watch)
+    await other.until(lambda: one.events and other.events)
+    assert broker.num_open == 1
+    await one.leave()
+    asked = broker.num_asked
+    await other.until(lambda: broker.num_asked > asked)
+    await other.leave()
+    await asyncio.sleep(0.02)
+    asked = broker.num_asked
+    await asyncio.sleep(0.1)
+    assert (broker.num_asked, broker.num_open) == (asked, 0)
+    await watch.aclose()
+
+
+async def test_a_reader_gets_the_whole_and_then_what_changes(quick: None) -> None:
+    broker = Broker()
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: reader.of("events"))
+    assert reader.events[0][1] == "snapshot"
+    assert reader.events[0][2]["status"]["state"] == "serving"
+    assert set(reader.events[0][2]["series"]) >= {"at", "queued"}
+    assert reader.of("events")[0][0]["event"] == "serving"
+    assert reader.of("events")[0][0]["time"] is None  # of before the first look
+    broker.reports["status"] = broker.reports["status"] | {"state": "waiting", "waits_for": "memory"}
+    await reader.until(lambda: len(reader.of("events")) > 1)
+    assert reader.of("delta")[-1]["status"] == {"state": "waiting", "waits_for": "memory"}
+    assert reader.of("events")[-1][-1]["text"] == "waiting: memory"
+    assert reader.of("events")[-1][-1]["time"] is not None
+    await reader.leave()
+    await watch.aclose()
+
+
+async def test_who_comes_back_goes_on(quick: None) -> None:
+    """Even if nobody looked meanwhile."""
+    broker = Broker()
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: reader.events)
+    last = reader.events[-1][0]
+    await reader.leave()
+    broker.reports["status"] = broker.reports["status"] | {"epoch": 2}
+    again = Reader(watch, last=last)
+    await again.until(lambda: again.of("delta"))
+    assert again.of("snapshot") == []
+    assert again.of("delta")[0]["status"] == {"epoch": 2}
+    stranger = Reader(watch, last="f" * 16 + "-3")
+    await stranger.until(lambda: stranger.events)
+    assert stranger.events[0][1] == "snapshot"
+    for each in (again, stranger):
+        await each.leave()
+    await watch.aclose()
+
+
+async def test_a_broker_that_is_away_is_told_and_the_stream_goes_on(quick: None) -> None:
+    broker = Broker()
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: reader.events)
+    broker.is_away = True
+    await reader.until(lambda: any("away_s" in delta for delta in reader.of("delta")))
+    told = [event["event"] for events in reader.of("events") for event in events]
+    assert told.count("broker_away") == 1
+    broker.is_away = False
+    await reader.until(lambda: reader.of("delta")[-1].get("away_s", 0) is None)
+    await reader.leave()
+    await watch.aclose()
+
+
+async def test_the_end_of_the_gateway_ends_streams_at_once(quick: None) -> None:
+    watch = made(Broker())
+    readers = [Reader(watch) for _ in range(3)]
+    await readers[0].until(lambda: readers[2].events)
+    watch.end()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(reader.task for reader in readers))
+    assert watch.join(None, "") is None
+    await watch.aclose()
+
+
+async def test_the_end_comes_before_the_first_look_too(quick: None) -> None:
+    broker = Broker()
+    broker.is_away = True
+    watch = made(broker)
+    reader = Reader(watch)
+    watch.end()
+    async with asyncio.timeout(PATIENCE_S):
+        await reader.task
+    await watch.aclose()
+
+
+async def test_so_many_may_look(quick: None) -> None:
+    watch = made(Broker())
+    viewers = [watch.join(None, "") for _ in range(MAX_VIEWERS)]
+    assert all(viewers)
+    assert watch.join(None, "") is None
+    viewer = viewers[0]
+    assert viewer is not None
+    watch.leave(viewer)
+    assert watch.join(None, "") is not None
+    await watch.aclose()
+
+
+async def test_tenants_see_their_own(quick: None) -> None:
+    broker = Broker()
+    row = {"request_id": "r", "state": "running", "tenant": "alice", "age_s": 1.0}
+    broker.reports["requests"] = {"requests": [row]}
+    watch = made(broker)
+    readers = {tenant: Reader(watch, tenant) for tenant in ("alice", "bob", None)}
+    await readers[None].until(lambda: all(reader.events for reader in readers.values()))
+    seen = {tenant: (len(r.events[0][2]["requests"]), r.events[0][2]["requests_more"]) for tenant, r in readers.items()}
+    assert seen == {"alice": (1, 0), "bob": (0, 1), None: (1, 0)}
+    other = Reader(watch, "carol", last=readers["alice"].events[-1][0])
+    await other.until(lambda: other.events)
+    assert other.events[0][1] == "snapshot"  # another's number is none of this audience
+    for reader in (*readers.values(), other):
+        await reader.leave()
+    await watch.aclose()
+
+
+def test_who_lags_behind_gets_the_whole_instead() -> None:
+    """What waits for a reader is bounded."""
+    viewer = Viewer(Audience("0" * 16), ())
+    assert not viewer.is_behind
+    for _ in range(MAX_WAITING):
+        viewer.tell([b"x"])
+    assert not viewer.is_behind
+    viewer.tell([b"x"])
+    assert viewer.is_behind
+    viewer.tell([b"y"])
+    assert viewer.take() == b""
+    assert not viewer.is_behind
+    viewer.tell([b"z"])
+    assert viewer.take() == b"z"
+
+
+async def test_a_fault_of_ours_ends_the_streams_and_the_next_reader_begins_anew(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Json:
+        raise RuntimeError("a fault")
+
+    watch = made(Broker())
+    monkeypatch.setattr(watching, "view", broken)
+    reader = Reader(watch)
+    async with asyncio.timeout(PATIENCE_S):
+        await reader.task
+    await reader.leave()
+    monkeypatch.undo()
+    again = Reader(watch)
+    await again.until(lambda: again.events)
+    await again.leave()
+    await watch.aclose()
+
+
+async def test_who_may_look_no_more_is_told_nothing_more(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is taken back ends its streams, whether anything happens or not."""
+    monkeypatch.setattr(watching, "QUIET_S", 0.02)
+    watch, rights = made(Broker()), [True]
+    viewer = watch.join(None, "")
+    assert viewer is not None
+    told: list[bytes] = []
+
+    async def read() -> None:
+        async for each in watch.read(viewer, lambda: rights[0]):
+            told.append(each)
+            rights[0] = False
+
+    async with asyncio.timeout(PATIENCE_S):
+        await read()
+    assert len(told) == 1
+    watch.leave(viewer)
+    await watch.aclose()
+
+
+async def test_who_does_not_come_back_is_forgotten(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was told is remembered for a while, and no longer."""
+    monkeypatch.setattr(watching, "LINGER_S", 0.05)
+    broker = Broker()
+    watch = made(broker)
+    stays, goes = Reader(watch), Reader(watch, "alice")
+    await stays.until(lambda: stays.events and goes.events)
+    last = goes.events[-1][0]
+    await goes.leave()
+    await asyncio.sleep(0.1)
+    asked = broker.num_asked
+    await stays.until(lambda: broker.num_asked > asked + 6)  # one look after that, whatever it asks
+    again = Reader(watch, "alice", last)
+    await again.until(lambda: again.events)
+    assert again.events[0][1] == "snapshot"
+    for reader in (stays, again):
+        await reader.leave()
+    await watch.aclose()

@@ -1,0 +1,119 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { NAMES, SECONDS, Series } from "../../../../swarm/gateway/console/page/series.js";
+import { Store } from "../../../../swarm/gateway/console/page/store.js";
+
+// A store whose frames come when the test says so.
+function made() {
+  const frames = [];
+  const store = new Store((draw) => frames.push(draw));
+  return { store, frames, frame: () => frames.splice(0).forEach((draw) => draw()) };
+}
+
+test("however many deltas come, a part is drawn once a frame, and only if it is concerned", () => {
+  const { store, frames, frame } = made();
+  const drawn = [];
+  store.subscribe(["workers"], ({ view }) => drawn.push(["workers", view?.workers]));
+  store.subscribe(["plan", "me"], () => drawn.push(["plan"]));
+  frame();
+  drawn.length = 0;
+  store.replace({ workers: { a: 1 }, plan: null });
+  for (let number = 2; number < 50; number += 1) store.patch({ workers: { a: number } });
+  assert.equal(frames.length, 1);
+  frame();
+  assert.deepEqual(drawn, [["workers", { a: 49 }], ["plan"]]);
+  store.patch({ workers: { a: null } });
+  frame();
+  assert.deepEqual(drawn.slice(2), [["workers", {}]]);
+});
+
+test("a part of the view that a snapshot no longer has is drawn too", () => {
+  const { store, frame } = made();
+  store.replace({ recovery: { cause: "w1 was lost" } });
+  let seen = "never";
+  store.subscribe(["recovery"], ({ view }) => (seen = view.recovery ?? null));
+  frame();
+  store.replace({ plan: {} });
+  frame();
+  assert.equal(seen, null);
+});
+
+test("one part that fails doesn't keep the others from drawing", () => {
+  const { store, frame } = made();
+  const told = [];
+  globalThis.reportError = (error) => told.push(error.message);
+  let isDrawn = false;
+  store.subscribe(["me"], () => {
+    throw new Error("can't draw");
+  });
+  store.subscribe(["me"], () => (isDrawn = true));
+  frame();
+  delete globalThis.reportError;
+  assert.deepEqual([told, isDrawn], [["can't draw"], true]);
+});
+
+test("a view is fresh while the gateway sends and hears the broker", () => {
+  const { store } = made();
+  store.setConnection("live");
+  assert.equal(store.isFresh, false); // nothing is known yet
+  store.replace({ away_s: null });
+  assert.equal(store.isFresh, true);
+  store.patch({ away_s: 3 });
+  assert.equal(store.isFresh, false);
+  store.patch({ away_s: null });
+  store.setConnection("reconnecting");
+  assert.equal(store.isFresh, false);
+});
+
+test("who has unsubscribed is drawn no more", () => {
+  const { store, frame } = made();
+  let num = 0;
+  const stop = store.subscribe(["me"], () => (num += 1));
+  frame();
+  stop();
+  store.setMe({ admin: true });
+  frame();
+  assert.equal(num, 1);
+});
+
+test("a delta before any snapshot is refused, so that the reader begins anew", () => {
+  assert.throws(() => made().store.patch({ plan: 1 }), SyntaxError);
+});
+
+test("only so many events are kept, the newest", () => {
+  const { store } = made();
+  for (let number = 0; number < 3000; number += 1) store.happened([{ number }]);
+  assert.equal(store.events.length, 500);
+  assert.equal(store.events.at(-1).number, 2999);
+});
+
+test("the series never grow beyond their window, and time never goes back", () => {
+  const series = new Series();
+  for (let at = 1; at <= 2000; at += 1) series.add(at, { tokens_per_s: at, queued: 0 });
+  series.add(1500, { tokens_per_s: -1 });
+  assert.equal(series.at.length, SECONDS);
+  assert.deepEqual([series.at[0], series.at.at(-1), series.values.tokens_per_s.at(-1)], [1701, 2000, 2000]);
+  assert.equal(series.values.first_token_s.at(-1), null);
+  for (const name of NAMES) assert.equal(series.values[name].length, SECONDS);
+});
+
+test("series of a snapshot that are of unequal lengths are fitted to their times", () => {
+  const series = new Series();
+  series.replace({ at: [1, 2, 3], tokens_per_s: [7, 8], queued: [1, 2, 3, 4] });
+  assert.deepEqual(series.values.tokens_per_s, [null, 7, 8]);
+  assert.deepEqual(series.values.queued, [2, 3, 4]);
+  assert.deepEqual(series.values.first_token_s, [null, null, null]);
+  series.replace({});
+  assert.deepEqual([series.at, series.values.queued], [[], []]);
+});
+
+test("a tick adds to the charts only while somebody sends", () => {
+  const { store } = made();
+  store.replace({ rates: { tokens_per_s: 5 } });
+  store.tick(10);
+  assert.equal(store.series.at.length, 0);
+  store.setConnection("live");
+  store.tick(11);
+  assert.deepEqual([store.series.at, store.series.values.tokens_per_s], [[11], [5]]);
+});

@@ -1,0 +1,140 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
+import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
+import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
+import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
+import { compared, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
+
+const RECOVERY = {
+  cause: "w0 was lost",
+  phases: [
+    { name: "verdict", took_s: 0.04, predicted_s: null, state: "done" },
+    { name: "plan", took_s: 0.01, predicted_s: null, state: "done" },
+    { name: "load", took_s: null, predicted_s: 0.05, state: "runs" },
+  ],
+};
+
+test("a recovery's phases lie one after the other on one line of time; those not told yet wait", () => {
+  const rows = rowsOf(RECOVERY);
+  assert.deepEqual(rows.map(({ state }) => state), ["done", "done", "runs", "waits", "waits", "waits"]);
+  assert.deepEqual(rows.map(({ from, to }) => [from, to].map((share) => share.toFixed(2))).slice(0, 3), [["0.00", "0.40"], ["0.40", "0.50"], ["0.50", "1.00"]]);
+});
+
+test("what it took counts from the verdict on, as the report's total does", () => {
+  assert.equal(tookOf(RECOVERY), 0.01);
+  assert.equal(tookOf({ ...RECOVERY, total_s: 0.2 }), 0.2);
+  assert.equal(predictedOf(RECOVERY), 0.05);
+  assert.equal(predictedOf({ phases: [] }), null);
+  assert.equal(rowsOf({})[0].from, 0);
+  assert.notEqual(keyOf({ epoch: 2, began_at: null }), keyOf({ epoch: 3, began_at: null }));
+});
+
+test("where no plan is possible the ways out are named, those that fit what is waited for", () => {
+  const ways = (words) => remedies(words).map(({ what }) => what);
+  assert.deepEqual(ways("other pins or caps: with those of [plan], the layers can't be laid out over w0 4 MiB"), ["Take the pins and caps back"]);
+  assert.deepEqual(ways("900 more MiB memory: village needs 4 MiB"), ["Bring more memory", "Load it smaller"]);
+  assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ways"]);
+  assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
+  assert.deepEqual(ways(""), []);
+  assert.deepEqual(remedies(undefined), []);
+});
+
+test("pins and caps are read as they are written, and refused with the worker's name", () => {
+  assert.deepEqual([readPin("w1", "0-10"), readPin("w1", " 4 – 4 "), readPin("w1", "7")], [[0, 11], [4, 5], [7, 8]]);
+  assert.throws(() => readPin("w1", "9-2"), /For w1, the last layer comes before/);
+  assert.throws(() => readPin("w1", "all"), /For w1/);
+  assert.equal(readCap("w1", " 12 "), 12);
+  assert.throws(() => readCap("w1", "0"), /For w1/);
+});
+
+test("a supposed plan is compared with that in force", () => {
+  const now = { forecast: { tokens_per_second: 760, step_s: 0.0105, bottleneck: "w2" }, stages: [{ worker: "w2", layers: [0, 8] }] };
+  const [speed, step, , stages] = compared(now, { tokens_per_second: 500, step_s: 0.016, stages: [] });
+  assert.deepEqual(speed, ["Tokens/s", "760", "500"]);
+  assert.equal(step[2].replaceAll("\u202f", " "), "16.0 ms");
+  assert.deepEqual(stages, ["Stages", "w2 0–7", "none"]);
+  assert.equal(compared(null, {}).length, 4);
+});
+
+test("pages of a log are put before those that are there, and never more than can be held", () => {
+  const page = (from) => Array.from({ length: 200 }, (_, index) => from + index);
+  let lines = page(10_000);
+  for (let number = 1; number <= 20; number += 1) lines = withOlder(lines, page(10_000 - 200 * number));
+  assert.equal(lines.length, MOST_LINES);
+  assert.equal(lines[0], 6000);
+});
+
+test("the time of a line is that of its day, whether it was told as text or as seconds", () => {
+  assert.deepEqual(["2026-11-24T19:33:06.123456Z", 0, undefined, "noon"].map(timeOf), ["19:33:06.123", "00:00:00.000", "", "noon"]);
+});
+
+test("after failures the wait grows to a bound, and differs from tab to tab", () => {
+  const waits = [0, 1, 2, 3, 10, 1000].map((failures) => waitAfter(failures, 1));
+  assert.deepEqual(waits, [0.25, 0.5, 1, 2, 5, 5]);
+  assert.equal(waitAfter(3, 0), 1);
+});
+
+class FakeStorage extends Map {
+  getItem(key) {
+    return this.get(key) ?? null;
+  }
+  setItem(key, value) {
+    this.set(key, value);
+  }
+  removeItem(key) {
+    this.delete(key);
+  }
+}
+
+const answering = (status, body, asked = []) => async (path, init) => {
+  asked.push([path, init]);
+  return new Response(typeof body === "string" ? body : JSON.stringify(body), { status });
+};
+
+test("the key goes along in a header, never in the address, and lasts in the tab", async () => {
+  const asked = [];
+  const storage = new FakeStorage();
+  const api = new Api({ storage, fetcher: answering(200, {}, asked) });
+  await api.get("/console/me");
+  api.setKey(" secret ");
+  await api.post("/console/orders", { verb: "drain" });
+  assert.equal(asked[0][1].headers.Authorization, undefined);
+  assert.equal(asked[1][1].headers.Authorization, "Bearer secret");
+  assert.ok(asked.every(([path]) => !path.includes("secret")));
+  assert.equal(new Api({ storage }).key, "secret");
+  api.setKey("");
+  assert.equal(storage.size, 0);
+});
+
+test("refusals become errors with the gateway's words; a refused key asks for another", async () => {
+  const api = new Api({ storage: new FakeStorage(), fetcher: answering(401, { error: { message: "no such key" } }) });
+  const asked = [];
+  api.onRefused = (words) => asked.push(words);
+  await assert.rejects(api.get("/x"), (error) => error instanceof ApiError && error.status === 401 && error.message === "no such key");
+  api.setKey("wrong");
+  await assert.rejects(api.get("/x"));
+  assert.deepEqual(asked, ["", "no such key"]); // without a key there is nothing to complain of
+});
+
+test("an answer that is no JSON, and none at all, are told in words", async () => {
+  const storage = new FakeStorage();
+  await assert.rejects(new Api({ storage, fetcher: answering(502, "<h1>bad</h1>") }).get("/x"), /refused this \(502/);
+  await assert.rejects(new Api({ storage, fetcher: answering(200, "<h1>") }).get("/x"), /no JSON/);
+  const dead = async () => {
+    throw new TypeError("fetch failed");
+  };
+  await assert.rejects(new Api({ storage, fetcher: dead }).get("/x"), /does not answer/);
+});
+
+test("a stream gives its events in order, and is let go of when its reader fails", async () => {
+  const api = new Api({ storage: new FakeStorage(), fetcher: answering(200, "data: 1\n\nid: a\nevent: delta\ndata: 2\n\n") });
+  const events = [];
+  await api.stream("/console/live", { onEvent: (event) => events.push(event) });
+  assert.deepEqual(events.map(({ event, data, id }) => [event, data, id]), [["message", "1", null], ["delta", "2", "a"]]);
+  const failing = () => {
+    throw new SyntaxError("no JSON");
+  };
+  await assert.rejects(api.stream("/console/live", { onEvent: failing }), SyntaxError);
+});

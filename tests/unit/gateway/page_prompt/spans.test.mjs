@@ -1,0 +1,150 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import * as spans from "../../../../swarm/gateway/console/page/spans.js";
+
+const PAGE_OF = [
+  ["w0", [0, 3]],
+  ["w1", [3, 6]],
+];
+
+// A token of which each stage computes `compute_s`; the rest as given.
+function token(index, compute_s, more = {}) {
+  const parts = { queue_s: 0, wire_s: 0.001, wait_s: 0, sample_s: 0, broker_s: 0.0005, unaccounted_s: 0, ...more };
+  const stages = PAGE_OF.map(([worker, layers]) => ({
+    worker,
+    layers,
+    wait_s: 0,
+    compute_s,
+    sample_s: 0,
+    wire_bytes: 9,
+  }));
+  const total_s = Object.values(parts).reduce((sum, value) => sum + value, 2 * compute_s);
+  return { index, began_s: index / 100, total_s, ...parts, compute_s: 2 * compute_s, stages };
+}
+
+function sequence(tokens, workers = PAGE_OF) {
+  const sum = (field) => tokens.reduce((total, each) => total + each[field], 0);
+  const fields = ["total_s", "queue_s", "wire_s", "wait_s", "compute_s", "sample_s", "broker_s", "unaccounted_s"];
+  const stages = workers.map(([worker, layers]) => ({
+    worker,
+    layers,
+    wait_s: 0,
+    compute_s: sum("compute_s") / 2,
+    sample_s: 0,
+    wire_bytes: 9,
+  }));
+  const sums = Object.fromEntries(fields.map((field) => [field, sum(field)]));
+  return { num_tokens: tokens.length, num_traced: tokens.length, sums, stages, tokens };
+}
+
+function spansOf(...tokens) {
+  const found = new spans.Spans();
+  found.add(sequence(tokens));
+  return found;
+}
+
+test("a token's spans stand in the order in which they happened, and add up to its time", () => {
+  const found = spansOf(token(0, 0.004, { queue_s: 0.002, sample_s: 0 }));
+  const told = found.spansOf(found.tokens[0]);
+  assert.deepEqual(
+    told.map((span) => spans.doing(span)),
+    ["queueing", "on the wire", "computing in w0 (layers 0–2)", "computing in w1 (layers 3–5)", "in the broker"],
+  );
+  const sum = told.reduce((total, span) => total + span.seconds, 0);
+  assert.ok(Math.abs(sum - found.tokens[0].total_s) < 1e-9);
+});
+
+test("reports that list the newest tokens are put together, and the last one is taken anew", () => {
+  const found = spansOf(token(0, 0.002), token(1, 0.002));
+  assert.equal(found.add(sequence([token(0, 0.002), token(1, 0.003), token(2, 0.002)])), true);
+  assert.deepEqual(
+    found.tokens.map(({ index }) => index),
+    [0, 1, 2],
+  );
+  assert.ok(Math.abs(found.tokens[1].total_s - 0.0075) < 1e-9);
+  assert.equal(found.add(sequence([token(0, 0.002), token(1, 0.003), token(2, 0.002)])), false);
+});
+
+test("a report without tokens, as of a request of long ago, takes none away", () => {
+  const found = spansOf(token(0, 0.002), token(1, 0.002));
+  found.add({ num_tokens: 2 });
+  assert.equal(found.tokens.length, 2);
+});
+
+test("tokens are bounded: the first and the newest stay", () => {
+  const found = new spans.Spans();
+  for (let at = 0; at < 9000; at += 900) {
+    found.add(sequence([token(0, 0.001), ...Array.from({ length: 901 }, (_, n) => token(at + n + 1, 0.001))]));
+  }
+  assert.equal(found.tokens.length, spans.MOST_TOKENS);
+  assert.deepEqual([found.tokens[0].index, found.tokens.at(-1).index], [0, 9001]);
+  assert.equal(found.numLetGo, 9002 - spans.MOST_TOKENS);
+});
+
+test("the slowest token and the slowest part are named in words", () => {
+  const found = spansOf(token(0, 0.01), token(1, 0.002), token(2, 0.002, { queue_s: 0.25 }), token(3, 0.002));
+  const words = spans.inWords(found, (index) => (index === 2 ? " cat" : ""));
+  assert.deepEqual(
+    words.map((line) => line.replaceAll("\u202f", " ")),
+    [
+      "To the first token: 21.5 ms, the largest part computing in w0 (layers 0–2) (10.0 ms).",
+      "The slowest after it, token 3 “ cat”: 256 ms, the largest part queueing (250 ms).",
+      "Over all tokens the largest part was queueing: 250 ms, 87 %.",
+    ],
+  );
+  assert.match(spans.tokenInWords(found, found.tokens[1]), /^Token 2: 5\.50.ms: on the wire 1\.00.ms, computing in w0/);
+});
+
+test("of nothing nothing is said", () => {
+  assert.deepEqual(spans.inWords(new spans.Spans()), []);
+  assert.deepEqual(new spans.Spans().totals, []);
+});
+
+test("thousands of tokens share columns, each told by its slowest", () => {
+  const tokens = Array.from({ length: 3000 }, (_, index) => token(index, index === 1234 ? 0.009 : 0.001));
+  const { columns, perColumn } = spans.columnsOf(tokens, 600);
+  assert.equal(perColumn, 15);
+  assert.equal(columns.length, 200);
+  assert.ok(columns.some(({ token: { index }, first, last }) => index === 1234 && first <= 1234 && 1234 <= last));
+  assert.equal(spans.columnsOf(tokens.slice(0, 3), 600).perColumn, 1);
+});
+
+test("one token that towers above the others does not flatten them", () => {
+  const tokens = [token(0, 1), ...Array.from({ length: 40 }, (_, index) => token(index + 1, 0.001))];
+  assert.ok(spans.scaleOf(tokens) < 0.01);
+  const even = Array.from({ length: 40 }, (_, index) => token(index, 0.001));
+  assert.equal(spans.scaleOf(even), even[0].total_s);
+  assert.equal(spans.scaleOf([]), 0);
+});
+
+test("two traces differ in words: who took longer, by what, and with whom", () => {
+  const quick = spansOf(...[0, 1, 2, 3].map((index) => token(index, 0.002)));
+  const slow = new spans.Spans();
+  slow.add(
+    sequence(
+      [0, 1, 2, 3].map((index) => token(index, 0.002, { wire_s: 0.009 })),
+      [
+        ["w0", [0, 3]],
+        ["w2", [3, 6]],
+      ],
+    ),
+  );
+  const { rows, words } = spans.differences(quick, slow, ["A", "B"]);
+  assert.deepEqual(
+    words.map((line) => line.replaceAll("\u202f", " ")),
+    [
+      "B took 2.5 times as long as A: 5.50 ms and 13.5 ms a token.",
+      "The largest part of the difference is wire: 1.00 ms against 9.00 ms a token.",
+      "The first token came 8.00 ms later in B.",
+      "The layers were with others: 0–2 w0, 3–5 w1 in A, 0–2 w0, 3–5 w2 in B.",
+    ],
+  );
+  assert.equal(rows.length, 9);
+});
+
+test("two traces that took as long are said to, and one without times is no answer", () => {
+  const one = spansOf(token(0, 0.002));
+  assert.deepEqual(spans.differences(one, spansOf(token(0, 0.00202))).words.length, 1);
+  assert.match(spans.differences(one, new spans.Spans()).words[0], /no times that are known/);
+});

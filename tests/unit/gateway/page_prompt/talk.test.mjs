@@ -1,0 +1,246 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ApiError } from "../../../../swarm/gateway/console/page/api.js";
+import { Talk } from "../../../../swarm/gateway/console/page/talk.js";
+
+const MODEL = { id: "village", chat: true, context: 2048 };
+const said = (at, content) => ({
+  id: `8f3c:${at}.0`,
+  data: JSON.stringify({ choices: [{ index: 0, delta: { content } }] }),
+});
+const DONE = { id: "8f3c:9.1", data: "[DONE]" };
+const soon = (ms = 5) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// Answers each stream by the next of `scripts`, and notes what was asked. A script is a function of {onEvent, signal}.
+class FakeApi {
+  asked = [];
+  orders = [];
+  constructor(...scripts) {
+    this.scripts = scripts;
+  }
+
+  async stream(path, { onOpen, onEvent, onPiece, signal, method = "GET", body }) {
+    this.asked.push({ path, method, body: body && JSON.parse(body) });
+    const script = this.scripts.shift();
+    if (script instanceof Error) throw script;
+    onOpen({ headers: new Map([["x-request-id", "8f3c"]]) });
+    onPiece();
+    await script({ onEvent, signal });
+  }
+
+  async order(verb, body) {
+    this.orders.push([verb, body]);
+    this.onOrder?.();
+  }
+}
+
+class FakeStorage {
+  kept = new Map();
+  getItem(name) {
+    return this.kept.get(name) ?? null;
+  }
+  setItem(name, value) {
+    if (value.length > (this.most ?? Infinity)) throw new DOMException("full", "QuotaExceededError");
+    this.kept.set(name, value);
+  }
+  removeItem(name) {
+    this.kept.delete(name);
+  }
+}
+
+const play =
+  (...events) =>
+  async ({ onEvent }) =>
+    events.forEach(onEvent);
+
+// Sends some events, and then nothing until it is let go of.
+const hang =
+  (...events) =>
+  ({ onEvent, signal }) =>
+    new Promise((_, refuse) => {
+      events.forEach(onEvent);
+      signal.addEventListener("abort", () => refuse(new DOMException("let go", "AbortError")));
+    });
+
+function talkWith(api, storage = new FakeStorage()) {
+  const talk = new Talk(api, { storage });
+  talk.model = MODEL;
+  return talk;
+}
+
+async function over(talk) {
+  for (let waited = 0; talk.isBusy; waited += 1) {
+    assert.ok(waited < 1000, "the answer never ends");
+    await soon();
+  }
+  await soon();
+}
+
+test("turns are kept, and the chosen continuation is the next prompt's past", async () => {
+  const api = new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "I am well."), DONE));
+  const talk = talkWith(api);
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  assert.equal(talk.drafts.chat, "");
+  await over(talk);
+  talk.drafts.chat = "How are you?";
+  talk.generate();
+  await over(talk);
+  assert.deepEqual(api.asked[1].body.messages, [
+    { role: "user", content: "Hi" },
+    { role: "assistant", content: "Hello!" },
+    { role: "user", content: "How are you?" },
+  ]);
+  assert.equal(talk.answer.choices[0].text, "I am well.");
+});
+
+test("a conversation outlives a plain prompt between two of its turns", async () => {
+  const api = new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "plain"), DONE), play(said(1, "Well."), DONE));
+  const talk = talkWith(api);
+  for (const [mode, draft] of [
+    ["chat", "Hi"],
+    ["raw", "Once"],
+    ["chat", "How are you?"],
+  ]) {
+    talk.mode = mode;
+    talk.drafts[mode] = draft;
+    talk.generate();
+    await over(talk);
+  }
+  assert.deepEqual(
+    api.asked[2].body.messages.map(({ content }) => content),
+    ["Hi", "Hello!", "How are you?"],
+  );
+});
+
+test("a stream that breaks is gone on with behind its last event, and the request is sent once", async () => {
+  const api = new FakeApi(
+    play(said(1, "One")),
+    new ApiError("The gateway does not answer."),
+    play(said(2, " day"), DONE),
+  );
+  const talk = talkWith(api);
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await over(talk);
+  assert.equal(talk.answer.choices[0].text, "One day");
+  assert.deepEqual(
+    api.asked.map(({ method, path }) => `${method} ${path}`),
+    ["POST /v1/chat/completions", "GET /v1/streams/8f3c%3A1.0", "GET /v1/streams/8f3c%3A1.0"],
+  );
+});
+
+test("a reload goes on with what was kept", async () => {
+  const storage = new FakeStorage();
+  const before = talkWith(new FakeApi(hang(said(1, "One"))), storage);
+  before.drafts.chat = "Hi";
+  before.generate();
+  await soon();
+  before.save(); // as leaving the page does
+  const api = new FakeApi(play(said(2, " day"), DONE));
+  const after = new Talk(api, { storage });
+  await over(after);
+  assert.deepEqual([after.answer.choices[0].text, after.turns.length], ["One day", 1]);
+  assert.equal(api.asked[0].path, "/v1/streams/8f3c%3A1.0");
+  before.stop(); // ends the test's own stream
+});
+
+test("stop tells the swarm, which ends the stream", async () => {
+  let end;
+  const api = new FakeApi(
+    ({ onEvent }) =>
+      new Promise((resolve) => {
+        onEvent(said(1, "One"));
+        end = () => {
+          onEvent({ id: null, data: JSON.stringify({ error: { message: "cancelled", code: "RequestCancelled" } }) });
+          resolve();
+        };
+      }),
+  );
+  api.onOrder = () => end();
+  const talk = talkWith(api);
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await soon();
+  talk.stop();
+  await over(talk);
+  assert.deepEqual(api.orders, [["cancel", { request: "8f3c" }]]);
+  assert.deepEqual([talk.answer.state, talk.answer.choices[0].text, talk.isStopping], ["stopped", "One", false]);
+});
+
+test("stop lets go of the stream where the swarm can't be told, and says so", async () => {
+  const api = new FakeApi(hang(said(1, "One")));
+  api.onOrder = () => {
+    throw new ApiError("The gateway does not answer.");
+  };
+  const talk = talkWith(api);
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await soon();
+  talk.stop();
+  await over(talk);
+  assert.equal(talk.answer.state, "stopped");
+  assert.match(talk.notice, /could not be told to stop: The gateway does not answer\./);
+});
+
+test("a refused prompt goes back into the box, with the reason", async () => {
+  const talk = talkWith(new FakeApi(new ApiError("max_tokens: too many", 400)));
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await over(talk);
+  assert.deepEqual([talk.answer.state, talk.answer.words], ["failed", "max_tokens: too many"]);
+  assert.deepEqual([talk.drafts.chat, talk.turns], ["Hi", []]);
+});
+
+test("the same answer is asked for with its confidence by its seed", async () => {
+  const api = new FakeApi(play(said(1, "One"), DONE), play(said(1, "One"), DONE));
+  const talk = talkWith(api);
+  talk.mode = "raw";
+  talk.generate();
+  await over(talk);
+  talk.askForConfidence();
+  await over(talk);
+  assert.equal(api.asked[0].body.seed, api.asked[1].body.seed);
+  assert.deepEqual([api.asked[0].body.logprobs, api.asked[1].body.logprobs], [undefined, 5]);
+});
+
+test("what is copied asks for the answer that Generate gets, and afterwards for the one it got", async () => {
+  const api = new FakeApi(play(said(1, "One"), DONE));
+  const talk = talkWith(api);
+  talk.drafts.chat = "Hi";
+  const before = talk.copied;
+  talk.generate();
+  await over(talk);
+  assert.deepEqual(api.asked[0].body, before.body);
+  assert.deepEqual(talk.copied.body, before.body);
+  talk.drafts.chat = "And you?";
+  assert.notEqual(talk.copied.body.seed, before.body.seed);
+});
+
+test("where storage is full, the text is kept without what is beside it; else nothing is", async () => {
+  const storage = new FakeStorage();
+  const talk = talkWith(new FakeApi(play(said(1, "One"), said(2, " day"), DONE)), storage);
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await over(talk);
+  const whole = storage.getItem("swarm.talk");
+  storage.most = whole.length - 1;
+  talk.save();
+  const kept = JSON.parse(storage.getItem("swarm.talk")).answer.choices[0];
+  assert.deepEqual([kept.text, kept.ends], ["One day", []]);
+  storage.most = 10;
+  talk.save();
+  assert.equal(storage.getItem("swarm.talk"), null);
+});
+
+test("nothing is asked while something is wrong", () => {
+  const api = new FakeApi();
+  const talk = talkWith(api);
+  talk.generate();
+  assert.equal(talk.problems.prompt, "Write a prompt first.");
+  talk.drafts.chat = "Hi";
+  talk.values = { ...talk.values, max_tokens: "many" };
+  talk.generate();
+  assert.deepEqual([api.asked, Object.keys(talk.problems)], [[], ["max_tokens"]]);
+});
