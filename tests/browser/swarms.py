@@ -72,10 +72,15 @@ class Swarm:
 
     def _is_well(self) -> bool:
         report = self.client.query("status")
-        if (report["state"], report["num_stages"], report["num_requests"]) != ("serving", NUM_WORKERS, 0):
+        if (report["state"], report["num_stages"]) != ("serving", NUM_WORKERS) or not self.is_idle(report):
             return False
         workers = [worker for worker in self.client.query("nodes")["workers"] if is_here(worker)]
         return len(workers) == NUM_WORKERS and all(worker["verdict"] == "well" for worker in workers)
+
+    def is_idle(self, report: dict[str, Any] | None = None) -> bool:
+        """Does nothing run or wait? Answers that are kept for their readers don't count."""
+        report = report or self.client.query("status")
+        return not report["num_running"] and not report["num_queued"]
 
     def until(self, holds: Callable[[], Any], what: str, within_s: float = READY_S) -> Any:
         """Ask again and again; fail with the last lines of all logs."""

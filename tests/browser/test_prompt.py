@@ -53,7 +53,7 @@ def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:
     expect(console.answer()).to_have_text(SOME_WORDS)
     console.button("Stop").click()
     expect(console.button("Generate")).to_be_enabled()
-    swarm.until(lambda: not swarm.client.query("requests")["requests"], "nothing runs")
+    swarm.until(swarm.is_idle, "nothing runs")
     expect(console.region("Answer")).to_contain_text("stopped")
 
 
@@ -110,7 +110,7 @@ def test_a_request_of_somebody_else_is_cancelled(console: Console, swarm: Swarm)
     finally:
         asker.join()
     assert codes == [499]
-    assert swarm.client.query("requests")["requests"] == []
+    assert swarm.is_idle()
 
 
 def test_it_is_copied_for_a_terminal_and_for_a_program(open_context: OpenContext, swarm: Swarm) -> None:

@@ -21,6 +21,10 @@ export class TokenText {
     this.#index = index;
   }
 
+  get isPlain() {
+    return this.#spans === null;
+  }
+
   draw(choice, { withBorders, withCertainty }) {
     const isApart = (withBorders || withCertainty) && choice.ends.length > 0;
     const how = isApart ? "tokens" : "plain";

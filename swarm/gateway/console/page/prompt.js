@@ -100,7 +100,6 @@ function pastTurns(talk) {
 function promptBox(talk) {
   const input = h("textarea", { rows: 3, maxlength: LONGEST, dir: "auto", spellcheck: "true", class: "prompt-box" });
   const element = field("Prompt", input, { hint: "Enter generates, Shift+Enter begins a new line.", isWide: true });
-  set(element, { class: "field wide prompt-field" });
   input.addEventListener("input", () => {
     talk.drafts[talk.mode] = input.value;
     talk.set({ notice: "" });

@@ -129,8 +129,9 @@ export class Talk {
   generate() {
     if (this.isBusy || Object.keys(this.problems).length > 0) return;
     const { request } = this;
+    this.turns = this.#settled();
     if (this.mode === "chat") {
-      this.turns = [...this.#settled(), { role: "user", content: this.draft }];
+      this.turns = [...this.turns, { role: "user", content: this.draft }];
       this.drafts.chat = "";
     }
     this.#ask(request);

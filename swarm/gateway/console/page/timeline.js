@@ -34,6 +34,7 @@ export function mount(root, store, api) {
   fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body, comparison);
   mountComparison(comparison, store, api, talk);
 
+  set(root, { tabindex: -1 }); // so that who asks for a trace elsewhere on the page is taken here
   const draw = () => {
     const spans = shown.spans[shown.choice] ?? shown.spans[0];
     const isEmpty = spans.tokens.length === 0;
@@ -73,6 +74,7 @@ export function mount(root, store, api) {
   addEventListener("trace", ({ detail }) => {
     show(detail, { isRunning: store.view?.requests?.[detail] !== undefined });
     root.scrollIntoView({ block: "nearest" });
+    root.focus({ preventScroll: true });
   });
   new ResizeObserver(draw).observe(root);
   addEventListener("theme", draw);
@@ -164,10 +166,12 @@ function chart(shown) {
   return { element, draw };
 }
 
-function noteOf({ tokens, numTokens, numTraced, numLetGo }, { perColumn }) {
-  const missing = Math.max(0, numTokens - tokens.length);
+const MISSING = 2; // the newest ones of an answer that runs may be drawn and not told yet
+
+function noteOf({ tokens, numTokens }, { perColumn }) {
+  const missing = numTokens - tokens.length;
   const words = [perColumn > 1 ? `each column the slowest of ${perColumn} tokens` : "each column a token"];
-  if (missing > 0 && (numLetGo > 0 || numTraced > tokens.length)) words.push(`${plural(missing, "token")} not drawn`);
+  if (missing > MISSING) words.push(`${plural(missing, "token")} not known any more`);
   return words.join("; ");
 }
 

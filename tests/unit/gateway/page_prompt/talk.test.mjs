@@ -95,6 +95,25 @@ test("turns are kept, and the chosen continuation is the next prompt's past", as
   assert.equal(talk.answer.choices[0].text, "I am well.");
 });
 
+test("a conversation outlives a plain prompt between two of its turns", async () => {
+  const api = new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "plain"), DONE), play(said(1, "Well."), DONE));
+  const talk = talkWith(api);
+  for (const [mode, draft] of [
+    ["chat", "Hi"],
+    ["raw", "Once"],
+    ["chat", "How are you?"],
+  ]) {
+    talk.mode = mode;
+    talk.drafts[mode] = draft;
+    talk.generate();
+    await over(talk);
+  }
+  assert.deepEqual(
+    api.asked[2].body.messages.map(({ content }) => content),
+    ["Hi", "Hello!", "How are you?"],
+  );
+});
+
 test("a stream that breaks is gone on with behind its last event, and the request is sent once", async () => {
   const api = new FakeApi(
     play(said(1, "One")),
