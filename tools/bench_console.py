@@ -110,7 +110,7 @@ class ReportingBroker(FakeBroker):
         return {"pipeline": pipeline, "histograms": dict.fromkeys(names, spread), "stages": stages}
 
     def _requests(self, n: int) -> dict[str, Any]:
-        row = {"state": "running", "reasons": [None], "num_prompt": 30, "num_computed": 30, "max_tokens": 900, "n": 1}
+        row = {"state": "running", "reasons": [None], "num_prompt": 30, "max_tokens": 900, "n": 1}
         row |= {
             "class": "normal",
             "tenant": "http",

@@ -19,6 +19,7 @@ AWAY_S: Final = 2.0  # without an answer, until a broker that is connected count
 PATIENCE_S: Final = 0.5  # the same for one that is not connected
 PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
 SHARE: Final = 1 / 300  # of a pressed gateway's time, for making views; asking for them takes about as much again
+PRESSED_S: Final = 0.2  # between its looks, at least
 ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
 MAX_S: Final = 2.0  # between two looks, whatever they cost
 
@@ -29,7 +30,7 @@ _EVERY: Final[dict[What, tuple[float, float]]] = {
     "nodes": (1.0, 1.0),
     "plan": (1.0, 5.0),
     "recoveries": (2.0, 5.0),
-    "requests": (0.2, 2.0),
+    "requests": (0.25, 2.0),
 }
 _OF_PLANS: Final = ("state", "waits_for", "epoch", "num_workers", "num_stages", "loading", "model")
 _OF_REQUESTS: Final = ("num_running", "num_queued", "num_requests")
@@ -74,7 +75,9 @@ class Pace:
         """Until the next look. ``cost_s``: what the last one took of the gateway's time; ``num_told``: how many events
         it made, of which there are at most ten a second; ``load``: the part of a core that the gateway uses."""
         least_s = (BUSY_S if self.is_busy else IDLE_S) * max(1, num_told)
-        return min(MAX_S, max(least_s, cost_s / (SHARE if load >= PRESSED else ROOMY_SHARE)))
+        if load >= PRESSED:
+            return min(MAX_S, max(least_s, PRESSED_S, cost_s / SHARE))
+        return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
 
     def ask_all(self) -> None:
         """Nothing that was known counts: all is asked at the next look."""

@@ -214,7 +214,7 @@ class Watch:
 
     def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:
         """Make a view of what is known, and tell it. How many events that made."""
-        unix = time.time()
+        unix, before = time.time(), self._known
         if fresh is None:
             self._known = replace(self._known, at=unix, away_s=now - self._heard_at)
             self._pace.ask_all()
@@ -224,7 +224,7 @@ class Watch:
             if "stats" in fresh:
                 self._figures.add(fresh["stats"], now)
             self._figures.tick(unix)
-        self._view = view(self._known, self._figures.rates, self._view)
+        self._view = view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
             self._pace.heard(self._known.status, is_recovering=self._view["recovery"] is not None)
         return self._tell(self._news(fresh, unix))

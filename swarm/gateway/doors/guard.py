@@ -202,7 +202,7 @@ def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
     """The console is asked by its own page, or by programs: by no page from elsewhere, whoever's key it has. What gives
     orders must be said to be JSON, which pages from elsewhere can't say unasked. Raises Problem."""
     origin, host = headers.get("origin"), headers.get("host", "")
-    if origin is not None and urlsplit_netloc(origin) != host.lower():
+    if origin is not None and netloc_of(origin) != host.lower():
         raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if scope["method"] == "POST" and kind != "application/json":
@@ -210,7 +210,7 @@ def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
 
 
 @functools.lru_cache(_MANY)
-def urlsplit_netloc(url: str) -> str:
+def netloc_of(url: str) -> str:
     try:
         return urlsplit(url).netloc.lower()
     except ValueError:

@@ -38,8 +38,9 @@ export class Store {
   replace({ series, ...view }) {
     const keys = new Set([...Object.keys(this.view ?? {}), ...Object.keys(view)]);
     this.view = view;
+    this.events = []; // all that are remembered come behind it
     if (series) this.series.replace(series);
-    this.#touch(...keys, "series");
+    this.#touch(...keys, "series", "events");
   }
 
   // Onto nothing no patch fits: SyntaxError, so that the reader asks for a snapshot.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.gateway.console.pace import BUSY_S, IDLE_S, MAX_S, ROOMY_SHARE, SHARE, Load, Pace
+from swarm.gateway.console.pace import BUSY_S, IDLE_S, MAX_S, PRESSED_S, ROOMY_SHARE, SHARE, Load, Pace
 
 IDLE: dict[str, Any] = {"state": "serving", "epoch": 1, "num_running": 0, "num_queued": 0, "num_workers": 2}
 BUSY = IDLE | {"num_running": 1}
@@ -37,7 +37,7 @@ def test_an_idle_swarm_is_asked_little() -> None:
 def test_a_busy_one_is_looked_at_ten_times_a_second() -> None:
     counts = asked(begun(BUSY), 10.0, BUSY)
     assert 98 <= counts["status"] <= 101
-    assert 40 <= counts["requests"] <= 51
+    assert 30 <= counts["requests"] <= 41
     assert counts["nodes"] <= 10
 
 
@@ -64,7 +64,7 @@ def test_a_swarm_that_does_not_serve_is_busy() -> None:
 def test_dear_looks_come_seldom() -> None:
     """All looks together take their share of the time, and no more: a small one where the gateway is pressed."""
     pace = begun(BUSY)
-    assert pace.wait_s(0.0, 1, 1.0) == BUSY_S
+    assert pace.wait_s(0.0, 1, 1.0) == PRESSED_S
     assert pace.wait_s(0.002, 1, 0.9) == 0.002 / SHARE
     assert pace.wait_s(0.002, 1, 0.1) == BUSY_S
     assert pace.wait_s(0.01, 1, 0.1) == 0.01 / ROOMY_SHARE
