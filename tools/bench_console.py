@@ -208,7 +208,7 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
             page = Page(port) if turn % 2 else None
             time.sleep(SETTLE_S / 4)
             before, began = page.num_events if page else 0, time.monotonic()
-            load(port, made[0].pid, num_streams, num_tokens // 4)  # so that every run finds it as warm
+            load(port, made[0].pid, num_streams, num_tokens // 8)  # so that every run finds it as warm
             runs[name].append(load(port, made[0].pid, num_streams, num_tokens))
             if page is not None:
                 events.append((page.num_events - before) / (time.monotonic() - began))
@@ -319,8 +319,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of: {', '.join(PARTS)}")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=65536, help="of all streams together, in each run")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=196608, help="of all streams together, in each run")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at the broker")
     options = parser.parse_args()
     print(f"{machine()}\n$ tools/bench_console.py {' '.join(sys.argv[1:])}")

@@ -19,7 +19,7 @@ AWAY_S: Final = 2.0  # without an answer, until a broker that is connected count
 PATIENCE_S: Final = 0.5  # the same for one that is not connected
 PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
 SHARE: Final = 1 / 300  # of a pressed gateway's time, for making views; asking for them takes about as much again
-PRESSED_S: Final = 0.2  # between its looks, at least
+PRESSED_S: Final = 0.25  # between its looks, at least
 ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
 MAX_S: Final = 2.0  # between two looks, whatever they cost
 

@@ -90,6 +90,7 @@ class Guard:
             await self._pass(scope, headers, receive, send)
             return
         scope["owner"], scope["swarm.key"] = Owner(key.name, key.limits.max_priority, key.admin), key.name
+        scope["swarm.still_may"] = functools.partial(self._still_may, key)
         if is_console(scope["path"]):
             book, key = self._console_book, msgspec.structs.replace(key, limits=CONSOLE_LIMITS)
         else:
@@ -135,6 +136,11 @@ class Guard:
         if (key := ring.find(shown)) is None:
             raise Problem(401, "this API key is not known here", code="invalid_api_key")
         return key
+
+    def _still_may(self, key: Key) -> bool:
+        """For what never ends: is the key that began it still as it was?"""
+        self._look()
+        return self._keys.ring is not None and self._keys.ring.still_has(key)
 
     def _look(self) -> None:
         """At the file, every so often: a moment of a system call."""
