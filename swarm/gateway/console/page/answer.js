@@ -140,7 +140,8 @@ function choiceCard(talk, { index }, name) {
     const isLow = output.scrollHeight - output.scrollTop - output.clientHeight < 24;
     tokens.draw(choice, { withBorders: view.borders, withCertainty: talk.wantsConfidence, isOver: answer.isOver });
     if (isLow && !answer.isOver) output.scrollTop = output.scrollHeight;
-    set(output, { tabindex: tokens.isPlain && output.scrollHeight > output.clientHeight ? 0 : null }); // to scroll by keys
+    const scrolls = tokens.isPlain && output.scrollHeight > output.clientHeight;
+    set(output, { tabindex: scrolls ? 0 : null }); // to scroll by keys
   };
   return card;
 }

@@ -158,7 +158,8 @@ export function slowestToken(tokens) {
 export function inWords(spans, textOf = () => "") {
   if (spans.tokens.length === 0) return [];
   const words = [];
-  const tell = (what, token) => words.push(`${what}: ${seconds(token.total_s)}, the largest part ${largest(spans, token)}.`);
+  const tell = (what, token) =>
+    words.push(`${what}: ${seconds(token.total_s)}, the largest part ${largest(spans, token)}.`);
   const [first] = spans.tokens;
   if (first.index === 0) tell("To the first token", first);
   const slowest = slowestToken(spans.tokens.filter(({ index }) => index > 0));
@@ -257,7 +258,8 @@ function causeWords(rows, whole) {
   if (whole.difference === null || Math.abs(whole.difference) <= ALIKE * whole.first) return "";
   const sign = Math.sign(whole.difference);
   const cause = rows.reduce((worst, row) => (sign * row.difference > sign * worst.difference ? row : worst));
-  return `The largest part of the difference is ${cause.label}: ${seconds(cause.first)} against ${seconds(cause.second)} a token.`;
+  const against = `${seconds(cause.first)} against ${seconds(cause.second)}`;
+  return `The largest part of the difference is ${cause.label}: ${against} a token.`;
 }
 
 function firstWords({ first, second, difference }, nameA, nameB) {

@@ -26,8 +26,8 @@ export class Store {
     return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
   }
 
-  // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection", "events",
-  // "series". Returns how to stop.
+  // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection",
+  // "events", "series". Returns how to stop.
   subscribe(parts, draw) {
     const subscriber = { parts: new Set(parts), draw, isNew: true };
     this.#subscribers.add(subscriber);
