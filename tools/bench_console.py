@@ -110,7 +110,7 @@ class ReportingBroker(FakeBroker):
         return {"pipeline": pipeline, "histograms": dict.fromkeys(names, spread), "stages": stages}
 
     def _requests(self, n: int) -> dict[str, Any]:
-        row = {"state": "running", "reasons": [None], "num_prompt": 30, "num_computed": 30, "max_tokens": 900, "n": 1}
+        row = {"state": "running", "reasons": [None], "num_prompt": 30, "max_tokens": 900, "n": 1}
         row |= {
             "class": "normal",
             "tenant": "http",
@@ -208,10 +208,12 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
             page = Page(port) if turn % 2 else None
             time.sleep(SETTLE_S / 4)
             before, began = page.num_events if page else 0, time.monotonic()
+            load(port, made[0].pid, num_streams, num_tokens // 8)  # so that every run finds it as warm
             runs[name].append(load(port, made[0].pid, num_streams, num_tokens))
             if page is not None:
                 events.append((page.num_events - before) / (time.monotonic() - began))
                 page.close()
+        own, alone = itself(port, made[0].pid, rounds)
     finally:
         end(made)
     print(f"the gateway, {num_streams} streams, {num_tokens} tokens a run, {rounds} runs each way, in turns:")
@@ -220,6 +222,29 @@ def gateway(rounds: int, num_streams: int, num_tokens: int) -> None:
     without, with_one = (statistics.median(each) for each in runs.values())
     print(f"{'':>22}  an open console takes {100 * (1 - with_one / without):.2f} %")
     print(f"{'':>22}  and gets {statistics.median(events):.1f} events a second")
+    print(f"by itself, beside no answers, of {num_streams} requests that move:")
+    for name, each in own.items():
+        print(told_of(name, each, "ms of the gateway's processor time a second"))
+    a_look = (statistics.median(own["one console"]) - statistics.median(own["no console"])) / alone
+    print(f"{'':>22}  {a_look:.2f} ms for each of {alone:.1f} looks a second")
+    print(f"{'':>22}  so while it streams {a_look * statistics.median(events) / 10:.2f} % of its time")
+
+
+def itself(port: int, pid: int, rounds: int) -> tuple[dict[str, list[float]], float]:
+    """Milliseconds of the gateway's time for a second, while it streams nothing; and the events of a second."""
+    runs: dict[str, list[float]] = {"no console": [], "one console": []}
+    events = []
+    for turn in range(2 * rounds):
+        page = Page(port) if turn % 2 else None
+        time.sleep(SETTLE_S / 4)
+        num_before = page.num_events if page else 0
+        before, began = cpu_s(pid), time.monotonic()
+        time.sleep(2 * SETTLE_S)
+        runs[("no console", "one console")[turn % 2]].append(1000 * (cpu_s(pid) - before) / (time.monotonic() - began))
+        if page is not None:
+            events.append((page.num_events - num_before) / (2 * SETTLE_S))
+            page.close()
+    return runs, statistics.median(events)
 
 
 def load(port: int, pid: int, num_streams: int, num_tokens: int) -> float:
@@ -294,8 +319,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of: {', '.join(PARTS)}")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=65536, help="of all streams together, in each run")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=196608, help="of all streams together, in each run")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at the broker")
     options = parser.parse_args()
     print(f"{machine()}\n$ tools/bench_console.py {' '.join(sys.argv[1:])}")

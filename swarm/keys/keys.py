@@ -90,6 +90,10 @@ class Ring:
         key = self._by_id.get(match[1], _NOBODY)
         return key if key.matches(match[2]) else None
 
+    def still_has(self, key: Key) -> bool:
+        """Is this key, with the rights that it had, still one of ours?"""
+        return self._by_id.get(key.id) == key
+
     def named(self, name: str) -> Key:
         """Raise ConfigError if there is none."""
         for key in self.keys:

@@ -18,7 +18,7 @@ import msgspec
 from swarm.gateway.console.patch import Tree, difference
 
 REMEMBERED: Final = 600  # tellings: a minute at most
-REMEMBERED_BYTES: Final = 2 << 20
+REMEMBERED_BYTES: Final = 1 << 19
 MAX_WAITING: Final = 64  # tellings that a reader hasn't taken
 KEPT_EVENTS: Final = 200
 CLOCK: Final = "at"  # of a view: changes by the clock, and is told with what else has changed
@@ -28,12 +28,14 @@ _ID: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,12})")
 
 @dataclass(slots=True)
 class Audience:
-    """``tenant``: whose requests its readers see; None: all. ``life``: no other audience's, ever."""
+    """``tenant``: whose requests its readers see; None: all. ``life``: no other audience's, ever. ``read_at``: when
+    anybody last read it."""
 
     life: str
     tenant: str | None = None
     view: Tree = field(default_factory=dict)
     number: int = 0
+    read_at: float = 0.0
     _tellings: deque[tuple[int, bytes]] = field(default_factory=deque)
     _num_bytes: int = 0
 

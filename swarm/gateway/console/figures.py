@@ -12,6 +12,7 @@ from swarm.govern.rows import Row, number
 
 RATE_S: Final = 2.0  # over which a rate is taken: short enough to see a stop, long enough not to flicker
 MEDIAN_S: Final = 15.0
+GAP_S: Final = 5.0  # without a report, until what was before is nothing of late
 SERIES_S: Final = 300
 SERIES: Final = ("tokens_per_s", "first_token_s", "between_tokens_s", "queued")
 _TIMES: Final = ("first_token_s", "between_tokens_s")
@@ -40,7 +41,8 @@ class Figures:
     _rates: Tree = field(default_factory=dict)
 
     def add(self, stats: Row, now: float) -> None:
-        """A report has come. After another life of the broker its counters begin anew, and so do we."""
+        """A report has come. In another life of the broker its counters begin anew, and so do we; also where
+        nobody looked for a while."""
         pipeline, spread = _table(stats, "pipeline"), _table(stats, "histograms")
         tokens = number(pipeline, "tokens")
         prompt = max(0.0, number(pipeline, "positions") - tokens)
@@ -51,7 +53,7 @@ class Figures:
             (tokens, number(pipeline, "steps"), prompt),
             tuple(_numbers(each.get("counts")) for each in times),
         )
-        if self._samples and sample.counters[0] < self._samples[-1].counters[0]:
+        if self._samples and (sample.counters[0] < self._samples[-1].counters[0] or now > self._samples[-1].at + GAP_S):
             self._samples.clear()
         self._samples.append(sample)
         while len(self._samples) > 2 and self._samples[1].at <= now - MEDIAN_S:

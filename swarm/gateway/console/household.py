@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -25,6 +25,7 @@ class Household:
     is_demo: bool = False
 
 
+_NOBODY: Final = (1 << 31) - 1  # larger than any process's number
 STRANGERS = Household()  # a gateway that was started by itself knows nobody
 
 
@@ -82,25 +83,24 @@ def _row_of(worker: str, nodes: Json) -> Row | None:
 def kill(worker: str, nodes: Json) -> int:
     """End a worker at once, as a crash would. Returns its process. Raises Problem. Takes a while: not for the loop.
 
-    The process is held before it is looked at, so that no other one can have its number in between."""
+    The process is known by its number and its beginning before it is looked at, so that no other one that comes to have
+    its number is ended."""
     row = _row_of(worker, nodes)
-    pid = 0 if row is None else row.get("pid")
-    held = _hold(pid) if isinstance(pid, int) and pid > 0 else None
     try:
-        found = victim(worker, nodes, socket.gethostname(), names_of(children()))
+        held = psutil.Process(_pid_of(row))
+    except psutil.NoSuchProcess:
+        held = None
+    found = victim(worker, nodes, socket.gethostname(), names_of(children()))
+    try:
         if held is None:
-            raise Problem(409, f"the process {found} of {worker} has ended already", code="gone")
-        signal.pidfd_send_signal(held, signal.SIGKILL)
-    except ProcessLookupError:
-        raise Problem(409, f"the process of {worker} has ended already", code="gone") from None
-    finally:
-        if held is not None:
-            os.close(held)
+            raise psutil.NoSuchProcess(found)
+        held.kill()  # not if another one has the number by now
+    except psutil.NoSuchProcess:
+        raise Problem(409, f"the process {found} of {worker} has ended already", code="gone") from None
     return found
 
 
-def _hold(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
+def _pid_of(row: Row | None) -> int:
+    """Of a worker, as it has told; one that nobody has, if it told none."""
+    pid = None if row is None else row.get("pid")
+    return pid if isinstance(pid, int) and pid > 0 else _NOBODY

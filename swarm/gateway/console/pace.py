@@ -2,8 +2,8 @@
 
 While something is under way there are ten looks a second, else two. Each report is asked for as often as it can have
 news: workers and the plan when the status shows that they may have changed, and now and then in any case. Looking must
-not slow down what is looked at: where a look costs much (many requests under way on a busy gateway), the next one
-waits until the looks together take no more than their share of the time.
+not slow down what is looked at: where a look costs much (many requests under way), and all the more where the gateway
+has its hands full, the next one waits until the looks together take no more than their share of the time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ BUSY_S: Final = 0.1
 IDLE_S: Final = 0.5
 AWAY_S: Final = 2.0  # without an answer, until a broker that is connected counts as away: a busy one takes its time
 PATIENCE_S: Final = 0.5  # the same for one that is not connected
-SHARE: Final = 1 / 250  # of a gateway's time, for looks
+PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
+SHARE: Final = 1 / 300  # of a pressed gateway's time, for making views; asking for them takes about as much again
+PRESSED_S: Final = 0.25  # between its looks, at least
+ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
 MAX_S: Final = 2.0  # between two looks, whatever they cost
 
 What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
@@ -27,7 +30,7 @@ _EVERY: Final[dict[What, tuple[float, float]]] = {
     "nodes": (1.0, 1.0),
     "plan": (1.0, 5.0),
     "recoveries": (2.0, 5.0),
-    "requests": (0.2, 2.0),
+    "requests": (0.25, 2.0),
 }
 _OF_PLANS: Final = ("state", "waits_for", "epoch", "num_workers", "num_stages", "loading", "model")
 _OF_REQUESTS: Final = ("num_running", "num_queued", "num_requests")
@@ -68,12 +71,28 @@ class Pace:
     def is_busy(self) -> bool:
         return self._is_busy or self._is_recovering
 
-    def wait_s(self, cost_s: float, num_told: int) -> float:
+    def wait_s(self, cost_s: float, num_told: int, load: float) -> float:
         """Until the next look. ``cost_s``: what the last one took of the gateway's time; ``num_told``: how many events
-        it made, of which there are at most ten a second."""
+        it made, of which there are at most ten a second; ``load``: the part of a core that the gateway uses."""
         least_s = (BUSY_S if self.is_busy else IDLE_S) * max(1, num_told)
-        return min(MAX_S, max(least_s, cost_s / SHARE))
+        if load >= PRESSED:
+            return min(MAX_S, max(least_s, PRESSED_S, cost_s / SHARE))
+        return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
 
     def ask_all(self) -> None:
         """Nothing that was known counts: all is asked at the next look."""
         self._asked_at.clear()
+
+
+@dataclass(slots=True)
+class Load:
+    """How much of a core this process uses, since the last time it was asked."""
+
+    _cpu_s: float = 0.0
+    _at: float = 0.0
+
+    def now(self, cpu_s: float, at: float) -> float:
+        """``cpu_s``: processor time until now; ``at``: on a clock that only goes forward."""
+        used_s, passed_s = cpu_s - self._cpu_s, at - self._at
+        self._cpu_s, self._at = cpu_s, at
+        return used_s / passed_s if passed_s > 0 else 0.0

@@ -17,7 +17,8 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Tree:
         if value is None or value is was or value == was:
             continue
         if isinstance(value, dict) and isinstance(was, dict):
-            patch[name] = difference(was, value)
+            if below := difference(was, value):
+                patch[name] = below
         else:
             patch[name] = value
     return patch

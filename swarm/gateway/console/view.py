@@ -44,23 +44,30 @@ class Known:
     away_s: float | None = None
 
 
-def view(known: Known, rates: Tree, former: Tree) -> Tree:
-    """The view for who may see all. ``former``: the one before it."""
-    holders = _holders(known.plan)
-    under_way, ended = _recoveries(known, holders, former)
-    requests = _requests(known, former)
-    return {
+NOTHING: Final = Known(0.0)
+
+
+def view(known: Known, rates: Tree, former: Tree, before: Known = NOTHING) -> Tree:
+    """The view for who may see all. ``former``: the one before it, made of what was known ``before``: of a report that
+    was not asked for since, nothing is made anew."""
+    is_same_plan, is_same_nodes = known.plan is before.plan, known.nodes is before.nodes
+    made = {
         "at": round(known.at, 3),
         "away_s": None if known.away_s is None else int(known.away_s),
         "status": _status(known, former),
-        "workers": {str(row["incarnation"]): _worker(row) for row in rows_of(known.nodes.get("workers"))},
-        "plan": _plan(known.plan),
-        **requests,
-        "recovery": under_way,
-        "recoveries": ended,
+        "workers": former["workers"] if is_same_nodes and former else _workers(known.nodes),
+        "plan": former["plan"] if is_same_plan and former else _plan(known.plan),
         "rates": dict(rates),
-        "links": _links(known),
+        "links": former["links"] if is_same_plan and is_same_nodes and former else _links(known),
     }
+    if known.requests is before.requests and former:
+        made |= {name: former[name] for name in ("requests", "requests_more", "ended")}
+    else:
+        made |= _requests(known, former)
+    if known.recoveries is before.recoveries and former:
+        return made | {name: former[name] for name in ("recovery", "recoveries")}
+    under_way, ended = _recoveries(known, _holders(known.plan), former)
+    return made | {"recovery": under_way, "recoveries": ended}
 
 
 def seen_by(tenant: str | None, whole: Tree) -> Tree:
@@ -94,6 +101,10 @@ def _status(known: Known, former: Tree) -> Tree:
     if isinstance(uptime_s, int | float):
         body["started_at"] = steady(former.get("status", {}).get("started_at"), known.at - uptime_s)
     return body
+
+
+def _workers(nodes: Json) -> Tree:
+    return {str(row["incarnation"]): _worker(row) for row in rows_of(nodes.get("workers"))}
 
 
 def _worker(row: Row) -> Tree:

@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Final, cast
 
 from swarm.client.client import AsyncClient
 from swarm.errors import SwarmError
 from swarm.gateway.console.audience import KEPT_EVENTS, MAX_WAITING, Audience
 from swarm.gateway.console.figures import Figures
-from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Pace, What
+from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Load, Pace, What
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.console.view import Known, seen_by, view
 from swarm.govern.events import AWAY, NOTHING, Event, Look, happened
@@ -22,6 +22,8 @@ from swarm.log import get_logger
 from swarm.wire.messages import Json
 
 MAX_VIEWERS: Final = 64
+QUIET_S: Final = 2.0  # without news, until it is looked whether a reader may still look
+LINGER_S: Final = 60.0  # for which those are told on who may come back
 MAX_AUDIENCES: Final = 32  # each remembers what it was told
 
 log = get_logger(__name__)
@@ -53,10 +55,15 @@ class Viewer:
         self._is_over = True
         self._news.set()
 
-    async def wait(self) -> None:
-        """For news, or the end."""
-        await self._news.wait()
+    async def has_news(self) -> bool:
+        """Wait for news, or the end; False: there were none for a while."""
+        try:
+            async with asyncio.timeout(QUIET_S):
+                await self._news.wait()
+        except TimeoutError:
+            return False
         self._news.clear()
+        return True
 
     @property
     def is_over(self) -> bool:
@@ -82,7 +89,7 @@ class Watch:
         self._make_client = make_client
         self._audiences: dict[str | None, Audience] = {}
         self._viewers: set[Viewer] = set()
-        self._figures, self._pace = Figures(), Pace()
+        self._figures, self._pace, self._load = Figures(), Pace(), Load()
         self._known = Known(time.time())
         self._view: Tree = {}
         self._events: list[Tree] = []
@@ -127,13 +134,14 @@ class Watch:
             self._looking.cancel()
             self._looking = None
 
-    async def read(self, viewer: Viewer) -> AsyncIterator[bytes]:
-        """What it is told, to the end of the gateway or of its interest."""
-        while True:
-            await viewer.wait()
+    async def read(self, viewer: Viewer, still_may: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+        """What it is told, to the end of the gateway, of its right to it, or of its interest."""
+        while still_may():
+            if not await viewer.has_news():
+                continue
             if viewer.is_behind:
                 await self._first.wait()
-            if viewer.is_over:
+            if viewer.is_over or not still_may():
                 return
             whole = self._whole(viewer.audience) if viewer.is_behind else b""
             if told := whole + viewer.take():
@@ -162,13 +170,17 @@ class Watch:
     def _audience(self, tenant: str | None) -> Audience:
         found = self._audiences.get(tenant)
         if found is None:
-            for other in list(self._audiences):
-                if len(self._audiences) >= MAX_AUDIENCES and not any(v.audience.tenant == other for v in self._viewers):
-                    del self._audiences[other]
-            found = self._audiences[tenant] = Audience(secrets.token_hex(8), tenant)
+            self._forget(MAX_AUDIENCES - 1)
+            found = self._audiences[tenant] = Audience(secrets.token_hex(8), tenant, read_at=time.monotonic())
             if self._view:
                 found.begin(seen_by(tenant, self._view))
         return found
+
+    def _forget(self, most: int) -> None:
+        """Keep no more audiences than that, but for those that have readers."""
+        read = {viewer.audience.tenant for viewer in self._viewers}
+        for tenant in [tenant for tenant in self._audiences if tenant not in read][: len(self._audiences) - most]:
+            del self._audiences[tenant]
 
     # --- looking
 
@@ -188,7 +200,8 @@ class Watch:
                 fresh = await self._asked(client)
                 computing = time.thread_time()
                 num_told = self._heard(fresh, time.monotonic())
-                wait_s = self._pace.wait_s(time.thread_time() - computing, num_told)
+                cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
+                wait_s = self._pace.wait_s(cost_s, num_told, load)
                 await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
@@ -208,12 +221,15 @@ class Watch:
 
     async def _ask(self, client: AsyncClient) -> dict[What, Json]:
         due: list[What] = ["status", *self._pace.due(time.monotonic())]
-        found = await asyncio.gather(*(client.query(what) for what in due))
-        return dict(zip(due, found, strict=True))
+        found = await asyncio.gather(*(client.query(what) for what in due), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return dict(zip(due, cast("list[Json]", found), strict=True))
 
     def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:
         """Make a view of what is known, and tell it. How many events that made."""
-        unix = time.time()
+        unix, before = time.time(), self._known
         if fresh is None:
             self._known = replace(self._known, at=unix, away_s=now - self._heard_at)
             self._pace.ask_all()
@@ -223,7 +239,7 @@ class Watch:
             if "stats" in fresh:
                 self._figures.add(fresh["stats"], now)
             self._figures.tick(unix)
-        self._view = view(self._known, self._figures.rates, self._view)
+        self._view = view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
             self._pace.heard(self._known.status, is_recovering=self._view["recovery"] is not None)
         return self._tell(self._news(fresh, unix))
@@ -241,8 +257,13 @@ class Watch:
         return news
 
     def _tell(self, news: list[Tree]) -> int:
-        most = 0
-        for tenant, audience in self._audiences.items():
+        most, now = 0, time.monotonic()
+        for viewer in self._viewers:
+            viewer.audience.read_at = now
+        for tenant, audience in list(self._audiences.items()):
+            if now > audience.read_at + LINGER_S:
+                del self._audiences[tenant]
+                continue
             seen = seen_by(tenant, self._view)
             if not audience.view:
                 audience.begin(seen)

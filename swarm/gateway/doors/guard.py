@@ -90,6 +90,7 @@ class Guard:
             await self._pass(scope, headers, receive, send)
             return
         scope["owner"], scope["swarm.key"] = Owner(key.name, key.limits.max_priority, key.admin), key.name
+        scope["swarm.still_may"] = functools.partial(self._still_may, key)
         if is_console(scope["path"]):
             book, key = self._console_book, msgspec.structs.replace(key, limits=CONSOLE_LIMITS)
         else:
@@ -135,6 +136,11 @@ class Guard:
         if (key := ring.find(shown)) is None:
             raise Problem(401, "this API key is not known here", code="invalid_api_key")
         return key
+
+    def _still_may(self, key: Key) -> bool:
+        """For what never ends: is the key that began it still as it was?"""
+        self._look()
+        return self._keys.ring is not None and self._keys.ring.still_has(key)
 
     def _look(self) -> None:
         """At the file, every so often: a moment of a system call."""
@@ -202,7 +208,7 @@ def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
     """The console is asked by its own page, or by programs: by no page from elsewhere, whoever's key it has. What gives
     orders must be said to be JSON, which pages from elsewhere can't say unasked. Raises Problem."""
     origin, host = headers.get("origin"), headers.get("host", "")
-    if origin is not None and urlsplit_netloc(origin) != host.lower():
+    if origin is not None and netloc_of(origin) != host.lower():
         raise Problem(403, f"pages of {origin[:80]!r} may not ask here", code="origin_refused")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if scope["method"] == "POST" and kind != "application/json":
@@ -210,7 +216,7 @@ def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:
 
 
 @functools.lru_cache(_MANY)
-def urlsplit_netloc(url: str) -> str:
+def netloc_of(url: str) -> str:
     try:
         return urlsplit(url).netloc.lower()
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -59,7 +60,8 @@ async def live(request: Request) -> Response:
     viewer = watch.join(None if owner.is_admin else owner.tenant, request.headers.get("last-event-id", ""))
     if viewer is None:
         raise Problem(503, "as many consoles are open as there may be", code="overloaded", retry_after_s=5.0)
-    return EventStream(watch.read(viewer), lambda: watch.leave(viewer), {}, SLOW_READER_S)
+    still_may: Callable[[], bool] = request.scope.get("swarm.still_may", lambda: True)
+    return EventStream(watch.read(viewer, still_may), lambda: watch.leave(viewer), {}, SLOW_READER_S)
 
 
 @router.post("/console/orders")

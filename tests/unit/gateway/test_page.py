@@ -77,6 +77,16 @@ def test_what_is_imported_is_shipped(path: Path) -> None:
     assert wanted <= {other.name for other in FILES}
 
 
+def test_lines_and_files_are_short_enough_to_be_read() -> None:
+    """As everywhere in this house: 120 columns, and files that are taken in at once."""
+    texts = {path.name: path.read_text().splitlines() for path in FILES if path.suffix != ".svg"}
+    assert [name for name, lines in texts.items() if len(lines) > 400] == []
+    long = [
+        f"{name}:{number}" for name, lines in texts.items() for number, line in enumerate(lines, 1) if len(line) > 120
+    ]
+    assert long == []
+
+
 def test_every_part_that_the_shell_mounts_is_there_with_its_place() -> None:
     """What app.js mounts has a module, which exports ``mount``, and an element of its name in the page."""
     parts = dict(re.findall(r"(\w+): \"\./(\w+\.js)\"", (PAGE / "app.js").read_text()))

@@ -21,6 +21,10 @@ export class TokenText {
     this.#index = index;
   }
 
+  get isPlain() {
+    return this.#spans === null;
+  }
+
   draw(choice, { withBorders, withCertainty }) {
     const isApart = (withBorders || withCertainty) && choice.ends.length > 0;
     const how = isApart ? "tokens" : "plain";
@@ -39,7 +43,12 @@ export class TokenText {
   }
 
   #list() {
-    const list = h("span", { role: "listbox", "aria-label": `Tokens of continuation ${this.#index + 1}`, tabindex: 0, class: "tokens" });
+    const list = h("span", {
+      role: "listbox",
+      "aria-label": `Tokens of continuation ${this.#index + 1}`,
+      tabindex: 0,
+      class: "tokens",
+    });
     list.addEventListener("keydown", (event) => this.#move(event));
     list.addEventListener("focus", () => this.#focus(this.#focused));
     list.addEventListener("click", ({ target }) => target.role === "option" && this.#focus(Number(target.dataset.at)));
@@ -60,7 +69,18 @@ export class TokenText {
     const piece = pieceOf(choice, at);
     const step = choice.chances[at] ? stepOf(choice.chances[at]).name : null;
     const label = piece.trim() === "" ? visible(piece) : null; // blanks have no name that could be heard
-    return h("span", { role: "option", id: unique("token"), "data-at": at, "data-step": step, "aria-selected": "false", "aria-label": label }, piece);
+    return h(
+      "span",
+      {
+        role: "option",
+        id: unique("token"),
+        "data-at": at,
+        "data-step": step,
+        "aria-selected": "false",
+        "aria-label": label,
+      },
+      piece,
+    );
   }
 
   // What the list of tokens does not hold: all of a plain text, else what is beyond the bounds.
@@ -72,7 +92,14 @@ export class TokenText {
 
   #move(event) {
     const last = this.#numSpans - 1;
-    const moves = { ArrowRight: this.#focused + 1, ArrowLeft: this.#focused - 1, Home: 0, End: last, ArrowDown: this.#unsure(1), ArrowUp: this.#unsure(-1) };
+    const moves = {
+      ArrowRight: this.#focused + 1,
+      ArrowLeft: this.#focused - 1,
+      Home: 0,
+      End: last,
+      ArrowDown: this.#unsure(1),
+      ArrowUp: this.#unsure(-1),
+    };
     if (!(event.key in moves)) return;
     event.preventDefault();
     this.#focus(Math.max(0, Math.min(last, moves[event.key])));
@@ -104,7 +131,12 @@ export class TokenText {
 export function alternativesPanel() {
   const title = h("p", { class: "alternatives-title", "aria-live": "polite" });
   const list = h("ol", { class: "alternatives-list" });
-  const element = h("div", { class: "alternatives", hidden: true, role: "group", "aria-label": "Alternatives" }, title, list);
+  const element = h(
+    "div",
+    { class: "alternatives", hidden: true, role: "group", "aria-label": "Alternatives" },
+    title,
+    list,
+  );
   const panel = { element, isOf: null };
   panel.show = (token, isOf = panel.isOf) => {
     panel.isOf = isOf;
@@ -121,9 +153,25 @@ function rowsOf(chance) {
   const found = alternativesOf(chance);
   const rest = restOf(found);
   const row = (words, probability, isChosen) =>
-    h("li", { "data-chosen": isChosen }, h("bdi", { class: "mono" }, words), h("span", { class: "share-bar", vars: { "--fill": probability.toFixed(4) } }), h("span", { class: "num" }, percent(probability)), isChosen ? h("span", { class: "quiet-words" }, "taken") : h("span"));
-  return [...found.map((each) => row(visible(each.token), each.probability, each.isChosen)), rest > 0.001 ? row("all others", rest, false) : null];
+    h(
+      "li",
+      { "data-chosen": isChosen },
+      h("bdi", { class: "mono" }, words),
+      h("span", { class: "share-bar", vars: { "--fill": probability.toFixed(4) } }),
+      h("span", { class: "num" }, percent(probability)),
+      isChosen ? h("span", { class: "quiet-words" }, "taken") : h("span"),
+    );
+  return [
+    ...found.map((each) => row(visible(each.token), each.probability, each.isChosen)),
+    rest > 0.001 ? row("all others", rest, false) : null,
+  ];
 }
 
 export const certaintyLegend = () =>
-  h("ul", { class: "certainty-legend", "aria-label": "Underlines" }, ...STEPS.map(({ name, words }) => h("li", {}, h("span", { "data-step": name, class: "sample" }, "token"), ` ${words}`)));
+  h(
+    "ul",
+    { class: "certainty-legend", "aria-label": "Underlines" },
+    ...STEPS.map(({ name, words }) =>
+      h("li", {}, h("span", { "data-step": name, class: "sample" }, "token"), ` ${words}`),
+    ),
+  );

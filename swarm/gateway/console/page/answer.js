@@ -1,5 +1,5 @@
-// The answer as it streams in: its continuations beside each other, how they ended, what they took; each token's borders and
-// certainty on demand. What a model writes is text and nothing else.
+// The answer as it streams in: its continuations beside each other, how they ended, what they took; each token's
+// borders and certainty on demand. What a model writes is text and nothing else.
 
 import { TokenText, alternativesPanel, certaintyLegend } from "./alternatives.js";
 import { hasConfidence } from "./ask.js";
@@ -26,7 +26,10 @@ export function mount(root, store, api) {
   const view = { borders: false }; // a way of looking, not of asking
   const state = badge("", "");
   const status = h("span", { role: "status", class: "answer-state" }, state);
-  const nothing = empty("No answer yet", "Write a prompt and press Generate: the answer streams in here, and goes on after a reload.");
+  const nothing = empty(
+    "No answer yet",
+    "Write a prompt and press Generate: the answer streams in here, and goes on after a reload.",
+  );
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
   const back = button("Read it here", () => talk.takeBack());
@@ -35,7 +38,18 @@ export function mount(root, store, api) {
   const certainty = certaintySwitch(talk, view);
   const panel = alternativesPanel();
   choices.element.addEventListener("token", ({ detail }) => panel.show(detail));
-  fill(root, heading("Answer", ...certainty.switches, status), nothing, waiting.element, choices.element, certainty.element, panel.element, words, back, facts);
+  fill(
+    root,
+    heading("Answer", ...certainty.switches, status),
+    nothing,
+    waiting.element,
+    choices.element,
+    certainty.element,
+    panel.element,
+    words,
+    back,
+    facts,
+  );
 
   const draw = () => {
     const { answer } = talk;
@@ -88,18 +102,34 @@ function choiceGrid(talk, view) {
     }
     set(element, { "data-many": answer.choices.length > 1 });
     const rows = answer.choices.map((choice, index) => ({ choice, index }));
-    keyed(element, rows, ({ index }) => index, (row) => choiceCard(talk, row, name), (card, row) => card.drawn(row, view));
+    keyed(
+      element,
+      rows,
+      ({ index }) => index,
+      (row) => choiceCard(talk, row, name),
+      (card, row) => card.drawn(row, view),
+    );
   };
   return { element, draw };
 }
 
 function choiceCard(talk, { index }, name) {
-  const output = h("output", { "data-answer": index, dir: "auto", "aria-live": "off", "aria-label": `Continuation ${index + 1}` });
+  const output = h("output", {
+    "data-answer": index,
+    dir: "auto",
+    "aria-live": "off",
+    "aria-label": `Continuation ${index + 1}`,
+  });
   const tokens = new TokenText(output, index);
   const end = h("span", { class: "quiet-words" });
   const pick = h("input", { type: "radio", name, onchange: () => talk.set({ chosen: index }) });
   const picker = h("label", { class: "check quiet-words" }, pick, "go on with this one");
-  const card = h("article", { class: "choice", "aria-label": `Continuation ${index + 1}` }, h("div", { class: "choice-head" }, h("h3", {}, `${index + 1}`), end, picker), output);
+  const card = h(
+    "article",
+    { class: "choice", "aria-label": `Continuation ${index + 1}` },
+    h("div", { class: "choice-head" }, h("h3", {}, `${index + 1}`), end, picker),
+    output,
+  );
   card.drawn = ({ choice }, view) => {
     const { answer } = talk;
     const isMany = answer.choices.length > 1;
@@ -110,17 +140,26 @@ function choiceCard(talk, { index }, name) {
     const isLow = output.scrollHeight - output.scrollTop - output.clientHeight < 24;
     tokens.draw(choice, { withBorders: view.borders, withCertainty: talk.wantsConfidence, isOver: answer.isOver });
     if (isLow && !answer.isOver) output.scrollTop = output.scrollHeight;
+    const scrolls = tokens.isPlain && output.scrollHeight > output.clientHeight;
+    set(output, { tabindex: scrolls ? 0 : null }); // to scroll by keys
   };
   return card;
 }
 
 const endWords = ({ reason, ends }, answer) =>
-  reason ? `${plural(ends.length, "token")}, ${REASONS[reason] ?? reason}` : answer.isOver ? "not finished" : plural(ends.length, "token");
+  reason
+    ? `${plural(ends.length, "token")}, ${REASONS[reason] ?? reason}`
+    : answer.isOver
+      ? "not finished"
+      : plural(ends.length, "token");
 
 // --- certainty and borders
 
 function certaintySwitch(talk, view) {
-  const confidence = h("input", { type: "checkbox", onchange: () => talk.set({ wantsConfidence: confidence.checked }) });
+  const confidence = h("input", {
+    type: "checkbox",
+    onchange: () => talk.set({ wantsConfidence: confidence.checked }),
+  });
   const borders = h("input", {
     type: "checkbox",
     onchange: () => {
@@ -133,7 +172,9 @@ function certaintySwitch(talk, view) {
     h("label", { class: "check", title: "Show where each token ends" }, borders, "Tokens"),
   ];
   const told = h("p", { class: "hint" });
-  const again = button("Ask again with confidence", () => talk.askForConfidence(), { title: "The same seed gives the same text" });
+  const again = button("Ask again with confidence", () => talk.askForConfidence(), {
+    title: "The same seed gives the same text",
+  });
   const legend = certaintyLegend();
   const element = h("div", { class: "certainty" }, legend, told, again);
   const draw = () => {
@@ -151,19 +192,23 @@ function certaintySwitch(talk, view) {
 
 // Counted at the end: over thousands of tokens it is no work for each frame.
 const certaintyWords = (answer) =>
-  answer.isOver ? summary(answer.choices.flatMap(({ chances }) => chances)) : "Point at a token, or go through them with the arrow keys.";
+  answer.isOver
+    ? summary(answer.choices.flatMap(({ chances }) => chances))
+    : "Point at a token, or go through them with the arrow keys.";
 
 // --- what it took
 
 function factsOf(answer) {
   const { usage, askedAt, firstAt, endedAt, numBreaks, request, requestId, isCut } = answer;
   const end = endedAt ?? Date.now();
-  const speed = firstAt !== null && end > firstAt && answer.numPieces > 1 ? answer.numPieces / ((end - firstAt) / 1000) : null;
+  const speed =
+    firstAt !== null && end > firstAt && answer.numPieces > 1 ? answer.numPieces / ((end - firstAt) / 1000) : null;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;
   return [
-    reason ? REASONS[reason] ?? reason : "",
-    usage ? `prompt ${count(usage.prompt_tokens)}${cached ? ` (${count(cached)} of them cached)` : ""}, answer ${plural(usage.completion_tokens, "token")}` : "",
+    reason ? (REASONS[reason] ?? reason) : "",
+    usage ? `prompt ${count(usage.prompt_tokens)}${cached ? ` (${count(cached)} of them cached)` : ""}` : "",
+    usage ? `answer ${plural(usage.completion_tokens, "token")}` : "",
     firstAt === null ? "" : `first token ${seconds((firstAt - askedAt) / 1000)}`,
     `${answer.isOver ? "in all" : "so far"} ${seconds((end - askedAt) / 1000)}`,
     speed ? `${rate(speed)} tokens/s` : "",
@@ -171,5 +216,7 @@ function factsOf(answer) {
     `seed ${request.body.seed}`,
     requestId ? `request ${requestId.slice(0, 8)}` : "",
     isCut ? "longer than this page keeps: its end is not shown" : "",
-  ].filter(Boolean).join(" · ");
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }

@@ -75,7 +75,11 @@ export class Api {
   }
 
   async post(path, body) {
-    return this.#json(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+    return this.#json(path, {
+      method: "POST",
+      body: JSON.stringify(body),
+      headers: { "Content-Type": "application/json" },
+    });
   }
 
   // Give an order: `order("drain", {worker: "w1"})`. Returns {text, body}.
@@ -94,7 +98,8 @@ export class Api {
     }
   }
 
-  // Read a stream of events to its end: `onEvent({event, data, id})`, `onOpen(response)`, `onPiece()` for any sign of life.
+  // Read a stream of events to its end: `onEvent({event, data, id})`, `onOpen(response)`, `onPiece()` for any sign of
+  // life.
   async stream(path, { onEvent, onOpen = () => {}, onPiece = () => {}, ...init }) {
     const headers = { Accept: "text/event-stream", ...init.headers };
     const response = await this.fetch(path, { ...init, headers });

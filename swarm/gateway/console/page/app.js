@@ -29,16 +29,17 @@ const store = new Store();
 const api = new Api();
 const live = new Live(api, store);
 
-api.onRefused = (words) => askForKey(api, words, () => {
-  learnWhoLooks();
-  live.again();
-});
+api.onRefused = (words) =>
+  askForKey(api, words, () => {
+    learnWhoLooks();
+    live.again();
+  });
 
 async function learnWhoLooks() {
   try {
     store.setMe(await api.get("/console/me"));
   } catch (error) {
-    if (!(error instanceof ApiError)) throw error; // the connection's state says that nobody answers; live again, it is asked again
+    if (!(error instanceof ApiError)) throw error; // nobody answers: asked again once the connection is live
   }
 }
 
@@ -48,7 +49,7 @@ async function mountPart(name, path) {
     const part = await import(path);
     part.mount(root, store, api);
   } catch (error) {
-    fill(root, h("p", { class: "problem" }, `The part “${name}” of this page could not be started: ${error.message}`));
+    fill(root, h("p", { class: "problem" }, `The part ${name} of this page could not be started: ${error.message}`));
     reportError(error);
   }
 }

@@ -1,22 +1,73 @@
 // From what stands in the prompt box to a request of the public API: the parameters, what is wrong with them, the body.
 
-// Parameters as the API has them. `step` "any" is a real number, 1 a whole one. An empty field is the API's own default.
+// Parameters as the API has them. `step` "any" is a real number, 1 a whole one. An empty field is the API's own
+// default.
 export const PARAMETERS = [
   { name: "max_tokens", label: "Max tokens", low: 1, high: 1_000_000, step: 1, hint: "how long the answer may become" },
-  { name: "temperature", label: "Temperature", low: 0, high: 100, step: "any", hint: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top p", low: 0, high: 1, step: "any", hint: "draw among the likeliest that make up this share" },
+  {
+    name: "temperature",
+    label: "Temperature",
+    low: 0,
+    high: 100,
+    step: "any",
+    hint: "0 always takes the likeliest token",
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    low: 0,
+    high: 1,
+    step: "any",
+    hint: "draw among the likeliest that make up this share",
+  },
   { name: "top_k", label: "Top k", low: 0, high: 1_000_000, step: 1, hint: "draw among so many of the likeliest" },
   { name: "min_p", label: "Min p", low: 0, high: 1, step: "any", hint: "at least this share of the likeliest one" },
-  { name: "seed", label: "Seed", low: 0, high: Number.MAX_SAFE_INTEGER, step: 1, hint: "the same seed, the same text; empty: drawn" },
+  {
+    name: "seed",
+    label: "Seed",
+    low: 0,
+    high: Number.MAX_SAFE_INTEGER,
+    step: 1,
+    hint: "the same seed, the same text; empty: drawn",
+  },
   { name: "n", label: "Continuations", low: 1, high: 64, step: 1, hint: "so many answers to one prompt" },
-  { name: "presence_penalty", label: "Presence penalty", low: -100, high: 100, step: "any", hint: "taken from tokens that were said" },
-  { name: "frequency_penalty", label: "Frequency penalty", low: -100, high: 100, step: "any", hint: "the same, for each time" },
-  { name: "repetition_penalty", label: "Repetition penalty", low: 0, high: 100, step: "any", hint: "divides; 1 is off" },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    low: -100,
+    high: 100,
+    step: "any",
+    hint: "taken from tokens that were said",
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    low: -100,
+    high: 100,
+    step: "any",
+    hint: "the same, for each time",
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    low: 0,
+    high: 100,
+    step: "any",
+    hint: "divides; 1 is off",
+  },
 ];
 const ABOVE_ZERO = new Set(["top_p", "repetition_penalty"]);
 
 export const PRIORITIES = ["high", "normal", "low"];
-export const DEFAULTS = { max_tokens: "200", temperature: "0.7", n: "1", priority: "normal", stop: "", schema: "", system: "" };
+export const DEFAULTS = {
+  max_tokens: "200",
+  temperature: "0.7",
+  n: "1",
+  priority: "normal",
+  stop: "",
+  schema: "",
+  system: "",
+};
 export const MOST_STOPS = 16;
 const NUM_ALTERNATIVES = 5; // beside the token itself: more is noise
 const KEEP_S = 60; // a reload takes a second or two; a tab that is closed for good costs no more than this
@@ -55,8 +106,9 @@ export function readSchema(given) {
     if (!(error instanceof SyntaxError)) throw error;
     return { problem: `JSON schema: not valid JSON${whereIn(words, error.message)}` };
   }
-  const isSchema = typeof schema === "boolean" || (typeof schema === "object" && schema !== null && !Array.isArray(schema));
-  return isSchema ? { schema } : { problem: "JSON schema: a schema is an object, such as {\"type\": \"object\"}." };
+  const isSchema =
+    typeof schema === "boolean" || (typeof schema === "object" && schema !== null && !Array.isArray(schema));
+  return isSchema ? { schema } : { problem: 'JSON schema: a schema is an object, such as {"type": "object"}.' };
 }
 
 // Browsers tell the place each in their own way; a line and a column are what an editor shows.
@@ -69,12 +121,14 @@ function whereIn(words, message) {
 
 // One stop string a line; \n and \t stand for what a line can't hold.
 export function stopsOf(given) {
-  const lines = String(given ?? "").split("\n").filter((line) => line !== "");
+  const lines = String(given ?? "")
+    .split("\n")
+    .filter((line) => line !== "");
   return lines.map((line) => line.replace(/\\([nt\\])/g, (_, sign) => ({ n: "\n", t: "\t", "\\": "\\" })[sign]));
 }
 
-// {path, body} of a request. `messages` for a conversation, `prompt` for text that is gone on with. `seed` is used where
-// none was given, so that the same answer can be had once more, with each token's confidence for example.
+// {path, body} of a request. `messages` for a conversation, `prompt` for text that is gone on with. `seed` is used
+// where none was given, so that the same answer can be had once more, with each token's confidence for example.
 export function requestOf({ mode, values, model, messages, prompt, seed, confidence }) {
   const isChat = mode === "chat";
   const body = { model, ...(isChat ? { messages } : { prompt }) };
@@ -98,8 +152,10 @@ const confidenceFields = (isChat) =>
   isChat ? { logprobs: true, top_logprobs: NUM_ALTERNATIVES } : { logprobs: NUM_ALTERNATIVES };
 
 // The same request with each token's confidence.
-export const withConfidence = ({ path, body }) =>
-  ({ path, body: { ...body, ...confidenceFields(path.includes("chat")) } });
+export const withConfidence = ({ path, body }) => ({
+  path,
+  body: { ...body, ...confidenceFields(path.includes("chat")) },
+});
 
 export const hasConfidence = ({ body }) => body.logprobs !== undefined;
 

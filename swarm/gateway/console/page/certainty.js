@@ -1,4 +1,5 @@
-// How sure the model was of each token: shares from log probabilities, steps of certainty with words, alternatives. Pure.
+// How sure the model was of each token: shares from log probabilities, steps of certainty with words, alternatives.
+// Pure.
 
 import { share } from "./format.js";
 
@@ -14,9 +15,14 @@ export const probability = (logprob) => Math.min(1, Math.exp(logprob));
 
 export const stepOf = ({ logprob }) => STEPS.find(({ least }) => probability(logprob) >= least) ?? STEPS.at(-1);
 
-// What else could have stood there, the likeliest first: {token, probability, isChosen}. The token itself is among them.
+// What else could have stood there, the likeliest first: {token, probability, isChosen}. The token itself is among
+// them.
 export function alternativesOf({ token, logprob, others }) {
-  const found = others.map(([text, value]) => ({ token: text, probability: probability(value), isChosen: text === token }));
+  const found = others.map(([text, value]) => ({
+    token: text,
+    probability: probability(value),
+    isChosen: text === token,
+  }));
   if (!found.some(({ isChosen }) => isChosen)) found.push({ token, probability: probability(logprob), isChosen: true });
   return found.sort((a, b) => b.probability - a.probability);
 }
@@ -27,14 +33,20 @@ export const restOf = (alternatives) => Math.max(0, 1 - alternatives.reduce((sum
 // A token's text so that it can be seen: what is white or nothing gets a sign.
 export function visible(token) {
   if (token === "") return "nothing";
-  return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +| +$/g, (blank) => "␣".repeat(blank.length));
+  return token
+    .replaceAll("\n", "⏎")
+    .replaceAll("\t", "⇥")
+    .replace(/^ +| +$/g, (blank) => "␣".repeat(blank.length));
 }
 
 // "“ garden”: 62 %, likely; else “ house” 20 %, “ tower” 9 %"
 export function inWords(chance) {
-  const others = alternativesOf(chance).filter(({ isChosen }) => !isChosen).slice(0, 3);
+  const others = alternativesOf(chance)
+    .filter(({ isChosen }) => !isChosen)
+    .slice(0, 3);
   const told = others.map((each) => `“${visible(each.token)}” ${percent(each.probability)}`).join(", ");
-  return `“${visible(chance.token)}”: ${percent(probability(chance.logprob))}, ${stepOf(chance).name}${told ? `; else ${told}` : ""}`;
+  const own = `“${visible(chance.token)}”: ${percent(probability(chance.logprob))}, ${stepOf(chance).name}`;
+  return told ? `${own}; else ${told}` : own;
 }
 
 export const percent = (value) => share(value, 1);
@@ -47,5 +59,6 @@ export function summary(chances) {
   const shaky = known.filter((chance) => probability(chance.logprob) < 0.5).length;
   const mean = Math.exp(known.reduce((sum, { logprob }) => sum + logprob, 0) / known.length);
   const count = shaky === 0 ? "none of them below 50 %" : `${shaky} of them below 50 %`;
-  return `${known.length} tokens, ${percent(mean)} on (geometric) average, ${count}; the least sure: “${visible(least.token)}” ${percent(probability(least.logprob))}.`;
+  const lowest = `“${visible(least.token)}” ${percent(probability(least.logprob))}`;
+  return `${known.length} tokens, ${percent(mean)} on (geometric) average, ${count}; the least sure: ${lowest}.`;
 }

@@ -32,7 +32,18 @@ class Chain {
     this.#cards = new Cards((worker) => this.#kill(worker));
     this.#tiles = new Tiles((worker) => this.#kill(worker));
     fill(root, heading("Stages", this.#summary), this.#body);
-    const parts = ["plan", "workers", "links", "rates", "recovery", "recoveries", "status", "me", "connection", "away_s"];
+    const parts = [
+      "plan",
+      "workers",
+      "links",
+      "rates",
+      "recovery",
+      "recoveries",
+      "status",
+      "me",
+      "connection",
+      "away_s",
+    ];
     store.subscribe(parts, () => this.#draw());
     new ResizeObserver(() => this.#draw()).observe(root);
   }
@@ -63,7 +74,8 @@ class Chain {
       this.#api,
       {
         title: `Kill ${worker}?`,
-        words: "Its process ends at once, as in a crash. Others take its layers, and the answers go on where they were.",
+        words:
+          "Its process ends at once, as in a crash. Others take its layers, and the answers go on where they were.",
         yes: `Yes, kill ${worker}`,
       },
       "kill",
@@ -75,16 +87,25 @@ class Chain {
 function summaryOf(view, shown) {
   const states = tally(shown);
   if (states.length === 0) return "";
-  const all = states.length === 1 && states[0][0] === "well" ? "all well" : states.map(([state, num]) => `${num} ${state}`).join(", ");
+  const all =
+    states.length === 1 && states[0][0] === "well"
+      ? "all well"
+      : states.map(([state, num]) => `${num} ${state}`).join(", ");
   const steps = view.rates?.steps_per_s > 0 ? ` · ${rate(view.rates.steps_per_s)} steps/s` : "";
-  return `${plural(shown.filter((stage) => !stage.isGone).length, "stage")}, ${plural(numLayers(view), "layer")} · ${all}${steps}`;
+  const num = shown.filter((stage) => !stage.isGone).length;
+  return `${plural(num, "stage")}, ${plural(numLayers(view), "layer")} · ${all}${steps}`;
 }
 
 function whyNone(view) {
   const waits = view.status?.waits_for || view.plan?.waits_for || "the broker has not said why";
   const numWorkers = Object.keys(view.workers ?? {}).length;
   return numWorkers === 0
-    ? empty("No worker is here", `Waiting: ${waits}. Start one with `, h("code", {}, "swarm worker"), ", or under Workers with “Join a worker”.")
+    ? empty(
+        "No worker is here",
+        `Waiting: ${waits}. Start one with `,
+        h("code", {}, "swarm worker"),
+        ", or under Workers with “Join a worker”.",
+      )
     : empty("The model is not cut into stages yet", `Waiting: ${waits}. The tab Plan says what can be done.`);
 }
 
@@ -104,7 +125,10 @@ class Cards {
   draw(shown, about) {
     const grid = place(shown.length, this.root.parentElement.clientWidth);
     set(this.root, { "data-narrow": grid.isNarrow, vars: { "--columns": grid.columns } });
-    const items = [{ key: "begin", cell: grid.begin }, ...shown.map((stage, index) => ({ ...stage, cell: grid.cells[index] }))];
+    const items = [
+      { key: "begin", cell: grid.begin },
+      ...shown.map((stage, index) => ({ ...stage, cell: grid.cells[index] })),
+    ];
     items.push({ key: "end", cell: grid.end });
     const before = (index) => items[index - 1].worker ?? "broker";
     keyed(
@@ -127,7 +151,12 @@ class Cards {
   #make(item) {
     if (item.key === "begin") return this.#begin;
     if (item.key === "end") return this.#end;
-    return h("li", { class: "chain-stage" }, makeLink(), makeCard(() => this.#onKill(item.worker)));
+    return h(
+      "li",
+      { class: "chain-stage" },
+      makeLink(),
+      makeCard(() => this.#onKill(item.worker)),
+    );
   }
 
   #move(shown, about) {
@@ -138,4 +167,5 @@ class Cards {
   }
 }
 
-const endOf = (name, words) => h("li", { class: "chain-end" }, h("div", { class: "chain-broker" }, h("b", {}, name), h("span", {}, words)));
+const endOf = (name, words) =>
+  h("li", { class: "chain-end" }, h("div", { class: "chain-broker" }, h("b", {}, name), h("span", {}, words)));

@@ -25,7 +25,13 @@ export function stagesOf(view, before, now) {
   const shown = planned.map((stage) => stage.key);
   before.forEach((stage, index) => {
     if (shown.includes(stage.key) || !lingers(view, stage, now)) return;
-    const ghost = { ...stage, state: "lost", isGone: true, lostAt: stage.lostAt ?? now, evidence: evidenceOf(view, stage) };
+    const ghost = {
+      ...stage,
+      state: "lost",
+      isGone: true,
+      lostAt: stage.lostAt ?? now,
+      evidence: evidenceOf(view, stage),
+    };
     planned.splice(Math.min(index, planned.length), 0, ghost);
   });
   let number = 0;
@@ -98,7 +104,10 @@ export function place(num, width) {
   const fit = Math.max(1, Math.floor((width - 2 * END_WIDTH) / CARD_WIDTH));
   const rows = Math.max(1, Math.ceil(num / fit));
   const columns = Math.max(1, Math.ceil(num / rows));
-  const cells = Array.from({ length: num }, (_, index) => ({ column: (index % columns) + 2, row: Math.floor(index / columns) + 1 }));
+  const cells = Array.from({ length: num }, (_, index) => ({
+    column: (index % columns) + 2,
+    row: Math.floor(index / columns) + 1,
+  }));
   const last = cells.at(-1) ?? { column: 1, row: 1 };
   return { columns, isNarrow, cells, begin: { column: 1, row: 1 }, end: { column: last.column + 1, row: last.row } };
 }

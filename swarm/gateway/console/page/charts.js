@@ -28,7 +28,15 @@ export function mount(root, store) {
     pointed = at;
     draw();
   };
-  fill(root, heading("Charts", when), h("div", { class: "charts" }, charts.map((chart) => chart.root)));
+  fill(
+    root,
+    heading("Charts", when),
+    h(
+      "div",
+      { class: "charts" },
+      charts.map((chart) => chart.root),
+    ),
+  );
   store.subscribe(["series"], draw);
   new ResizeObserver(draw).observe(root);
   addEventListener("theme", draw);
@@ -51,7 +59,11 @@ class Chart {
     this.#short = short;
     this.#series = series;
     this.#point = point;
-    this.#plot = h("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, the last minutes` }, this.#canvas);
+    this.#plot = h(
+      "div",
+      { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, the last minutes` },
+      this.#canvas,
+    );
     this.root = h("figure", { class: "chart" }, h("figcaption", {}, h("span", {}, title), this.#value), this.#plot);
     this.#plot.addEventListener("pointermove", (event) => this.#point(this.#timeAt(event)));
     this.#plot.addEventListener("pointerleave", () => this.#point(null));
@@ -89,7 +101,14 @@ class Chart {
   #key(event) {
     const { at } = this.#series;
     const now = Number(this.#plot.getAttribute("aria-valuenow"));
-    const moves = { ArrowLeft: now - 1, ArrowRight: now + 1, PageDown: now - 30, PageUp: now + 30, Home: 0, End: at.length - 1 };
+    const moves = {
+      ArrowLeft: now - 1,
+      ArrowRight: now + 1,
+      PageDown: now - 30,
+      PageUp: now + 30,
+      Home: 0,
+      End: at.length - 1,
+    };
     if (event.key === "Escape") this.#point(null);
     if (!(event.key in moves) || at.length === 0) return;
     event.preventDefault();
@@ -117,7 +136,8 @@ class Chart {
     const y = (value) => height - BOTTOM - (value / top) * (height - BOTTOM - TOP);
     this.#paintAxes(ink, look, { width, height, ticks, x, y });
     paintLine(ink, look, segments(at, values), (index) => [x(at[index]), y(values[index])], y(0));
-    if (pointed >= 0) paintCursor(ink, look, x(at[pointed]), values[pointed] === null ? null : y(values[pointed]), height - BOTTOM);
+    if (pointed >= 0)
+      paintCursor(ink, look, x(at[pointed]), values[pointed] === null ? null : y(values[pointed]), height - BOTTOM);
   }
 
   #paintAxes(ink, look, { width, height, ticks, x, y }) {

@@ -16,9 +16,19 @@ export function mount(root, store, api) {
     const now = JSON.stringify([me?.base_url, me?.needs_key, model, talk.model?.context]);
     if (now === told) return;
     told = now;
-    if (!me || !model) return fill(root, heading("Connect a client"), empty("Not known yet", "The gateway has not said which model it serves."));
+    if (!me || !model)
+      return fill(
+        root,
+        heading("Connect a client"),
+        empty("Not known yet", "The gateway has not said which model it serves."),
+      );
     const where = { baseUrl: me.base_url, model, needsKey: me.needs_key, context: talk.model?.context };
-    return fill(root, heading("Connect a client"), intro(where), h("div", { class: "setups" }, setupsFor(where).map(setup)));
+    return fill(
+      root,
+      heading("Connect a client"),
+      intro(where),
+      h("div", { class: "setups" }, setupsFor(where).map(setup)),
+    );
   };
   talk.subscribe(draw);
   store.subscribe(["me"], draw);
@@ -26,14 +36,50 @@ export function mount(root, store, api) {
 
 function intro({ baseUrl, model, needsKey }) {
   const key = needsKey
-    ? h("p", {}, "Each needs a key, which ", h("code", {}, "swarmctl keys add NAME"), " makes. Keep it in the variable ", h("code", {}, KEY_VARIABLE), ": it stands in none of these.")
-    : h("p", {}, "Without keys this gateway serves programs on its own machine only; what they send as a key is not looked at.");
-  const facts = h("dl", { class: "facts" }, h("dt", {}, "Base URL"), h("dd", { class: "mono" }, baseUrl), h("dt", {}, "Model"), h("dd", { class: "mono" }, model));
+    ? h(
+        "p",
+        {},
+        "Each needs a key, which ",
+        h("code", {}, "swarmctl keys add NAME"),
+        " makes. Keep it in the variable ",
+        h("code", {}, KEY_VARIABLE),
+        ": it stands in none of these.",
+      )
+    : h(
+        "p",
+        {},
+        "Without keys this gateway serves programs on its own machine only; what they send as a key is not looked at.",
+      );
+  const facts = h(
+    "dl",
+    { class: "facts" },
+    h("dt", {}, "Base URL"),
+    h("dd", { class: "mono" }, baseUrl),
+    h("dt", {}, "Model"),
+    h("dd", { class: "mono" }, model),
+  );
   return h("div", { class: "clients-intro" }, facts, key);
 }
 
 function setup({ name, note, files }) {
   const blocks = files.map(({ title, text }) =>
-    h("figure", { class: "code" }, h("figcaption", {}, h("span", {}, title), copier("Copy", () => text, { "aria-label": `Copy the settings for ${name}` })), h("pre", { tabindex: 0, "aria-label": `${name}: ${title}` }, text)));
-  return h("article", { class: "setup", "aria-label": name }, h("h3", {}, name), h("p", { class: "hint" }, note), blocks);
+    h(
+      "figure",
+      { class: "code" },
+      h(
+        "figcaption",
+        {},
+        h("span", {}, title),
+        copier("Copy", () => text, { "aria-label": `Copy the settings for ${name}` }),
+      ),
+      h("pre", { tabindex: 0, "aria-label": `${name}: ${title}` }, text),
+    ),
+  );
+  return h(
+    "article",
+    { class: "setup", "aria-label": name },
+    h("h3", {}, name),
+    h("p", { class: "hint" }, note),
+    blocks,
+  );
 }

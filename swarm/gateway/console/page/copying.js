@@ -9,12 +9,17 @@ const SAID_S = 2;
 // `make()` gives the text when the button is pressed.
 export function copier(words, make, more = {}) {
   let timer = 0;
-  const element = button(words, async () => {
-    if (!(await copied(make()))) return say("The browser does not let this page copy: select the text and copy it by hand.", { isError: true });
-    text(element, "Copied");
-    clearTimeout(timer);
-    timer = setTimeout(() => text(element, words), SAID_S * 1000);
-  }, { tone: "quiet small", "aria-label": words, ...more });
+  const element = button(
+    words,
+    async () => {
+      if (!(await copied(make())))
+        return say("The browser does not let this page copy: select the text and copy it by hand.", { isError: true });
+      text(element, "Copied");
+      clearTimeout(timer);
+      timer = setTimeout(() => text(element, words), SAID_S * 1000);
+    },
+    { tone: "quiet small", "aria-label": words, ...more },
+  );
   return element;
 }
 

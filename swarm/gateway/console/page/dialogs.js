@@ -12,7 +12,13 @@ export function ask({ title, words = "", yes, isGrave = true, more = [] }) {
   const dialog = h("dialog", { "aria-labelledby": id, class: "ask" });
   const no = button("No", () => dialog.close("no"));
   const go = button(yes, () => dialog.close("yes"), { tone: isGrave ? "danger" : "primary" });
-  fill(dialog, h("h2", { id }, title), words ? h("p", {}, words) : null, ...more, h("div", { class: "actions" }, no, go));
+  fill(
+    dialog,
+    h("h2", { id }, title),
+    words ? h("p", {}, words) : null,
+    ...more,
+    h("div", { class: "actions" }, no, go),
+  );
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog && isOutside(dialog, event)) dialog.close("no");
   });
@@ -39,8 +45,12 @@ export function opened(dialog, focused) {
 
 // Say something in passing: told by screen readers too, gone by itself. Errors stay until they are closed.
 export function say(words, { isError = false } = {}) {
-  const place = (document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" })));
-  const note = h("div", { class: isError ? "note error" : "note", role: isError ? "alert" : "status" }, h("p", {}, words));
+  const place = document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" }));
+  const note = h(
+    "div",
+    { class: isError ? "note error" : "note", role: isError ? "alert" : "status" },
+    h("p", {}, words),
+  );
   note.append(button("Close", () => note.remove(), { tone: "quiet" }));
   place.append(note);
   while (place.childElementCount > MOST_NEWS) place.firstElementChild.remove();
@@ -62,14 +72,26 @@ export async function orderAfter(api, question, verb, body = {}) {
 }
 
 // What an order came to, and how long it lasts where that has an end.
-export const told = ({ text, body }) => [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""].join(" ").replaceAll("..", ".").trim().replace(/^a (?=[a-z])/, "A ");
+export const told = ({ text, body }) =>
+  [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""]
+    .join(" ")
+    .replaceAll("..", ".")
+    .trim()
+    .replace(/^a (?=[a-z])/, "A ");
 
 let keyDialog = null;
 
 // Ask for the gateway's key; one dialog at a time, however many fetches were refused.
 export function askForKey(api, words, onKey) {
   if (keyDialog) return;
-  const input = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true, id: unique("key") });
+  const input = h("input", {
+    type: "password",
+    name: "key",
+    autocomplete: "off",
+    spellcheck: "false",
+    required: true,
+    id: unique("key"),
+  });
   const problem = h("p", { class: "problem", role: "alert" }, words);
   const id = unique("key-title");
   const dialog = h("dialog", { class: "ask", "aria-labelledby": id });
@@ -81,7 +103,13 @@ export function askForKey(api, words, onKey) {
   fill(
     form,
     h("h2", { id }, "This gateway needs a key"),
-    h("p", {}, "One that ", h("code", {}, "swarmctl keys add"), " has shown. It stays in this tab and is sent with each request, never in an address."),
+    h(
+      "p",
+      {},
+      "One that ",
+      h("code", {}, "swarmctl keys add"),
+      " has shown. It stays in this tab and is sent with each request, never in an address.",
+    ),
     h("div", { class: "field wide" }, h("label", { for: input.id }, "Key"), input),
     words ? problem : null,
     h("div", { class: "actions" }, h("button", { class: "primary", type: "submit" }, "Use this key")),

@@ -17,12 +17,13 @@ function build(element, attributes, children) {
   return element;
 }
 
-// Set attributes, listeners (`onclick`) and custom properties (`vars`). False, null and undefined take an attribute away.
+// Set attributes, listeners (`onclick`) and custom properties (`vars`). False, null and undefined take one away.
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "vars") setVars(element, value);
-    else if (name === "value" && "value" in element && element.tagName !== "OPTION") { // whose value is its text otherwise
+    else if (name === "value" && "value" in element && element.tagName !== "OPTION") {
+      // whose value is its text otherwise
       if (element.value !== String(value)) element.value = value;
     } else setAttribute(element, name, value);
   }

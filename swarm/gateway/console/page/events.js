@@ -20,7 +20,13 @@ export function mount(root, store) {
     nothing.hidden = !isEmpty;
     list.hidden = isEmpty;
     text(nothing.firstElementChild, store.events.length ? "No event has these words" : "Quiet so far");
-    keyed(list, all.slice(-SHOWN).reverse(), ({ number }) => number, make, (element, { event }) => update(element, event));
+    keyed(
+      list,
+      all.slice(-SHOWN).reverse(),
+      ({ number }) => number,
+      make,
+      (element, { event }) => update(element, event),
+    );
   };
   search.addEventListener("input", draw);
   store.subscribe(["events"], draw);
@@ -39,7 +45,14 @@ function numbered(events) {
 
 const matches = (event, wanted) => !wanted || `${event.event} ${event.text}`.toLowerCase().includes(wanted);
 
-const make = () => h("li", {}, h("span", { class: "happened-mark", "aria-hidden": "true" }), h("time"), h("span", { class: "happened-text" }));
+const make = () =>
+  h(
+    "li",
+    {},
+    h("span", { class: "happened-mark", "aria-hidden": "true" }),
+    h("time"),
+    h("span", { class: "happened-text" }),
+  );
 
 function update(element, event) {
   const kind = GRAVE.test(event.event) ? "grave" : GOOD.test(event.event) ? "good" : "plain";

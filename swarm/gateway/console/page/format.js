@@ -34,7 +34,12 @@ export function duration(value) {
   if (!known(value)) return UNKNOWN;
   const whole = Math.max(0, Math.round(value));
   if (whole < 60) return `${whole}${THIN}s`;
-  const units = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
+  const units = [
+    ["d", 86_400],
+    ["h", 3600],
+    ["min", 60],
+    ["s", 1],
+  ];
   const first = units.findIndex(([, size]) => whole >= size);
   const [big, small] = [units[first], units[first + 1]];
   const rest = Math.floor((whole % big[1]) / small[1]);
@@ -68,7 +73,13 @@ export function short(value) {
 }
 
 export function rate(value) {
-  return known(value) ? (value >= 999.5 ? short(value) : value >= 9.95 ? String(Math.round(value)) : figures(value)) : UNKNOWN;
+  return known(value)
+    ? value >= 999.5
+      ? short(value)
+      : value >= 9.95
+        ? String(Math.round(value))
+        : figures(value)
+    : UNKNOWN;
 }
 
 export function share(part, whole) {

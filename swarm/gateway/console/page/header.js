@@ -78,10 +78,14 @@ const THEMES = ["system", "light", "dark"];
 
 function themeSwitch() {
   const now = () => document.documentElement.dataset.theme ?? "system";
-  const control = button("", () => {
-    choose(THEMES[(THEMES.indexOf(now()) + 1) % THEMES.length]);
-    show();
-  }, { tone: "quiet" });
+  const control = button(
+    "",
+    () => {
+      choose(THEMES[(THEMES.indexOf(now()) + 1) % THEMES.length]);
+      show();
+    },
+    { tone: "quiet" },
+  );
   const show = () => {
     const words = { system: "Auto", light: "Light", dark: "Dark" }[now()];
     fill(control, halfMoon(), words);
@@ -92,7 +96,12 @@ function themeSwitch() {
 }
 
 const halfMoon = () =>
-  svg("svg", { viewBox: "0 0 16 16", class: "half-moon", "aria-hidden": "true" }, svg("circle", { cx: 8, cy: 8, r: 6.5 }), svg("path", { d: "M8 1.5a6.5 6.5 0 0 1 0 13z" }));
+  svg(
+    "svg",
+    { viewBox: "0 0 16 16", class: "half-moon", "aria-hidden": "true" },
+    svg("circle", { cx: 8, cy: 8, r: 6.5 }),
+    svg("path", { d: "M8 1.5a6.5 6.5 0 0 1 0 13z" }),
+  );
 
 function choose(theme) {
   const root = document.documentElement;

@@ -10,9 +10,21 @@ export function mount(root, store, api) {
   const again = button("Read again", () => read(), { tone: "small" });
   const state = h("div");
   const body = h("tbody");
-  const head = h("thead", {}, h("tr", {}, COLUMNS.map((words) => h("th", { scope: "col" }, words))));
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      COLUMNS.map((words) => h("th", { scope: "col" }, words)),
+    ),
+  );
   const table = h("table", {}, h("caption", { class: "unseen" }, "Keys and their quotas"), head, body);
-  const scroller = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Keys and their quotas, scrolls", hidden: true }, table);
+  const scroller = h(
+    "div",
+    { class: "scroller", tabindex: 0, role: "group", "aria-label": "Keys and their quotas, scrolls", hidden: true },
+    table,
+  );
   fill(root, heading("Keys", again), state, scroller);
 
   const show = (reason, keys = []) => {
@@ -22,7 +34,10 @@ export function mount(root, store, api) {
   };
   const read = async () => {
     if (!store.me) return show(empty("Not known yet", "The page waits for the gateway."));
-    if (!store.me.admin) return show(empty("Keys are for admins", "Use a key made with ", h("code", {}, "swarmctl keys add NAME --admin"), "."));
+    if (!store.me.admin)
+      return show(
+        empty("Keys are for admins", "Use a key made with ", h("code", {}, "swarmctl keys add NAME --admin"), "."),
+      );
     try {
       const { keys } = await api.get("/console/keys");
       return show(keys.length ? null : none(), keys);
@@ -36,7 +51,12 @@ export function mount(root, store, api) {
 }
 
 const none = () =>
-  empty("There are no keys", "Without keys only this machine is served. ", h("code", {}, "swarmctl keys add NAME"), " makes the first one; with --admin it may change workers here.");
+  empty(
+    "There are no keys",
+    "Without keys only this machine is served. ",
+    h("code", {}, "swarmctl keys add NAME"),
+    " makes the first one; with --admin it may change workers here.",
+  );
 
 function makeRow() {
   const cells = COLUMNS.slice(1).map(() => h("td"));

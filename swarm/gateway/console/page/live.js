@@ -1,5 +1,5 @@
-// Keeps the store fed from /console/live: goes on where it was after a break, waits longer after each failure, and lets go
-// of the stream while nobody has looked at the tab for a minute.
+// Keeps the store fed from /console/live: goes on where it was after a break, waits longer after each failure, and lets
+// go of the stream while nobody has looked at the tab for a minute.
 
 import { ApiError } from "./api.js";
 
@@ -61,7 +61,8 @@ export class Live {
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) this.#store.setConnection("locked");
       else if (this.#store.connection !== "paused") this.#failed("reconnecting");
-      if (error instanceof SyntaxError) this.#lastId = null; // what we have can't be patched: begin with a snapshot
+      if (error instanceof SyntaxError)
+        this.#lastId = null; // what we have can't be patched: begin with a snapshot
       else if (!(error instanceof ApiError) && !isBroken(error)) throw error;
     } finally {
       clearTimeout(this.#watch);

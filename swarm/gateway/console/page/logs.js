@@ -15,8 +15,18 @@ export function mount(root, store, api) {
     const { me } = store;
     if (me?.admin && me.has_logs) return null;
     if (!me) return empty("Not known yet", "The page waits for the gateway.");
-    if (!me.admin) return empty("Logs are for admins", "They name all tenants' requests. Use a key made with ", h("code", {}, "swarmctl keys add NAME --admin"), ".");
-    return empty("This gateway does not know where the logs are", h("code", {}, "swarm up"), " tells it; other swarms keep them where their processes run.");
+    if (!me.admin)
+      return empty(
+        "Logs are for admins",
+        "They name all tenants' requests. Use a key made with ",
+        h("code", {}, "swarmctl keys add NAME --admin"),
+        ".",
+      );
+    return empty(
+      "This gateway does not know where the logs are",
+      h("code", {}, "swarm up"),
+      " tells it; other swarms keep them where their processes run.",
+    );
   };
   const isOpen = () => !document.getElementById("panel-logs").hidden;
   const show = () => {
@@ -35,7 +45,12 @@ class Logs {
   #process = h("select");
   #search = h("input", { type: "search", placeholder: "Words or fields", maxlength: 200 });
   #lines = h("ol", { class: "lines" });
-  #scroller = h("div", { class: "scroller logs", tabindex: 0, role: "group", "aria-label": "Lines of the log, newest last" });
+  #scroller = h("div", {
+    class: "scroller logs",
+    tabindex: 0,
+    role: "group",
+    "aria-label": "Lines of the log, newest last",
+  });
   #older = button("Older lines", () => this.#read(true), { tone: "small" });
   #state = h("p", { class: "hint", role: "status" });
   #shown = [];
@@ -47,7 +62,13 @@ class Logs {
     this.#api = api;
     this.again = button("Read again", () => this.open(true), { tone: "small" });
     this.#scroller.append(this.#older, this.#lines);
-    this.root = h("div", { class: "log-reader" }, h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)), this.#state, this.#scroller);
+    this.root = h(
+      "div",
+      { class: "log-reader" },
+      h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)),
+      this.#state,
+      this.#scroller,
+    );
     this.#process.addEventListener("change", () => this.#read());
     this.#search.addEventListener("input", () => {
       clearTimeout(this.#timer);
@@ -61,7 +82,10 @@ class Logs {
     await this.#guarded(async () => {
       const { processes } = await this.#api.get("/console/logs");
       const words = ({ name, alive, bytes: size }) => `${name} · ${bytes(size)}${alive ? "" : " · ended"}`;
-      fill(this.#process, processes.map((each) => h("option", { value: each.name }, words(each))));
+      fill(
+        this.#process,
+        processes.map((each) => h("option", { value: each.name }, words(each))),
+      );
       if (processes.some(({ name }) => name === chosen)) this.#process.value = chosen;
     });
     if (this.#process.value) await this.#read();
@@ -86,8 +110,15 @@ class Logs {
     const fromEnd = this.#scroller.scrollHeight - this.#scroller.scrollTop;
     fill(this.#lines, this.#shown.map(lineOf));
     this.#older.hidden = this.#before === null;
-    const found = this.#search.value.trim() ? `${plural(this.#shown.length, "line")} with these words` : plural(this.#shown.length, "line");
-    text(this.#state, this.#shown.length ? `${found}, newest last${this.#before === null ? ", from the beginning" : ""}` : "No line has these words.");
+    const found = this.#search.value.trim()
+      ? `${plural(this.#shown.length, "line")} with these words`
+      : plural(this.#shown.length, "line");
+    text(
+      this.#state,
+      this.#shown.length
+        ? `${found}, newest last${this.#before === null ? ", from the beginning" : ""}`
+        : "No line has these words.",
+    );
     this.#scroller.scrollTop = isOlder ? this.#scroller.scrollHeight - fromEnd : this.#scroller.scrollHeight;
   }
 
@@ -107,7 +138,13 @@ class Logs {
 function lineOf(line) {
   const words = line.event || line.text;
   const fields = Object.entries(line.fields ?? {}).map(([key, value]) =>
-    h("span", { class: "line-field" }, `${key}=`, h("b", {}, typeof value === "string" ? value : JSON.stringify(value))));
+    h(
+      "span",
+      { class: "line-field" },
+      `${key}=`,
+      h("b", {}, typeof value === "string" ? value : JSON.stringify(value)),
+    ),
+  );
   return h(
     "li",
     { "data-level": line.level },

@@ -1,5 +1,5 @@
-// JSON merge patch (RFC 7396), without changing what it is given: what a patch doesn't touch keeps its identity, so that a
-// part of the page can see by `!==` whether it has anything new to draw.
+// JSON merge patch (RFC 7396), without changing what it is given: what a patch doesn't touch keeps its identity, so
+// that a part of the page can see by `!==` whether it has anything new to draw.
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
@@ -17,6 +17,7 @@ export function merge(target, patch) {
 const own = (object, key) => (Object.hasOwn(object, key) ? object[key] : undefined);
 
 function define(object, key, value) {
-  if (key === "__proto__") Object.defineProperty(object, key, { value, enumerable: true, configurable: true, writable: true });
+  if (key === "__proto__")
+    Object.defineProperty(object, key, { value, enumerable: true, configurable: true, writable: true });
   else object[key] = value;
 }

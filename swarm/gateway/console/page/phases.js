@@ -9,11 +9,18 @@ export const PHASES = [
   ["resume", "Go on"],
 ];
 
-// [{name, words, state, took_s, predicted_s, from, to}]: `from` and `to` place the phase on one line of time, as shares of the
-// whole; a phase that has not ended takes as much of it as was predicted.
+// [{name, words, state, took_s, predicted_s, from, to}]: `from` and `to` place the phase on one line of time, as shares
+// of the whole; a phase that has not ended takes as much of it as was predicted.
 export function rowsOf(recovery) {
   const told = new Map((recovery.phases ?? []).map((phase) => [phase.name, phase]));
-  const rows = PHASES.map(([name, words]) => ({ name, words, state: "waits", took_s: null, predicted_s: null, ...told.get(name) }));
+  const rows = PHASES.map(([name, words]) => ({
+    name,
+    words,
+    state: "waits",
+    took_s: null,
+    predicted_s: null,
+    ...told.get(name),
+  }));
   const lengths = rows.map((row) => Math.max(0, row.took_s ?? row.predicted_s ?? 0));
   const whole = lengths.reduce((sum, length) => sum + length, 0);
   let at = 0;
@@ -27,11 +34,14 @@ export function rowsOf(recovery) {
 // From the verdict on, as the whole is told: how long a loss goes unnoticed is a phase of its own.
 const healing = (recovery) => (recovery.phases ?? []).filter(({ name }) => name !== "verdict");
 
-export const tookOf = (recovery) => recovery.total_s ?? healing(recovery).reduce((sum, phase) => sum + (phase.took_s ?? 0), 0);
+export const tookOf = (recovery) =>
+  recovery.total_s ?? healing(recovery).reduce((sum, phase) => sum + (phase.took_s ?? 0), 0);
 
 export function predictedOf(recovery) {
   if (typeof recovery.predicted_total_s === "number") return recovery.predicted_total_s;
-  const known = healing(recovery).map((phase) => phase.predicted_s).filter((value) => typeof value === "number");
+  const known = healing(recovery)
+    .map((phase) => phase.predicted_s)
+    .filter((value) => typeof value === "number");
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 }
 

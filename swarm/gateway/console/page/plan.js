@@ -14,10 +14,21 @@ export function mount(root, store, api) {
   const lacking = h("div", { class: "lacking", role: "note" });
   const body = h("tbody");
   const table = h("table", {}, h("caption", { class: "unseen" }, "Stages of the plan"), head(), body);
-  const stages = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Stages of the plan, scrolls" }, table);
+  const stages = h(
+    "div",
+    { class: "scroller", tabindex: 0, role: "group", "aria-label": "Stages of the plan, scrolls" },
+    table,
+  );
   const epoch = h("span", { class: "hint" });
   const supposing = new Supposing(store, api);
-  const inForce = h("div", { class: "plan-now" }, lacking, facts, stages, h("details", { open: true }, h("summary", {}, "Why so"), why));
+  const inForce = h(
+    "div",
+    { class: "plan-now" },
+    lacking,
+    facts,
+    stages,
+    h("details", { open: true }, h("summary", {}, "Why so"), why),
+  );
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
   store.subscribe(["plan", "status"], ({ view }) => {
     const plan = view?.plan;
@@ -40,7 +51,13 @@ export function whyNot(waits) {
 }
 
 export function drawSentences(list, sentences) {
-  keyed(list, sentences, (words) => words, (words) => h("li", {}, words), () => {});
+  keyed(
+    list,
+    sentences,
+    (words) => words,
+    (words) => h("li", {}, words),
+    () => {},
+  );
 }
 
 function drawFacts(list, plan) {
@@ -51,7 +68,12 @@ function drawFacts(list, plan) {
     ["Tokens/s", `${rate(forecast.tokens_per_second)} predicted`],
     ["One step", `${seconds(measured.step_s)} measured, ${seconds(forecast.step_s)} predicted at full load`],
     ["Slowest stage", forecast.bottleneck ?? "–"],
-    ["With one more", forecast.one_more ? `${seconds(forecast.one_more.step_s)} a step, with one more like ${forecast.one_more.like}` : "–"],
+    [
+      "With one more",
+      forecast.one_more
+        ? `${seconds(forecast.one_more.step_s)} a step, with one more like ${forecast.one_more.like}`
+        : "–",
+    ],
   ];
   keyed(
     list,
@@ -62,9 +84,25 @@ function drawFacts(list, plan) {
   );
 }
 
-const head = () => h("thead", {}, h("tr", {}, COLUMNS.map((words, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, words))));
+const head = () =>
+  h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      COLUMNS.map((words, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, words)),
+    ),
+  );
 
-const makeRow = () => h("tr", {}, h("th", { scope: "row" }), h("td"), Array.from({ length: 5 }, () => h("td", { class: "num" })));
+const makeRow = () =>
+  h(
+    "tr",
+    {},
+    h("th", { scope: "row" }),
+    h("td"),
+    Array.from({ length: 5 }, () => h("td", { class: "num" })),
+  );
 
 function updateRow(element, stage) {
   const cells = [

@@ -7,11 +7,21 @@ import { compared, readCap, readPin } from "./plan_words.js";
 import { drawSentences, whyNot } from "./plan.js";
 import { button, field, heading } from "./widgets.js";
 
+const ONLY_SUPPOSED =
+  "Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.";
+const SETTINGS_ALONE = "Plans go by the settings alone again.";
+const BY_HAND = "It counts in the place of what was applied before, until the broker is started again.";
+const MOVES = "Layers may move; answers wait for that moment and go on.";
+
 export class Supposing {
   #store;
   #api;
   #body = h("tbody");
-  #objective = select([["", "As it is"], ["throughput", "Throughput"], ["latency", "Latency"]]);
+  #objective = select([
+    ["", "As it is"],
+    ["throughput", "Throughput"],
+    ["latency", "Latency"],
+  ]);
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
   #like = select([]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
@@ -23,14 +33,39 @@ export class Supposing {
     this.#store = store;
     this.#api = api;
     const columns = ["Worker", "Holds", "Suppose it gone", "Give it none", "Just layers", "At most"];
-    const head = h("thead", {}, h("tr", {}, columns.map((words) => h("th", { scope: "col" }, words))));
+    const head = h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        columns.map((words) => h("th", { scope: "col" }, words)),
+      ),
+    );
     const table = h("table", {}, h("caption", { class: "unseen" }, "What each worker should get"), head, this.#body);
     const form = h(
       "form",
       { class: "what-if" },
-      h("div", { class: "fields" }, field("Objective", this.#objective), field("More workers", this.#more), field("Each like", this.#like)),
-      h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "What each worker should get, scrolls" }, table),
-      h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Try"), this.#apply, button("Clear", () => this.#clear(), { tone: "quiet" }), this.#reason),
+      h(
+        "div",
+        { class: "fields" },
+        field("Objective", this.#objective),
+        field("More workers", this.#more),
+        field("Each like", this.#like),
+      ),
+      h(
+        "div",
+        { class: "scroller", tabindex: 0, role: "group", "aria-label": "What each worker should get, scrolls" },
+        table,
+      ),
+      h(
+        "div",
+        { class: "actions" },
+        h("button", { type: "submit", class: "primary" }, "Try"),
+        this.#apply,
+        button("Clear", () => this.#clear(), { tone: "quiet" }),
+        this.#reason,
+      ),
       this.#result,
     );
     form.addEventListener("submit", (event) => {
@@ -45,7 +80,13 @@ export class Supposing {
     const { view, me } = this.#store;
     const workers = Object.values(view?.workers ?? {}).filter((row) => row.state === "member");
     const names = [...new Map(workers.map((row) => [row.name, row])).values()].sort(byName);
-    keyed(this.#body, names, (row) => row.name, makeRow, (element, row) => text(element.children[1], layers(row.layers)));
+    keyed(
+      this.#body,
+      names,
+      (row) => row.name,
+      makeRow,
+      (element, row) => text(element.children[1], layers(row.layers)),
+    );
     keyed(
       this.#like,
       [{ name: "" }, ...names],
@@ -84,11 +125,9 @@ export class Supposing {
   async #applied() {
     await this.#guarded(async () => {
       const { without, one_more: more, ...suppose } = this.#read();
-      if (without.length || more) throw new RangeError("Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.");
-      const isNothing = !suppose.objective && !suppose.exclude.length && !Object.keys({ ...suppose.pins, ...suppose.caps }).length;
-      const words = isNothing
-        ? "Plans go by the settings alone again. Layers may move; answers wait for that moment and go on."
-        : "It counts from now on, in the place of what was applied before, until the broker is started again. Layers may move; answers wait for that moment and go on.";
+      if (without.length || more) throw new RangeError(ONLY_SUPPOSED);
+      const byHand = [suppose.objective, suppose.exclude, Object.keys({ ...suppose.pins, ...suppose.caps })];
+      const words = `${byHand.every((each) => each.length === 0) ? SETTINGS_ALONE : BY_HAND} ${MOVES}`;
       if (!(await ask({ title: "Apply this?", words, yes: "Yes, apply", isGrave: false }))) return;
       say(told(await this.#api.order("plan", { suppose })));
     });
@@ -111,11 +150,25 @@ export class Supposing {
     const now = this.#store.view?.plan;
     if (plan.state === "no plan") return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(plan.waits_for));
     const rows = compared(now, plan).map(([what, before, after]) =>
-      h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)));
-    const head = h("thead", {}, h("tr", {}, ["", "Now", "Then"].map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "What")))));
+      h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)),
+    );
+    const head = h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        ["", "Now", "Then"].map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "What"))),
+      ),
+    );
     const why = h("ul", { class: "why" });
     drawSentences(why, plan.why ?? []);
-    return fill(this.#result, h("h3", {}, `This ${plan.state ?? "would be made"}`), h("table", { class: "compared" }, head, h("tbody", {}, rows)), why);
+    return fill(
+      this.#result,
+      h("h3", {}, `This ${plan.state ?? "would be made"}`),
+      h("table", { class: "compared" }, head, h("tbody", {}, rows)),
+      why,
+    );
   }
 
   #clear() {
@@ -132,10 +185,16 @@ export class Supposing {
 
 const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
 
-const select = (options) => h("select", {}, options.map(([value, words]) => h("option", { value }, words)));
+const select = (options) =>
+  h(
+    "select",
+    {},
+    options.map(([value, words]) => h("option", { value }, words)),
+  );
 
 function makeRow(row) {
-  const labelled = (words, attributes) => h("td", {}, h("input", { "aria-label": `${words}: ${row.name}`, ...attributes }));
+  const labelled = (words, attributes) =>
+    h("td", {}, h("input", { "aria-label": `${words}: ${row.name}`, ...attributes }));
   return h(
     "tr",
     { "data-worker": row.name },

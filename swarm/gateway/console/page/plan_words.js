@@ -4,12 +4,32 @@ import { layers, rate, seconds } from "./format.js";
 
 // The ways out that exist, for what the broker says that it waits for. Each: [what, how].
 const REMEDIES = [
-  [/pins? or caps?|another pin|other pins/, "Take the pins and caps back", "Empty the columns below and press Apply; those of the settings are under plan.pins and plan.caps."],
-  [/must not be used/, "Let more workers be used", "Take back what keeps them out: the columns below, a cordon, or plan.exclude in the settings."],
-  [/memory|don't pack/, "Bring more memory", "Join a worker, or give the present ones more: worker.memory_limit, a smaller worker.kv_share, a smaller plan.kv_positions."],
+  [
+    /pins? or caps?|another pin|other pins/,
+    "Take the pins and caps back",
+    "Empty the columns below and press Apply; those of the settings are under plan.pins and plan.caps.",
+  ],
+  [
+    /must not be used/,
+    "Let more workers be used",
+    "Take back what keeps them out: the columns below, a cordon, or plan.exclude in the settings.",
+  ],
+  [
+    /memory|don't pack/,
+    "Bring more memory",
+    "Join a worker, or give these more: worker.memory_limit, a smaller worker.kv_share or plan.kv_positions.",
+  ],
   [/memory/, "Load it smaller", "worker.dtype = bfloat16 halves the weights of a float32 model."],
-  [/open ways|can't reach/, "Open the ways", "Let worker.data_ports in at the machines named, or the broker's own ports at the broker."],
-  [/more of \d+ workers|no worker|nobody/, "Bring the workers", "Join a worker, or start one elsewhere with swarm worker."],
+  [
+    /open ways|can't reach/,
+    "Open the ways",
+    "Let worker.data_ports in at the machines named, or the broker's own ports at the broker.",
+  ],
+  [
+    /more of \d+ workers|no worker|nobody/,
+    "Bring the workers",
+    "Join a worker, or start one elsewhere with swarm worker.",
+  ],
   [/quiet|load their layers|new plan/, "Wait a moment", "This passes by itself."],
 ];
 
@@ -28,7 +48,8 @@ export function readPin(name, words) {
 }
 
 export function readCap(name, words) {
-  if (!/^\s*[1-9]\d{0,4}\s*$/.test(words)) throw new RangeError(`For ${name}, “at most” takes a number of layers from 1 on.`);
+  if (!/^\s*[1-9]\d{0,4}\s*$/.test(words))
+    throw new RangeError(`For ${name}, “at most” takes a number of layers from 1 on.`);
   return Number(words);
 }
 
@@ -44,4 +65,5 @@ export function compared(now, then) {
   ];
 }
 
-const stagesIn = (plan) => (plan?.stages ?? []).map((stage) => `${stage.worker} ${layers(stage.layers)}`).join(", ") || "none";
+const stagesIn = (plan) =>
+  (plan?.stages ?? []).map((stage) => `${stage.worker} ${layers(stage.layers)}`).join(", ") || "none";

@@ -1,4 +1,5 @@
-// Draws spans of time: columns of many tokens on a canvas, and one token as a bar. Each part has a colour and a pattern.
+// Draws spans of time: columns of many tokens on a canvas, and one token as a bar. Each part has a colour and a
+// pattern.
 
 import { h } from "./dom.js";
 import { columnsOf } from "./spans.js";
@@ -18,12 +19,28 @@ const PATTERNS = {
 };
 
 const STROKES = {
-  dots: [[2, 2, 2.01, 2], [6, 6, 6.01, 6]],
-  slant: [[0, 8, 8, 0], [-2, 2, 2, -2], [6, 10, 10, 6]],
-  rows: [[0, 2, 8, 2], [0, 6, 8, 6]],
+  dots: [
+    [2, 2, 2.01, 2],
+    [6, 6, 6.01, 6],
+  ],
+  slant: [
+    [0, 8, 8, 0],
+    [-2, 2, 2, -2],
+    [6, 10, 10, 6],
+  ],
+  rows: [
+    [0, 2, 8, 2],
+    [0, 6, 8, 6],
+  ],
   plain: [],
-  cross: [[0, 0, 8, 8], [0, 8, 8, 0]],
-  columns: [[2, 0, 2, 8], [6, 0, 6, 8]],
+  cross: [
+    [0, 0, 8, 8],
+    [0, 8, 8, 0],
+  ],
+  columns: [
+    [2, 0, 2, 8],
+    [6, 0, 6, 8],
+  ],
   empty: [],
 };
 
@@ -67,7 +84,9 @@ export class Columns {
     const style = getComputedStyle(canvas);
     const fills = new Map();
     const fillOf = (part) => fills.get(part) ?? fills.set(part, tileOf(pen, part, style)).get(part);
-    this.columns.forEach(({ token }, number) => this.#column(pen, spans, token, number, scale ?? found.scale, fillOf, style));
+    this.columns.forEach(({ token }, number) =>
+      this.#column(pen, spans, token, number, scale ?? found.scale, fillOf, style),
+    );
     this.#cursor(pen, at, style);
   }
 
@@ -121,15 +140,23 @@ export class Columns {
 
   // The token at so many pixels from the left: of several in one column, the slowest.
   tokenAt(x) {
-    return this.columns[Math.max(0, Math.min(this.columns.length - 1, Math.floor(x / this.step)))] .token ?? null;
+    return this.columns[Math.max(0, Math.min(this.columns.length - 1, Math.floor(x / this.step)))].token ?? null;
   }
 }
 
 // A sample of a part's colour and pattern, for legends; drawn by CSS.
-export const swatch = (part) => h("span", { class: "swatch", "data-part": part, "data-pattern": PATTERNS[part], "aria-hidden": "true" });
+export const swatch = (part) =>
+  h("span", { class: "swatch", "data-part": part, "data-pattern": PATTERNS[part], "aria-hidden": "true" });
 
 // One token, or the sum of many, as a bar: each span as long as its time.
 export function bar(spans, total_s) {
-  const pieces = spans.map((span) => h("span", { class: "bar-piece", "data-part": span.part.name, "data-pattern": PATTERNS[span.part.name], vars: { "--share": (span.seconds / total_s).toFixed(4) } }));
+  const pieces = spans.map((span) =>
+    h("span", {
+      class: "bar-piece",
+      "data-part": span.part.name,
+      "data-pattern": PATTERNS[span.part.name],
+      vars: { "--share": (span.seconds / total_s).toFixed(4) },
+    }),
+  );
   return h("div", { class: "bar", "aria-hidden": "true" }, pieces);
 }

@@ -1,4 +1,5 @@
-// The prompt box: a conversation or plain text, the parameters of the API, Generate and Stop, and the same as a command.
+// The prompt box: a conversation or plain text, the parameters of the API, Generate and Stop, and the same as a
+// command.
 
 import { PARAMETERS, PRIORITIES } from "./ask.js";
 import { copier } from "./copying.js";
@@ -17,7 +18,14 @@ export function mount(root, store, api) {
   const box = promptBox(talk);
   const parameters = parameterFields(talk);
   const buttons = actionButtons(talk, store, () => box.generate());
-  fill(root, heading("Prompt", past.anew, mode.element), past.element, box.element, parameters.element, buttons.element);
+  fill(
+    root,
+    heading("Prompt", past.anew, mode.element),
+    past.element,
+    box.element,
+    parameters.element,
+    buttons.element,
+  );
   talk.subscribe(() => [mode, past, box, parameters, buttons].forEach((part) => part.draw()));
   store.subscribe(["me"], () => learnModel(talk, api));
 }
@@ -61,7 +69,13 @@ function modeSwitch(talk) {
 function pastTurns(talk) {
   const list = h("ol", { class: "turns", tabindex: 0, "aria-label": "Conversation" });
   const anew = button("New conversation", () => talk.startAnew(), { tone: "quiet small" });
-  const make = ({ role }) => h("li", { "data-role": role }, h("span", { class: "turn-role" }, { user: "You", assistant: "Model" }[role] ?? role), h("p", { dir: "auto" }));
+  const make = ({ role }) =>
+    h(
+      "li",
+      { "data-role": role },
+      h("span", { class: "turn-role" }, { user: "You", assistant: "Model" }[role] ?? role),
+      h("p", { dir: "auto" }),
+    );
   let drawn = null;
   const draw = () => {
     const isChat = talk.mode === "chat";
@@ -71,7 +85,13 @@ function pastTurns(talk) {
     if (drawn === talk.turns) return;
     drawn = talk.turns;
     const rows = talk.turns.map((turn, at) => ({ ...turn, at }));
-    keyed(list, rows, ({ at, role }) => `${at}-${role}`, make, (row, { content }) => text(row.lastElementChild, content));
+    keyed(
+      list,
+      rows,
+      ({ at, role }) => `${at}-${role}`,
+      make,
+      (row, { content }) => text(row.lastElementChild, content),
+    );
     list.scrollTop = list.scrollHeight;
   };
   return { element: list, anew, draw };
@@ -80,7 +100,6 @@ function pastTurns(talk) {
 function promptBox(talk) {
   const input = h("textarea", { rows: 3, maxlength: LONGEST, dir: "auto", spellcheck: "true", class: "prompt-box" });
   const element = field("Prompt", input, { hint: "Enter generates, Shift+Enter begins a new line.", isWide: true });
-  set(element, { class: "field wide prompt-field" });
   input.addEventListener("input", () => {
     talk.drafts[talk.mode] = input.value;
     talk.set({ notice: "" });
@@ -98,7 +117,10 @@ function promptBox(talk) {
     } else talk.generate();
   };
   const draw = () => {
-    set(input, { value: talk.draft, placeholder: talk.mode === "chat" ? "Say something to the model" : "A text to go on with" });
+    set(input, {
+      value: talk.draft,
+      placeholder: talk.mode === "chat" ? "Say something to the model" : "A text to go on with",
+    });
   };
   return { element, draw, generate };
 }
@@ -111,8 +133,18 @@ function parameterFields(talk) {
   const areas = [systemField(talk), stopField(talk), schemaField(talk)];
   const all = [...Object.values(byName), priorityField(talk), ...areas];
   const [priority] = all.slice(PARAMETERS.length);
-  const details = h("details", { class: "more" }, h("summary", {}, "More parameters"), h("div", { class: "fields" }, ...[...more, priority, ...areas].map(({ element }) => element)));
-  const element = h("div", { class: "parameters" }, h("div", { class: "fields often" }, ...OFTEN.map((name) => byName[name].element)), details);
+  const details = h(
+    "details",
+    { class: "more" },
+    h("summary", {}, "More parameters"),
+    h("div", { class: "fields" }, ...[...more, priority, ...areas].map(({ element }) => element)),
+  );
+  const element = h(
+    "div",
+    { class: "parameters" },
+    h("div", { class: "fields often" }, ...OFTEN.map((name) => byName[name].element)),
+    details,
+  );
   const draw = () => {
     const problems = talk.problems;
     all.forEach((each) => each.draw(problems));
@@ -135,35 +167,62 @@ function valueField(talk, name, label, control, options = {}) {
     const words = problems[name] ?? "";
     text(problem, words);
     problem.hidden = words === "";
-    set(control, { "aria-invalid": words ? "true" : null, "aria-describedby": [words && problem.id, hint].filter(Boolean).join(" ") || null });
+    set(control, {
+      "aria-invalid": words ? "true" : null,
+      "aria-describedby": [words && problem.id, hint].filter(Boolean).join(" ") || null,
+    });
   };
   return { element, draw };
 }
 
 function numberField(talk, { name, label, low, high, step, hint }) {
   const mode = step === 1 ? "numeric" : "decimal";
-  const input = h("input", { type: "text", inputmode: mode, autocomplete: "off", title: `${hint} (${low} to ${high})`, placeholder: name === "seed" ? "drawn" : "" });
+  const input = h("input", {
+    type: "text",
+    inputmode: mode,
+    autocomplete: "off",
+    title: `${hint} (${low} to ${high})`,
+    placeholder: name === "seed" ? "drawn" : "",
+  });
   return valueField(talk, name, label, input);
 }
 
 function priorityField(talk) {
-  const select = h("select", { title: "Higher classes come first" }, ...PRIORITIES.map((name) => h("option", { value: name }, name)));
+  const select = h(
+    "select",
+    { title: "Higher classes come first" },
+    ...PRIORITIES.map((name) => h("option", { value: name }, name)),
+  );
   return valueField(talk, "priority", "Priority", select);
 }
 
 function stopField(talk) {
   const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
-  return valueField(talk, "stop", "Stop", input, { hint: "One text a line that ends the answer; \\n stands for a new line.", isWide: true });
+  return valueField(talk, "stop", "Stop", input, {
+    hint: "One text a line that ends the answer; \\n stands for a new line.",
+    isWide: true,
+  });
 }
 
 function schemaField(talk) {
-  const input = h("textarea", { rows: 4, class: "mono", spellcheck: "false", placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}' });
-  return valueField(talk, "schema", "JSON schema", input, { hint: "The answer will be JSON that fits it.", isWide: true });
+  const input = h("textarea", {
+    rows: 4,
+    class: "mono",
+    spellcheck: "false",
+    placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
+  });
+  return valueField(talk, "schema", "JSON schema", input, {
+    hint: "The answer will be JSON that fits it.",
+    isWide: true,
+  });
 }
 
 function systemField(talk) {
   const input = h("textarea", { rows: 2, dir: "auto" });
-  const { element, draw } = valueField(talk, "system", "System message", input, { hint: "Stands before a conversation.", isWide: true });
+  const { element, draw } = valueField(talk, "system", "System message", input, {
+    hint: "Stands before a conversation.",
+    isWide: true,
+  });
   return {
     element,
     draw: (problems) => {
@@ -178,14 +237,24 @@ function systemField(talk) {
 function actionButtons(talk, store, ask) {
   const generate = button("Generate", ask, { tone: "primary" });
   const stop = button("Stop", () => talk.stop());
-  const where = () => ({ baseUrl: store.me?.base_url ?? `${location.origin}/v1`, needsKey: store.me?.needs_key ?? false });
+  const where = () => ({
+    baseUrl: store.me?.base_url ?? `${location.origin}/v1`,
+    needsKey: store.me?.needs_key ?? false,
+  });
   const copies = [
     copier("Copy as curl", () => curlOf(talk.copied, where())),
     copier("Copy as Python", () => pythonOf(talk.copied, where())),
   ];
   const problem = h("p", { class: "problem", id: unique("problem"), role: "status" });
   set(generate, { "aria-describedby": problem.id });
-  const element = h("div", { class: "actions prompt-actions" }, generate, stop, problem, h("span", { class: "push" }, ...copies));
+  const element = h(
+    "div",
+    { class: "actions prompt-actions" },
+    generate,
+    stop,
+    problem,
+    h("span", { class: "push" }, ...copies),
+  );
   const draw = () => {
     const { prompt, ...others } = talk.problems;
     const [first = ""] = Object.values(others); // it may be folded away, so it is said here too

@@ -1,4 +1,5 @@
-// Shows steps moving through the chain: each link and each stage has its part of a turn. Still where motion is unwelcome.
+// Shows steps moving through the chain: each link and each stage has its part of a turn. Still where motion is
+// unwelcome.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -12,7 +13,8 @@ export class Pulses {
     const isSame = key === this.#key && this.#running.every(({ effect }) => effect.target.isConnected);
     if (!isSame) this.#restart(key ? [links, stages] : [[], []], turn);
     this.#key = key;
-    for (const animation of this.#running) if (animation.playbackRate !== turn.speed) animation.updatePlaybackRate(turn.speed);
+    for (const animation of this.#running)
+      if (animation.playbackRate !== turn.speed) animation.updatePlaybackRate(turn.speed);
   }
 
   #restart([links, stages], turn) {

@@ -12,7 +12,8 @@ export function rowsOf(view, filter = "") {
   return rows.filter((row) => wanted === "" || matches(row, wanted)).sort(inOrder);
 }
 
-const matches = (row, wanted) => [row.request_id, whoOf(row), row.class, stateOf(row)].some((words) => String(words).toLowerCase().includes(wanted));
+const matches = (row, wanted) =>
+  [row.request_id, whoOf(row), row.class, stateOf(row)].some((words) => String(words).toLowerCase().includes(wanted));
 
 function inOrder(a, b) {
   const apart = (ORDER[a.state] ?? 3) - (ORDER[b.state] ?? 3);
@@ -43,7 +44,8 @@ function endOf(reasons) {
 const isInPrompt = ({ num_tokens: tokens, num_prompt: prompt, num_prompt_computed: computed }) =>
   tokens === 0 && computed !== undefined && computed < prompt;
 
-// {words, part, label}: of the prompt while that is computed, of the answer afterwards. `part` null: there is no telling.
+// {words, part, label}: of the prompt while that is computed, of the answer afterwards. `part` null: there is no
+// telling.
 export function progressOf(row) {
   const { num_prompt: prompt, num_prompt_computed: computed, num_tokens: tokens, max_tokens: most, n = 1 } = row;
   if (row.state !== "ended" && tokens === 0) {
@@ -52,7 +54,11 @@ export function progressOf(row) {
   }
   if (row.state === "ended") return { label: "answer", words: plural(tokens, "token"), part: null };
   const whole = most * n;
-  return { label: "answer", words: `${count(tokens)} of ${count(whole)} tokens`, part: whole > 0 ? tokens / whole : null };
+  return {
+    label: "answer",
+    words: `${count(tokens)} of ${count(whole)} tokens`,
+    part: whole > 0 ? tokens / whole : null,
+  };
 }
 
 // Seconds since it came, or since it ended.

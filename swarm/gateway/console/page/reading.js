@@ -1,5 +1,5 @@
-// An answer as it comes: what its events say, where it is to be gone on with, and what a break of the stream means. Pure:
-// events and times go in; who reads the stream (talk.js) does what is said.
+// An answer as it comes: what its events say, where it is to be gone on with, and what a break of the stream means.
+// Pure: events and times go in; who reads the stream (talk.js) does what is said.
 
 const MOST_PIECES = 20_000; // over all continuations: their borders and alternatives; the text goes on without
 const MOST_TEXT = 4_000_000; // characters over all continuations
@@ -10,7 +10,8 @@ const LONGEST_WAIT_S = 3;
 
 const PASSING = new Set([401, 408, 429]); // a key is asked for, or it is too much at once: what is no answer's fault
 
-// asking → streaming ⇄ broken → ended, or stopped, failed, elsewhere. The last four are ends; "elsewhere" can be taken back.
+// asking → streaming ⇄ broken → ended, or stopped, failed, elsewhere. The last four are ends; "elsewhere" can be taken
+// back.
 export const ENDS = new Set(["ended", "stopped", "failed", "elsewhere"]);
 
 export class Answer {
@@ -121,8 +122,8 @@ export class Answer {
     if (!this.isOver) this.#end("stopped", "", now);
   }
 
-  // The stream ended before the answer did, or could not be had: `problem` is {status, message} where the gateway said why.
-  // Returns the seconds to wait before it is gone on with; null if that is no use, and the answer has failed.
+  // The stream ended before the answer did, or could not be had: `problem` is {status, message} where the gateway said
+  // why. Returns the seconds to wait before it is gone on with; null if that is no use, and the answer has failed.
   broke(problem, now) {
     if (this.isOver) return null;
     if (this.state !== "broken") this.#broken(now);
@@ -196,11 +197,18 @@ function addPiece(choice, end, chance) {
 function chancesOf(logprobs) {
   if (!logprobs) return [];
   if (logprobs.content) {
-    return logprobs.content.map(({ token, logprob, top_logprobs }) =>
-      ({ token, logprob, others: (top_logprobs ?? []).map((each) => [each.token, each.logprob]) }));
+    return logprobs.content.map(({ token, logprob, top_logprobs }) => ({
+      token,
+      logprob,
+      others: (top_logprobs ?? []).map((each) => [each.token, each.logprob]),
+    }));
   }
   const { tokens = [], token_logprobs = [], top_logprobs = [] } = logprobs;
-  return tokens.map((token, at) => ({ token, logprob: token_logprobs[at], others: Object.entries(top_logprobs[at] ?? {}) }));
+  return tokens.map((token, at) => ({
+    token,
+    logprob: token_logprobs[at],
+    others: Object.entries(top_logprobs[at] ?? {}),
+  }));
 }
 
 export const pieceOf = (choice, index) => choice.text.slice(choice.ends[index - 1] ?? 0, choice.ends[index]);

@@ -16,7 +16,15 @@ export function mount(root, store) {
   const phases = h("ol", { class: "phases" });
   const earlier = h("ol", { class: "earlier" });
   const more = h("details", {}, h("summary", {}, "Earlier ones"), earlier);
-  const told = h("div", { class: "recovery" }, sentence, cause, phases, h("div", { class: "figures" }, total, forecast), more);
+  const told = h(
+    "div",
+    { class: "recovery" },
+    sentence,
+    cause,
+    phases,
+    h("div", { class: "figures" }, total, forecast),
+    more,
+  );
   const nothing = h("div", {});
   fill(root, heading("Recovery", state), nothing, told);
 
@@ -46,7 +54,8 @@ const none = (me) =>
 
 function causeOf(shown, running) {
   const parts = [shown.evidence, shown.choice];
-  if (running === null) parts.unshift(clock(shown.began_at), typeof shown.sequences === "number" ? plural(shown.sequences, "answer") : "");
+  if (running === null)
+    parts.unshift(clock(shown.began_at), typeof shown.sequences === "number" ? plural(shown.sequences, "answer") : "");
   return parts.filter(Boolean).join(" · ");
 }
 
@@ -74,10 +83,14 @@ function drawPhases(list, recovery) {
       const [mark, , , took, predicted] = element.children;
       set(element, {
         "data-state": row.state,
-        vars: { "--from": row.from.toFixed(4), "--to": row.to.toFixed(4), "--delay": `${(row.from * TOLD_S).toFixed(2)}s` },
+        vars: {
+          "--from": row.from.toFixed(4),
+          "--to": row.to.toFixed(4),
+          "--delay": `${(row.from * TOLD_S).toFixed(2)}s`,
+        },
       });
       text(mark, { done: "✓", runs: "…", waits: "" }[row.state] ?? "");
-      text(took, row.took_s === null ? { runs: "runs", waits: "waits" }[row.state] ?? UNKNOWN : seconds(row.took_s));
+      text(took, row.took_s === null ? ({ runs: "runs", waits: "waits" }[row.state] ?? UNKNOWN) : seconds(row.took_s));
       text(predicted, typeof row.predicted_s === "number" ? `of ${seconds(row.predicted_s)}` : "");
     },
   );

@@ -1,4 +1,5 @@
-// The queue and what runs: who, how far, since when; cancelling, and the way to a trace. Long lists are drawn as far as seen.
+// The queue and what runs: who, how far, since when; cancelling, and the way to a trace. Long lists are drawn as far as
+// seen.
 
 import { orderAfter } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
@@ -10,12 +11,43 @@ const COLUMNS = ["Request", "Who", "Class", "State", "Progress", "Age", ""];
 
 export function mount(root, store, api) {
   const summary = h("span");
-  const filter = h("input", { type: "search", placeholder: "Find", "aria-label": "Find requests", oninput: () => draw() });
-  const nothing = empty("No requests", "What anybody asks of this swarm is listed here while it is under way, and a while after.");
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Find",
+    "aria-label": "Find requests",
+    oninput: () => draw(),
+  });
+  const nothing = empty(
+    "No requests",
+    "What anybody asks of this swarm is listed here while it is under way, and a while after.",
+  );
   const body = h("tbody");
-  const head = h("thead", {}, h("tr", {}, COLUMNS.map((words) => h("th", { scope: "col", class: words === "Age" ? "num" : "" }, words || h("span", { class: "unseen" }, "Actions")))));
-  const scroller = h("div", { class: "scroller requests-scroller", tabindex: 0, role: "group", "aria-label": "List of requests" }, h("table", {}, head, body));
-  const rows = new VirtualRows(scroller, body, { columns: COLUMNS.length, keyOf: (row) => row.request_id, make: (row) => makeRow(row, store, api), update: updateRow });
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      COLUMNS.map((words) =>
+        h(
+          "th",
+          { scope: "col", class: words === "Age" ? "num" : "" },
+          words || h("span", { class: "unseen" }, "Actions"),
+        ),
+      ),
+    ),
+  );
+  const scroller = h(
+    "div",
+    { class: "scroller requests-scroller", tabindex: 0, role: "group", "aria-label": "List of requests" },
+    h("table", {}, head, body),
+  );
+  const rows = new VirtualRows(scroller, body, {
+    columns: COLUMNS.length,
+    keyOf: (row) => row.request_id,
+    make: (row) => makeRow(row, store, api),
+    update: updateRow,
+  });
   fill(root, heading("Requests", summary, filter), nothing, scroller);
 
   const draw = () => {
@@ -35,8 +67,14 @@ export function mount(root, store, api) {
 
 function makeRow(first, store, api) {
   const id = first.request_id;
-  const cancel = button("Cancel", () => cancelAfter(id, store, api), { tone: "small", "aria-label": `Cancel ${shortId(first)}` });
-  const trace = button("Trace", () => dispatchEvent(new CustomEvent("trace", { detail: id })), { tone: "quiet small", "aria-label": `Trace of ${shortId(first)}` });
+  const cancel = button("Cancel", () => cancelAfter(id, store, api), {
+    tone: "small",
+    "aria-label": `Cancel ${shortId(first)}`,
+  });
+  const trace = button("Trace", () => dispatchEvent(new CustomEvent("trace", { detail: id })), {
+    tone: "quiet small",
+    "aria-label": `Trace of ${shortId(first)}`,
+  });
   const cells = {
     id: h("th", { scope: "row", class: "mono", title: id }, shortId(first)),
     who: h("td", { class: "long" }),
@@ -77,6 +115,10 @@ function showAge(element) {
 
 async function cancelAfter(id, store, api) {
   const row = store.view?.requests?.[id];
-  const words = row ? `${whoOf(row)} has ${progressOf(row).words}. What came stays with its reader; the rest is not made.` : "";
-  await orderAfter(api, { title: `Cancel request ${id.slice(0, 8)}?`, words, yes: "Yes, cancel it" }, "cancel", { request: id });
+  const words = row
+    ? `${whoOf(row)} has ${progressOf(row).words}. What came stays with its reader; the rest is not made.`
+    : "";
+  await orderAfter(api, { title: `Cancel request ${id.slice(0, 8)}?`, words, yes: "Yes, cancel it" }, "cancel", {
+    request: id,
+  });
 }

@@ -5,7 +5,8 @@ export function axis(highest, most = 3) {
   if (!(highest > 0)) return { ticks: [0, 1], top: 1 };
   const rough = highest / (most - 1);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= rough * (1 - 1e-9)) ?? 10 * power;
+  const step =
+    [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= rough * (1 - 1e-9)) ?? 10 * power;
   const num = Math.ceil(highest / step - 1e-9);
   const ticks = Array.from({ length: num + 1 }, (_, index) => Number((index * step).toPrecision(12)));
   return { ticks, top: ticks.at(-1) };

@@ -10,6 +10,7 @@ export class Series {
   replace(series) {
     this.at = (series.at ?? []).slice(-SECONDS);
     for (const name of NAMES) this.values[name] = fitted(series[name] ?? [], this.at.length);
+    this.#trim();
   }
 
   // Times never go back: clocks of two machines differ, and a chart must not fold over itself.
@@ -18,9 +19,17 @@ export class Series {
     if (at <= last) return;
     this.at.push(at);
     for (const name of NAMES) this.values[name].push(rates[name] ?? null);
-    if (this.at.length <= SECONDS) return;
-    this.at.shift();
-    for (const name of NAMES) this.values[name].shift();
+    this.#trim();
+  }
+
+  // What is older than the window goes, too, where nobody looked meanwhile and the values are few.
+  #trim() {
+    const begin = (this.at.at(-1) ?? 0) - SECONDS;
+    const first = this.at.findIndex((at) => at >= begin);
+    const num = Math.max(first, this.at.length - SECONDS);
+    if (num <= 0) return;
+    this.at.splice(0, num);
+    for (const name of NAMES) this.values[name].splice(0, num);
   }
 }
 

@@ -5,8 +5,8 @@ import { KEY_VARIABLE, pythonLiteral, shellQuoted } from "./snippets.js";
 
 const GREETING = "Once upon a time";
 
-// What each program needs: {name, note, files: [{title, language, text}]}. `baseUrl` ends with /v1; without keys any word
-// will do as one, but most programs insist on having one.
+// What each program needs: {name, note, files: [{title, language, text}]}. `baseUrl` ends with /v1; without keys any
+// word will do as one, but most programs insist on having one.
 export function setupsFor({ baseUrl, model, needsKey, context }) {
   const root = baseUrl.replace(/\/v1\/?$/, "");
   const where = { baseUrl, root, model, needsKey, context };
@@ -32,7 +32,11 @@ function python({ baseUrl, model, needsKey }) {
     '    text = chunk.choices[0].delta.content or ""',
     '    print(text, end="", flush=True)',
   ];
-  return { name: "Python", note: "OpenAI's client: pip install openai.", files: [{ title: "Program", text: lines(text) }] };
+  return {
+    name: "Python",
+    note: "OpenAI's client: pip install openai.",
+    files: [{ title: "Program", text: lines(text) }],
+  };
 }
 
 function javascript({ baseUrl, model, needsKey }) {
@@ -53,7 +57,11 @@ function javascript({ baseUrl, model, needsKey }) {
     '  process.stdout.write(chunk.choices[0].delta.content ?? "");',
     "}",
   ];
-  return { name: "JavaScript", note: "OpenAI's client: npm install openai. Save it as a file that ends in .mjs.", files: [{ title: "Program", text: lines(text) }] };
+  return {
+    name: "JavaScript",
+    note: "OpenAI's client: npm install openai. Save it as a file that ends in .mjs.",
+    files: [{ title: "Program", text: lines(text) }],
+  };
 }
 
 function curl({ baseUrl, model, needsKey }) {
@@ -67,8 +75,8 @@ function curl({ baseUrl, model, needsKey }) {
   return { name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${text}\n` }] };
 }
 
-// Codex speaks to /v1/responses. Its web search runs at OpenAI, and its tools for agents of its own come in a form that is
-// not taken: both are refused here, so they are switched off.
+// Codex speaks to /v1/responses. Its web search runs at OpenAI, and its tools for agents of its own come in a form that
+// is not taken: both are refused here, so they are switched off.
 function codex({ baseUrl, model, needsKey, context }) {
   const text = [
     `model = ${tomlText(model)}`,
@@ -85,20 +93,33 @@ function codex({ baseUrl, model, needsKey, context }) {
     "[features]",
     "multi_agent = false",
   ];
-  return { name: "Codex", note: "Then: codex. It needs a model with room for some 10,000 tokens of instructions.", files: [{ title: "~/.codex/config.toml", text: lines(text) }] };
+  return {
+    name: "Codex",
+    note: "Then: codex. It needs a model with room for some 10,000 tokens of instructions.",
+    files: [{ title: "~/.codex/config.toml", text: lines(text) }],
+  };
 }
 
-// Claude Code asks for Anthropic's names of models; these variables have it ask for ours. It appends /v1/messages itself.
+// Claude Code asks for Anthropic's names of models; these variables have it ask for ours. It appends /v1/messages
+// itself.
 function claude({ root, model, needsKey }) {
   const text = [
     `export ANTHROPIC_BASE_URL=${shellQuoted(root)}`,
     `export ANTHROPIC_AUTH_TOKEN=${needsKey ? `"$${KEY_VARIABLE}"` : "none"}`,
-    ...["ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"]
-      .map((name) => `export ${name}=${shellQuoted(model)}`),
+    ...[
+      "ANTHROPIC_MODEL",
+      "ANTHROPIC_DEFAULT_OPUS_MODEL",
+      "ANTHROPIC_DEFAULT_SONNET_MODEL",
+      "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    ].map((name) => `export ${name}=${shellQuoted(model)}`),
     "export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
     "claude",
   ];
-  return { name: "Claude Code", note: "In the shell that starts it. It needs a model with room for some 50,000 tokens of instructions.", files: [{ title: "Shell", text: lines(text) }] };
+  return {
+    name: "Claude Code",
+    note: "In the shell that starts it. It needs a model with room for some 50,000 tokens of instructions.",
+    files: [{ title: "Shell", text: lines(text) }],
+  };
 }
 
 function openWebUi({ baseUrl, needsKey }) {
@@ -109,7 +130,8 @@ function openWebUi({ baseUrl, needsKey }) {
     "ENABLE_OLLAMA_API=false \\",
     "open-webui serve",
   ];
-  const note = "Or in its page: Admin settings, Connections, OpenAI API. From a container this machine has another name than 127.0.0.1.";
+  const note =
+    "Or in its page: Admin settings, Connections, OpenAI API. In a container this machine has another name.";
   return { name: "Open WebUI", note, files: [{ title: "Shell", text: lines(text) }] };
 }
 

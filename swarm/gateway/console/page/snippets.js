@@ -23,8 +23,19 @@ export function curlOf({ path, body }, { baseUrl, needsKey }) {
 
 // Parameters that OpenAI's client has names for; the others travel in extra_body.
 const OF_OPENAI = [
-  "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
-  "stop", "logprobs", "stream",
+  "model",
+  "messages",
+  "prompt",
+  "max_tokens",
+  "temperature",
+  "top_p",
+  "seed",
+  "n",
+  "presence_penalty",
+  "frequency_penalty",
+  "stop",
+  "logprobs",
+  "stream",
 ];
 const OF_CHAT = [...OF_OPENAI, "top_logprobs", "response_format"];
 
@@ -33,7 +44,9 @@ export function pythonOf({ path, body }, { baseUrl, needsKey }) {
   const names = new Set(isChat ? OF_CHAT : OF_OPENAI);
   const fields = Object.entries(shown(body));
   const more = Object.fromEntries(fields.filter(([name]) => !names.has(name)));
-  const given = fields.filter(([name]) => names.has(name)).map(([name, value]) => `    ${name}=${pythonLiteral(value, 4)},`);
+  const given = fields
+    .filter(([name]) => names.has(name))
+    .map(([name, value]) => `    ${name}=${pythonLiteral(value, 4)},`);
   if (Object.keys(more).length > 0) given.push(`    extra_body=${pythonLiteral(more, 4)},`);
   const key = needsKey ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
   return [
@@ -44,7 +57,7 @@ export function pythonOf({ path, body }, { baseUrl, needsKey }) {
     `stream = client.${isChat ? "chat.completions" : "completions"}.create(`,
     ...given,
     ")",
-    ...printing(isChat ? "choice.delta.content or \"\"" : "choice.text", body.n ?? 1),
+    ...printing(isChat ? 'choice.delta.content or ""' : "choice.text", body.n ?? 1),
     "",
   ].join("\n");
 }

@@ -1,16 +1,62 @@
-// Where each token's time went: a trace as spans of time by hop, what is slowest in words, and how two traces differ. Pure.
+// Where each token's time went: a trace as spans of time by hop, what is slowest in words, and how two traces differ.
+// Pure.
 
 import { layers as rangeOf, layerWord, seconds, share } from "./format.js";
 
 // In the order in which they happen. `isOfStage`: told for each stage apart.
 export const PARTS = [
-  { name: "queue", field: "queue_s", label: "queue", doing: "queueing", meaning: "in no step: waiting for room or a turn" },
-  { name: "wire", field: "wire_s", label: "wire", doing: "on the wire", meaning: "between broker and stages: sockets, networks, encoding" },
-  { name: "wait", field: "wait_s", label: "waiting", doing: "waiting", meaning: "in a stage, behind other steps", isOfStage: true },
-  { name: "compute", field: "compute_s", label: "compute", doing: "computing", meaning: "in the layers", isOfStage: true },
-  { name: "sample", field: "sample_s", label: "sampling", doing: "sampling", meaning: "from logits to tokens", isOfStage: true },
-  { name: "broker", field: "broker_s", label: "broker", doing: "in the broker", meaning: "from the answer to the reader's socket" },
-  { name: "unaccounted", field: "unaccounted_s", label: "unaccounted", doing: "unaccounted for", meaning: "the rest: the stages' bookkeeping" },
+  {
+    name: "queue",
+    field: "queue_s",
+    label: "queue",
+    doing: "queueing",
+    meaning: "in no step: waiting for room or a turn",
+  },
+  {
+    name: "wire",
+    field: "wire_s",
+    label: "wire",
+    doing: "on the wire",
+    meaning: "between broker and stages: sockets, networks, encoding",
+  },
+  {
+    name: "wait",
+    field: "wait_s",
+    label: "waiting",
+    doing: "waiting",
+    meaning: "in a stage, behind other steps",
+    isOfStage: true,
+  },
+  {
+    name: "compute",
+    field: "compute_s",
+    label: "compute",
+    doing: "computing",
+    meaning: "in the layers",
+    isOfStage: true,
+  },
+  {
+    name: "sample",
+    field: "sample_s",
+    label: "sampling",
+    doing: "sampling",
+    meaning: "from logits to tokens",
+    isOfStage: true,
+  },
+  {
+    name: "broker",
+    field: "broker_s",
+    label: "broker",
+    doing: "in the broker",
+    meaning: "from the answer to the reader's socket",
+  },
+  {
+    name: "unaccounted",
+    field: "unaccounted_s",
+    label: "unaccounted",
+    doing: "unaccounted for",
+    meaning: "the rest: the stages' bookkeeping",
+  },
 ];
 const BEFORE = PARTS.filter(({ name }) => name === "queue" || name === "wire");
 const OF_STAGE = PARTS.filter(({ isOfStage }) => isOfStage);
@@ -39,7 +85,8 @@ export class Spans {
     if (sequence.tokens?.length > 0) this.tokens.pop(); // it may not have been sent yet when it was told
     const last = this.tokens.at(-1)?.index ?? -1;
     for (const token of sequence.tokens ?? []) if (token.index > last) this.tokens.push(this.#read(token));
-    if (this.tokens.length > MOST_TOKENS) this.numLetGo += this.tokens.splice(1, this.tokens.length - MOST_TOKENS).length;
+    if (this.tokens.length > MOST_TOKENS)
+      this.numLetGo += this.tokens.splice(1, this.tokens.length - MOST_TOKENS).length;
     return before !== `${this.tokens.length}/${this.tokens.at(-1)?.total_s}/${this.numTokens}`;
   }
 
@@ -73,9 +120,15 @@ export class Spans {
   // The sums over all traced tokens, in the same form: by the broker's own sums, which know tokens that are not listed.
   get totals() {
     if (!this.sums) return [];
-    const whole = PARTS.filter(({ isOfStage }) => !isOfStage).map((part) => ({ part, worker: "", layers: null, seconds: this.sums[part.field] ?? 0 }));
+    const whole = PARTS.filter(({ isOfStage }) => !isOfStage).map((part) => ({
+      part,
+      worker: "",
+      layers: null,
+      seconds: this.sums[part.field] ?? 0,
+    }));
     const ofStages = this.stages.flatMap((stage) =>
-      OF_STAGE.map((part) => ({ part, worker: stage.worker, layers: stage.layers, seconds: stage[part.field] ?? 0 })));
+      OF_STAGE.map((part) => ({ part, worker: stage.worker, layers: stage.layers, seconds: stage[part.field] ?? 0 })),
+    );
     return [...whole.slice(0, 2), ...ofStages, ...whole.slice(2)].filter(({ seconds: length }) => length > 0);
   }
 }
@@ -90,7 +143,10 @@ export function doing({ part, worker, layers }) {
 }
 
 export const sumByPart = (spans) =>
-  PARTS.map((part) => ({ part, seconds: spans.filter((span) => span.part === part).reduce((sum, span) => sum + span.seconds, 0) }));
+  PARTS.map((part) => ({
+    part,
+    seconds: spans.filter((span) => span.part === part).reduce((sum, span) => sum + span.seconds, 0),
+  }));
 
 // --- the slowest, in words
 
@@ -102,16 +158,19 @@ export function slowestToken(tokens) {
 export function inWords(spans, textOf = () => "") {
   if (spans.tokens.length === 0) return [];
   const words = [];
+  const tell = (what, token) =>
+    words.push(`${what}: ${seconds(token.total_s)}, the largest part ${largest(spans, token)}.`);
   const [first] = spans.tokens;
-  if (first.index === 0) words.push(`The first token came after ${seconds(first.total_s)}, most of it ${most(spans, first)}.`);
+  if (first.index === 0) tell("To the first token", first);
   const slowest = slowestToken(spans.tokens.filter(({ index }) => index > 0));
-  if (slowest) words.push(`The slowest after it is ${named(slowest, textOf)}: ${seconds(slowest.total_s)}, most of it ${most(spans, slowest)}.`);
+  if (slowest) tell(`The slowest after it, ${named(slowest, textOf)}`, slowest);
   const part = longest(spans.totals);
-  if (part) words.push(`Most of all time was spent ${doing(part)}: ${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}.`);
+  const ofAll = part && `${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}`;
+  if (part) words.push(`Over all tokens the largest part was ${doing(part)}: ${ofAll}.`);
   return words;
 }
 
-const most = (spans, token) => {
+const largest = (spans, token) => {
   const span = longest(spans.spansOf(token));
   return span ? `${doing(span)} (${seconds(span.seconds)})` : "not accounted for";
 };
@@ -136,8 +195,9 @@ export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1)
 
 // --- the chart's columns
 
-// Columns of at least `narrowest` pixels: {token, first, last}, each of one token, or where there are more, of several told
-// by their slowest. `scale` is the time at the top: what towers above all others (a first token with a long prompt) is cut.
+// Columns of at least `narrowest` pixels: {token, first, last}, each of one token, or where there are more, of several
+// told by their slowest. `scale` is the time at the top: what towers above all others (a first token with a long
+// prompt) is cut.
 export function columnsOf(tokens, width, narrowest = 3) {
   const room = Math.max(1, Math.floor(width / narrowest));
   const perColumn = Math.max(1, Math.ceil(tokens.length / room));
@@ -158,18 +218,30 @@ export function scaleOf(tokens) {
 
 // --- two traces
 
-// {rows: [{label, first, second, difference}], words: […]} of two Spans. Times are per token, as answers differ in length.
+// {rows: [{label, first, second, difference}], words: […]} of two Spans. Times are per token, as answers differ in
+// length.
 export function differences(a, b, [nameA, nameB] = ["the first", "the second"]) {
   const rows = PARTS.map((part) => rowOf(part.label, perToken(a, part.field), perToken(b, part.field)));
   const whole = rowOf("each token", perToken(a, "total_s"), perToken(b, "total_s"));
   const first = rowOf("first token", a.tokens[0]?.total_s ?? null, b.tokens[0]?.total_s ?? null);
-  const words = [speedWords(whole, nameA, nameB), causeWords(rows, whole), firstWords(first, nameA, nameB), ...stageWords(a, b, nameA, nameB)];
+  const words = [
+    speedWords(whole, nameA, nameB),
+    causeWords(rows, whole),
+    firstWords(first, nameA, nameB),
+    ...stageWords(a, b, nameA, nameB),
+  ];
   return { rows: [first, whole, ...rows], words: words.filter(Boolean) };
 }
 
-const rowOf = (label, first, second) => ({ label, first, second, difference: first === null || second === null ? null : second - first });
+const rowOf = (label, first, second) => ({
+  label,
+  first,
+  second,
+  difference: first === null || second === null ? null : second - first,
+});
 
-const perToken = (spans, field) => (spans.sums && spans.numTraced > 0 ? (spans.sums[field] ?? 0) / spans.numTraced : null);
+const perToken = (spans, field) =>
+  spans.sums && spans.numTraced > 0 ? (spans.sums[field] ?? 0) / spans.numTraced : null;
 
 const ALIKE = 0.05; // a twentieth is what chance does
 
@@ -186,7 +258,8 @@ function causeWords(rows, whole) {
   if (whole.difference === null || Math.abs(whole.difference) <= ALIKE * whole.first) return "";
   const sign = Math.sign(whole.difference);
   const cause = rows.reduce((worst, row) => (sign * row.difference > sign * worst.difference ? row : worst));
-  return `Most of the difference is ${cause.label}: ${seconds(cause.first)} against ${seconds(cause.second)} a token.`;
+  const against = `${seconds(cause.first)} against ${seconds(cause.second)}`;
+  return `The largest part of the difference is ${cause.label}: ${against} a token.`;
 }
 
 function firstWords({ first, second, difference }, nameA, nameB) {
@@ -203,5 +276,7 @@ function stageWords(a, b, nameA, nameB) {
 }
 
 const cutOf = ({ stages }) =>
-  [...stages].sort((a, b) => a.layers[0] - b.layers[0]).map(({ worker, layers }) => `${rangeOf(layers)} ${worker}`).join(", ");
-
+  [...stages]
+    .sort((a, b) => a.layers[0] - b.layers[0])
+    .map(({ worker, layers }) => `${rangeOf(layers)} ${worker}`)
+    .join(", ");

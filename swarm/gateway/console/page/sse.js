@@ -1,4 +1,5 @@
-// Reads server-sent events from the pieces in which they come, as the standard has them parsed. Pure: text in, events out.
+// Reads server-sent events from the pieces in which they come, as the standard has them parsed. Pure: text in, events
+// out.
 
 const LONGEST = 32 * 1024 * 1024; // characters of one event: more is no stream of ours, and memory has to end somewhere
 

@@ -54,7 +54,10 @@ export function updateCard(card, shown, about) {
   });
   setMeter(parts.fill, fillOf(row, stage));
   text(parts.step.firstElementChild, seconds(stage.seen_s ?? stage.predicted_s));
-  text(parts.step.lastElementChild, stage.seen_s ? `a step; ${seconds(stage.predicted_s)} predicted` : "a step, as predicted");
+  text(
+    parts.step.lastElementChild,
+    stage.seen_s ? `a step; ${seconds(stage.predicted_s)} predicted` : "a step, as predicted",
+  );
   text(parts.speed.firstElementChild, state === "lost" ? "0" : rate(about.rates?.tokens_per_s));
   text(parts.speed.lastElementChild, "tokens/s");
   text(parts.evidence, [row?.steered, evidence].filter(Boolean).join(" · "));

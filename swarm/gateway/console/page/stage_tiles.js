@@ -34,7 +34,8 @@ export class Tiles {
     this.#last = [shown, about];
     const isMoving = about.rates.steps_per_s > 0;
     this.#move(isMoving && !still.matches);
-    const chosen = shown.find((stage) => stage.key === this.#chosen) ?? shown.find((stage) => stage.state !== "well") ?? shown[0];
+    const chosen =
+      shown.find((stage) => stage.key === this.#chosen) ?? shown.find((stage) => stage.state !== "well") ?? shown[0];
     keyed(
       this.#list,
       shown,
@@ -47,7 +48,12 @@ export class Tiles {
 
   #make(stage) {
     const tile = h("button", { type: "button", class: "tile", onclick: () => this.#choose(stage.key) });
-    tile.append(h("b"), badge(""), h("span", { class: "tile-layers" }), h("i", { class: "tile-fill", "aria-hidden": "true" }));
+    tile.append(
+      h("b"),
+      badge(""),
+      h("span", { class: "tile-layers" }),
+      h("i", { class: "tile-fill", "aria-hidden": "true" }),
+    );
     return h("li", {}, h("article", {}, tile));
   }
 
@@ -93,7 +99,14 @@ export class Tiles {
     const tiles = [...this.#list.querySelectorAll(".tile")];
     const at = tiles.indexOf(event.target);
     const inRow = Math.max(1, tiles.filter((tile) => tile.offsetTop === tiles[0].offsetTop).length);
-    const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + inRow, ArrowUp: at - inRow, Home: 0, End: tiles.length - 1 };
+    const moves = {
+      ArrowRight: at + 1,
+      ArrowLeft: at - 1,
+      ArrowDown: at + inRow,
+      ArrowUp: at - inRow,
+      Home: 0,
+      End: tiles.length - 1,
+    };
     const next = at < 0 ? undefined : tiles[moves[event.key]];
     if (!next) return;
     event.preventDefault();

@@ -26,8 +26,8 @@ export class Store {
     return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
   }
 
-  // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection", "events",
-  // "series". Returns how to stop.
+  // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection",
+  // "events", "series". Returns how to stop.
   subscribe(parts, draw) {
     const subscriber = { parts: new Set(parts), draw, isNew: true };
     this.#subscribers.add(subscriber);
@@ -38,8 +38,9 @@ export class Store {
   replace({ series, ...view }) {
     const keys = new Set([...Object.keys(this.view ?? {}), ...Object.keys(view)]);
     this.view = view;
+    this.events = []; // all that are remembered come behind it
     if (series) this.series.replace(series);
-    this.#touch(...keys, "series");
+    this.#touch(...keys, "series", "events");
   }
 
   // Onto nothing no patch fits: SyntaxError, so that the reader asks for a snapshot.

@@ -1,5 +1,5 @@
-// The conversation and the answer under way: what is asked, read, stopped and gone on with. Kept in sessionStorage, so that
-// a reload goes on where it was, and each tab has its own. Draws nothing.
+// The conversation and the answer under way: what is asked, read, stopped and gone on with. Kept in sessionStorage, so
+// that a reload goes on where it was, and each tab has its own. Draws nothing.
 
 import { ApiError } from "./api.js";
 import * as ask from "./ask.js";
@@ -61,7 +61,8 @@ export class Talk {
 
   changed() {
     this.#schedule();
-    if (!this.#saving) this.#saving = setTimeout(() => this.save(), Math.max(SAVE_S * 1000, SAVE_SHARE * this.#saveTook));
+    if (!this.#saving)
+      this.#saving = setTimeout(() => this.save(), Math.max(SAVE_S * 1000, SAVE_SHARE * this.#saveTook));
   }
 
   #schedule() {
@@ -128,8 +129,9 @@ export class Talk {
   generate() {
     if (this.isBusy || Object.keys(this.problems).length > 0) return;
     const { request } = this;
+    this.turns = this.#settled();
     if (this.mode === "chat") {
-      this.turns = [...this.#settled(), { role: "user", content: this.draft }];
+      this.turns = [...this.turns, { role: "user", content: this.draft }];
       this.drafts.chat = "";
     }
     this.#ask(request);
@@ -237,7 +239,8 @@ export class Talk {
 
   // --- stopping
 
-  // Hanging up would not do: the answer is kept for a reader that loads its page again. So the swarm is told to cancel it.
+  // Hanging up would not do: the answer is kept for a reader that loads its page again. So the swarm is told to cancel
+  // it.
   stop() {
     if (!this.isBusy || this.isStopping) return;
     this.set({ isStopping: true, notice: "" });
@@ -250,7 +253,8 @@ export class Talk {
       await this.#api.order("cancel", { request: answer.requestId });
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (!answer.isOver) this.notice = `The swarm could not be told to stop: ${error.message} It stops by itself within a minute.`;
+      if (!answer.isOver)
+        this.notice = `The swarm could not be told to stop: ${error.message} It stops by itself within a minute.`;
       this.#letGo(answer);
     }
   }

@@ -1,5 +1,5 @@
-// Where each token's time went: a column for each token, what is slowest in words, one token hop by hop. Beneath it, two
-// traces beside each other. A trace is asked for when an answer ends, and while it runs as long as somebody looks.
+// Where each token's time went: a column for each token, what is slowest in words, one token hop by hop. Beneath it,
+// two traces beside each other. A trace is asked for when an answer ends, and while it runs as long as somebody looks.
 
 import { fill, h, set, text } from "./dom.js";
 import { plural, seconds, share } from "./format.js";
@@ -15,14 +15,26 @@ export function mount(root, store, api) {
   const talk = talkOf(store, api);
   const shown = { requestId: "", choice: 0, at: null, spans: [new Spans()], problem: "" };
   const parts = [sentences(), chart(shown), sums()];
-  const nothing = empty("Nothing timed yet", "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.");
+  const nothing = empty(
+    "Nothing timed yet",
+    "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.",
+  );
   const problem = h("p", { class: "hint" });
-  const [title, choice, back] = [h("span", { class: "quiet-words" }), choiceSelect(shown, () => draw()), button("Back to the answer", () => follow(), { tone: "quiet small" })];
-  const body = h("div", { class: "timeline" }, parts.map(({ element }) => element));
+  const [title, choice, back] = [
+    h("span", { class: "quiet-words" }),
+    choiceSelect(shown, () => draw()),
+    button("Back to the answer", () => follow(), { tone: "quiet small" }),
+  ];
+  const body = h(
+    "div",
+    { class: "timeline" },
+    parts.map(({ element }) => element),
+  );
   const comparison = h("details", { class: "more" }, h("summary", {}, "Compare two traces"));
   fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body, comparison);
   mountComparison(comparison, store, api, talk);
 
+  set(root, { tabindex: -1 }); // so that who asks for a trace elsewhere on the page is taken here
   const draw = () => {
     const spans = shown.spans[shown.choice] ?? shown.spans[0];
     const isEmpty = spans.tokens.length === 0;
@@ -44,11 +56,13 @@ export function mount(root, store, api) {
     draw();
   });
   const show = (requestId, { isRunning, isDue = true }) => {
-    if (requestId !== shown.requestId) Object.assign(shown, { requestId, choice: 0, at: null, spans: [new Spans()], problem: "" });
+    if (requestId !== shown.requestId)
+      Object.assign(shown, { requestId, choice: 0, at: null, spans: [new Spans()], problem: "" });
     if (isDue) reader.follow(requestId, isRunning); // before its first token nothing is known of it
     draw();
   };
-  const follow = () => show(talk.answer?.requestId ?? "", { isRunning: talk.isBusy, isDue: (talk.answer?.firstAt ?? null) !== null });
+  const follow = () =>
+    show(talk.answer?.requestId ?? "", { isRunning: talk.isBusy, isDue: (talk.answer?.firstAt ?? null) !== null });
 
   let told = "";
   talk.subscribe(({ answer, isBusy }) => {
@@ -60,6 +74,7 @@ export function mount(root, store, api) {
   addEventListener("trace", ({ detail }) => {
     show(detail, { isRunning: store.view?.requests?.[detail] !== undefined });
     root.scrollIntoView({ block: "nearest" });
+    root.focus({ preventScroll: true });
   });
   new ResizeObserver(draw).observe(root);
   addEventListener("theme", draw);
@@ -74,7 +89,11 @@ function choiceSelect(shown, changed) {
   });
   const draw = () => {
     select.hidden = shown.spans.length < 2;
-    if (select.options.length !== shown.spans.length) fill(select, shown.spans.map((_, index) => h("option", { value: index }, `Continuation ${index + 1}`)));
+    if (select.options.length !== shown.spans.length)
+      fill(
+        select,
+        shown.spans.map((_, index) => h("option", { value: index }, `Continuation ${index + 1}`)),
+      );
     set(select, { value: shown.choice });
   };
   return { element: select, draw };
@@ -97,7 +116,11 @@ function sentences() {
 function chart(shown) {
   const canvas = h("canvas", { class: "columns-chart", "aria-hidden": "true" });
   const plot = new Columns(canvas);
-  const slider = h("div", { class: "chart-box", role: "slider", tabindex: 0, "aria-label": "Token", "aria-valuemin": 1 }, canvas);
+  const slider = h(
+    "div",
+    { class: "chart-box", role: "slider", tabindex: 0, "aria-label": "Token", "aria-valuemin": 1 },
+    canvas,
+  );
   const [top, note] = [h("span"), h("span")];
   const readout = h("p", { class: "readout" });
   const one = h("div");
@@ -115,11 +138,19 @@ function chart(shown) {
     const words = tokenInWords(spans, token, textOf);
     text(readout, words);
     fill(one, bar(spans.spansOf(token), token.total_s));
-    set(slider, { "aria-valuenow": token.index + 1, "aria-valuemax": spans.tokens.at(-1).index + 1, "aria-valuetext": words });
+    set(slider, {
+      "aria-valuenow": token.index + 1,
+      "aria-valuemax": spans.tokens.at(-1).index + 1,
+      "aria-valuetext": words,
+    });
     plot.draw(spans, { at: shown.at });
   };
-  slider.addEventListener("pointermove", (event) => point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)));
-  slider.addEventListener("pointerdown", (event) => point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)));
+  slider.addEventListener("pointermove", (event) =>
+    point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)),
+  );
+  slider.addEventListener("pointerdown", (event) =>
+    point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)),
+  );
   slider.addEventListener("keydown", (event) => {
     const token = moved(spans.tokens, shown.at, event.key);
     if (!token) return;
@@ -135,27 +166,39 @@ function chart(shown) {
   return { element, draw };
 }
 
-function noteOf({ tokens, numTokens, numTraced, numLetGo }, { perColumn }) {
-  const missing = Math.max(0, numTokens - tokens.length);
+const MISSING = 2; // the newest ones of an answer that runs may be drawn and not told yet
+
+function noteOf({ tokens, numTokens }, { perColumn }) {
+  const missing = numTokens - tokens.length;
   const words = [perColumn > 1 ? `each column the slowest of ${perColumn} tokens` : "each column a token"];
-  if (missing > 0 && (numLetGo > 0 || numTraced > tokens.length)) words.push(`${plural(missing, "token")} not drawn`);
+  if (missing > MISSING) words.push(`${plural(missing, "token")} not known any more`);
   return words.join("; ");
 }
 
 // Arrows go from token to token, Page Up and Down by ten; the slowest one is what Enter finds.
 function moved(tokens, at, key) {
   const place = at === null ? -1 : tokens.findIndex(({ index }) => index === at);
-  const moves = { ArrowRight: place + 1, ArrowUp: place + 1, ArrowLeft: place - 1, ArrowDown: place - 1, PageUp: place + 10, PageDown: place - 10, Home: 0, End: tokens.length - 1 };
+  const moves = {
+    ArrowRight: place + 1,
+    ArrowUp: place + 1,
+    ArrowLeft: place - 1,
+    ArrowDown: place - 1,
+    PageUp: place + 10,
+    PageDown: place - 10,
+    Home: 0,
+    End: tokens.length - 1,
+  };
   if (key === "Enter") return slowestToken(tokens);
   return key in moves ? tokens[Math.max(0, Math.min(tokens.length - 1, moves[key]))] : null;
 }
 
-// What a token says. Without log probabilities a token without text of its own leaves no trace in the answer: then which
-// text belongs to which token is known only where their numbers agree (but for the end, which says nothing).
+// What a token says. Without log probabilities a token without text of its own leaves no trace in the answer: then
+// which text belongs to which token is known only where their numbers agree (but for the end, which says nothing).
 function textsOf(answer, index, spans) {
   const choice = answer?.choices[index];
   if (!choice) return () => "";
-  const isExact = choice.chances[0] || choice.ends.length === spans.numTokens || choice.ends.length === spans.numTokens - 1;
+  const isExact =
+    choice.chances[0] || choice.ends.length === spans.numTokens || choice.ends.length === spans.numTokens - 1;
   return (at) => (isExact && at < choice.ends.length ? pieceOf(choice, at) : "");
 }
 
@@ -164,23 +207,53 @@ function textsOf(answer, index, spans) {
 function sums() {
   const rows = h("tbody");
   const caption = h("caption", { class: "unseen" }, "Where the time of all tokens went, part by part");
-  const head = h("thead", {}, h("tr", {}, ["part", "time", "share", "what it is"].map((words, at) => h("th", { scope: "col", class: at === 1 || at === 2 ? "num" : "" }, words))));
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      ["part", "time", "share", "what it is"].map((words, at) =>
+        h("th", { scope: "col", class: at === 1 || at === 2 ? "num" : "" }, words),
+      ),
+    ),
+  );
   const element = h("div", { class: "sums" }, h("table", {}, caption, head, rows));
   let told = "";
   const draw = (spans) => {
     if (!spans.sums) return;
     const whole = spans.sums.total_s;
-    const lines = [...sumByPart(spans.totals).filter(({ seconds: length }) => length > 0), { part: null, seconds: whole }];
+    const lines = [
+      ...sumByPart(spans.totals).filter(({ seconds: length }) => length > 0),
+      { part: null, seconds: whole },
+    ];
     const now = JSON.stringify(lines.map(({ part, seconds: length }) => [part?.name, length]));
     if (now === told) return;
     told = now;
-    fill(rows, lines.map(({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length))));
+    fill(
+      rows,
+      lines.map(({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length))),
+    );
   };
   return { element, draw };
 }
 
 const sumRow = (part, length, whole) =>
-  h("tr", {}, h("th", { scope: "row" }, swatch(part.name), ` ${part.label}`), h("td", { class: "num" }, seconds(length)), h("td", { class: "num" }, share(length, whole)), h("td", { class: "hint" }, part.meaning));
+  h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, swatch(part.name), ` ${part.label}`),
+    h("td", { class: "num" }, seconds(length)),
+    h("td", { class: "num" }, share(length, whole)),
+    h("td", { class: "hint" }, part.meaning),
+  );
 
 const totalRow = ({ numTraced }, length) =>
-  h("tr", { class: "total" }, h("th", { scope: "row" }, "together"), h("td", { class: "num" }, seconds(length)), h("td"), h("td", { class: "hint" }, plural(numTraced, "token")));
+  h(
+    "tr",
+    { class: "total" },
+    h("th", { scope: "row" }, "together"),
+    h("td", { class: "num" }, seconds(length)),
+    h("td"),
+    h("td", { class: "hint" }, plural(numTraced, "token")),
+  );

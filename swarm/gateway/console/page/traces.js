@@ -16,7 +16,18 @@ export function mount(root, store, api, talk) {
   const table = h("div", { class: "sums" });
   const compared = h("div", { class: "compared", hidden: true }, words, h("div", { class: "pair" }, charts), table);
   const go = button("Compare", () => compare());
-  fill(root, root.firstElementChild, h("div", { class: "fields" }, picks.map(({ element }) => element), go), problem, compared);
+  fill(
+    root,
+    root.firstElementChild,
+    h(
+      "div",
+      { class: "fields" },
+      picks.map(({ element }) => element),
+      go,
+    ),
+    problem,
+    compared,
+  );
 
   let both = null;
   const compare = async () => {
@@ -36,8 +47,14 @@ export function mount(root, store, api, talk) {
     if (!both) return;
     compared.hidden = false;
     const names = both.ids.map((id) => id.slice(0, 8));
-    const told = differences(...both.spans, names.map((name) => `request ${name}`));
-    fill(words, told.words.map((line) => h("li", {}, line)));
+    const told = differences(
+      ...both.spans,
+      names.map((name) => `request ${name}`),
+    );
+    fill(
+      words,
+      told.words.map((line) => h("li", {}, line)),
+    );
     fill(table, tableOf(told.rows, names));
     const scale = Math.max(...both.spans.map(({ tokens }) => scaleOf(tokens)));
     charts.forEach((canvas, at) => {
@@ -64,7 +81,11 @@ function firstOf(report) {
 // Requests that can be chosen, the newest first.
 function known({ view }, talk) {
   const rows = [...Object.values(view?.requests ?? {}), ...Object.values(view?.ended ?? {})];
-  const found = rows.map((row) => ({ id: row.request_id, at: row.began_at ?? 0, words: `${row.state}, ${row.num_tokens} tokens` }));
+  const found = rows.map((row) => ({
+    id: row.request_id,
+    at: row.began_at ?? 0,
+    words: `${row.state}, ${row.num_tokens} tokens`,
+  }));
   const own = talk.answer?.requestId;
   if (own && !found.some(({ id }) => id === own)) found.push({ id: own, at: Infinity, words: "the answer above" });
   return found.sort((a, b) => b.at - a.at).slice(0, MOST_LISTED);
@@ -79,21 +100,38 @@ function pick(label) {
     if (now === told) return;
     told = now;
     const chosen = select.value;
-    fill(select, h("option", { value: "" }, "Choose …"), requests.map(({ id, words }) => h("option", { value: id }, `${id.slice(0, 8)} · ${words}`)));
+    fill(
+      select,
+      h("option", { value: "" }, "Choose …"),
+      requests.map(({ id, words }) => h("option", { value: id }, `${id.slice(0, 8)} · ${words}`)),
+    );
     if (requests.some(({ id }) => id === chosen)) select.value = chosen;
   };
   return { element, select, draw };
 }
 
 function tableOf(rows, names) {
-  const head = ["", ...names, "difference"].map((words, at) => h("th", { scope: "col", class: at ? "num" : "" }, words));
+  const head = ["", ...names, "difference"].map((words, at) =>
+    h("th", { scope: "col", class: at ? "num" : "" }, words),
+  );
   return h(
     "table",
     {},
     h("caption", { class: "unseen" }, "Times a token of both traces, and how they differ"),
     h("thead", {}, h("tr", {}, head)),
-    h("tbody", {}, rows.map(({ label, first, second, difference }) =>
-      h("tr", {}, h("th", { scope: "row" }, label), [first, second].map((value) => h("td", { class: "num" }, seconds(value))), h("td", { class: "num" }, signed(difference))))),
+    h(
+      "tbody",
+      {},
+      rows.map(({ label, first, second, difference }) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, label),
+          [first, second].map((value) => h("td", { class: "num" }, seconds(value))),
+          h("td", { class: "num" }, signed(difference)),
+        ),
+      ),
+    ),
   );
 }
 

@@ -1,8 +1,9 @@
-// Asks for traces: once for what has ended; for what runs once a second at most, the longer it is the more seldom, and only
-// while its place on the page is looked at. Else just often enough to miss none: a report lists the newest thousand tokens.
+// Asks for traces: once for what has ended; for what runs once a second at most, the longer it is the more seldom, and
+// only while its place on the page is looked at. Else just often enough to miss none: a report lists the newest
+// thousand tokens.
 
 const SECOND = 1000;
-const TOKENS_A_SECOND = 150; // of a report: one that lists a thousand tokens is a megabyte, and asked for every six seconds
+const TOKENS_A_SECOND = 150; // of a report: a thousand tokens are a megabyte, which is asked for every six seconds
 const MOST_UNSEEN = 800; // tokens that may come before they are asked for, seen or not
 const LAST_LOOK_S = 0.2; // behind an answer's end, when the broker has written down its last token
 

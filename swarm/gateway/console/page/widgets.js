@@ -4,10 +4,30 @@ import { h, set, svg, text, unique } from "./dom.js";
 
 // What a verdict looks like. The shape says it without colour, the word without either.
 const TONES = {
-  well: "well", serving: "well", live: "well", member: "well", done: "well",
-  slow: "warn", blocked: "warn", cordoned: "warn", draining: "warn", drained: "warn", waiting: "warn", reconnecting: "warn", away: "warn",
-  loading: "busy", preparing: "busy", runs: "busy", connecting: "busy", recovering: "busy",
-  silent: "bad", hung: "bad", dead: "bad", lied: "bad", lost: "bad", failed: "bad",
+  well: "well",
+  serving: "well",
+  live: "well",
+  member: "well",
+  done: "well",
+  slow: "warn",
+  blocked: "warn",
+  cordoned: "warn",
+  draining: "warn",
+  drained: "warn",
+  waiting: "warn",
+  reconnecting: "warn",
+  away: "warn",
+  loading: "busy",
+  preparing: "busy",
+  runs: "busy",
+  connecting: "busy",
+  recovering: "busy",
+  silent: "bad",
+  hung: "bad",
+  dead: "bad",
+  lied: "bad",
+  lost: "bad",
+  failed: "bad",
 };
 const SHAPES = {
   well: "M6 1.2a4.8 4.8 0 1 0 0 9.6a4.8 4.8 0 1 0 0-9.6z",
@@ -20,7 +40,12 @@ const SHAPES = {
 export const toneOf = (state) => TONES[state] ?? "none";
 
 export function badge(state = "", word = state) {
-  const element = h("span", { class: "badge" }, svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path")), h("span"));
+  const element = h(
+    "span",
+    { class: "badge" },
+    svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path")),
+    h("span"),
+  );
   return setBadge(element, state, word);
 }
 
@@ -36,7 +61,13 @@ export function setBadge(element, state, word = state) {
 export function meter(label) {
   const name = h("span", { class: "meter-name" }, label);
   const words = h("span", { class: "meter-words" });
-  const bar = h("div", { class: "meter-bar", role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 });
+  const bar = h("div", {
+    class: "meter-bar",
+    role: "meter",
+    "aria-label": label,
+    "aria-valuemin": 0,
+    "aria-valuemax": 100,
+  });
   return h("div", { class: "meter" }, name, words, bar);
 }
 
@@ -64,10 +95,12 @@ export const button = (words, onclick, { tone = "", ...more } = {}) =>
   h("button", { type: "button", class: tone, onclick, ...more }, words);
 
 // What stands where there is nothing yet: what this is, and what to do.
-export const empty = (title, ...words) => h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...words));
+export const empty = (title, ...words) =>
+  h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...words));
 
 // A heading of a card with what belongs at its right side.
-export const heading = (words, ...right) => h("div", { class: "heading" }, h("h2", {}, words), h("div", { class: "heading-right" }, ...right));
+export const heading = (words, ...right) =>
+  h("div", { class: "heading" }, h("h2", {}, words), h("div", { class: "heading-right" }, ...right));
 
 // Make role=tablist work by the keys that people expect; which tab is open outlives a reload of the tab.
 export function tabs(root, remembered = sessionStorage) {

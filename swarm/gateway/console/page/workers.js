@@ -6,7 +6,19 @@ import { bytes, layers, plural, seconds, share } from "./format.js";
 import { VirtualRows } from "./virtual.js";
 import { badge, button, empty, field, heading, setBadge } from "./widgets.js";
 
-const COLUMNS = ["Worker", "Verdict", "Layers", "Standby", "Evidence", "Host", "Device", "Memory", "KV", "Round trip", ""];
+const COLUMNS = [
+  "Worker",
+  "Verdict",
+  "Layers",
+  "Standby",
+  "Evidence",
+  "Host",
+  "Device",
+  "Memory",
+  "KV",
+  "Round trip",
+  "",
+];
 
 export function mount(root, store, api) {
   const actions = new Actions(api);
@@ -17,7 +29,12 @@ export function mount(root, store, api) {
   const body = h("tbody");
   const table = h("table", { class: "workers" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
   const scroller = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Workers, scrolls" }, table);
-  const nothing = empty("No worker is here", "Start one with ", h("code", {}, "swarm worker"), " on any machine that reaches the broker.");
+  const nothing = empty(
+    "No worker is here",
+    "Start one with ",
+    h("code", {}, "swarm worker"),
+    " on any machine that reaches the broker.",
+  );
   fill(root, heading("Workers", num, rebalance, join), reason, nothing, scroller);
 
   const rows = new VirtualRows(scroller, body, {
@@ -31,7 +48,12 @@ export function mount(root, store, api) {
     text(num, plural(all.filter(isHere).length, "worker"));
     nothing.hidden = all.length > 0;
     scroller.hidden = all.length === 0;
-    text(reason, me && !me.admin ? "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin)." : "");
+    text(
+      reason,
+      me && !me.admin
+        ? "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin)."
+        : "",
+    );
     reason.hidden = !reason.textContent;
     for (const each of [join, rebalance]) set(each, lockedBy(mayAct(store)));
     rows.show(all);
@@ -48,7 +70,11 @@ const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "w
 // In the order of the model; those without layers come last, by name.
 function byLayers(a, b) {
   const first = ({ layers: range }) => (range && range[1] > range[0] ? range[0] : Infinity);
-  return first(a) - first(b) || a.name.localeCompare(b.name, "en", { numeric: true }) || a.incarnation.localeCompare(b.incarnation);
+  return (
+    first(a) - first(b) ||
+    a.name.localeCompare(b.name, "en", { numeric: true }) ||
+    a.incarnation.localeCompare(b.incarnation)
+  );
 }
 
 function head() {
@@ -114,13 +140,19 @@ class Actions {
   drain(row) {
     if (!row) return gone();
     const words = "Its layers go to others while answers run; it gets none until it is uncordoned.";
-    return this.#order({ title: `Drain ${row.name}?`, words, yes: `Yes, drain ${row.name}`, isGrave: false }, "drain", { worker: row.name });
+    return this.#order({ title: `Drain ${row.name}?`, words, yes: `Yes, drain ${row.name}`, isGrave: false }, "drain", {
+      worker: row.name,
+    });
   }
 
   cordon(row) {
     if (!row) return gone();
     const words = "It keeps what it holds, and gets no further layers.";
-    return this.#order({ title: `Cordon ${row.name}?`, words, yes: `Yes, cordon ${row.name}`, isGrave: false }, "cordon", { worker: row.name });
+    return this.#order(
+      { title: `Cordon ${row.name}?`, words, yes: `Yes, cordon ${row.name}`, isGrave: false },
+      "cordon",
+      { worker: row.name },
+    );
   }
 
   uncordon(row) {

@@ -42,6 +42,15 @@ def test_another_life_of_the_broker_begins_anew() -> None:
     assert figures.rates["tokens_per_s"] == 20.0
 
 
+def test_what_was_before_nobody_looked_is_not_of_late() -> None:
+    figures = Figures()
+    figures.add(stats(0, first=[0, 0, 0]), 0.0)
+    figures.add(stats(36_000, first=[9, 0, 0]), 3600.0)
+    assert (figures.rates["tokens_per_s"], figures.rates["first_token_s"]) == (0.0, None)
+    figures.add(stats(36_010, first=[9, 1, 0]), 3601.0)
+    assert (figures.rates["tokens_per_s"], figures.rates["first_token_s"]) == (10.0, 0.15)
+
+
 def test_a_median_is_of_late() -> None:
     """What was long ago, or before anybody looked, doesn't count."""
     figures = Figures()

@@ -161,6 +161,18 @@ def test_a_broker_that_is_away_is_away_for_whole_seconds() -> None:
     assert away == [0, 1, 1]
 
 
+def test_of_what_was_not_asked_again_nothing_is_made_anew() -> None:
+    """The same values stand for it; what has come is made."""
+    before = known(1000.0, request("r"))
+    first = view(before, {}, {})
+    after = replace(before, at=1001.0, status={"state": "serving", "epoch": 2, "uptime_s": 101.0})
+    second = view(after, {}, first, before)
+    for name in ("workers", "plan", "requests", "ended", "links", "recoveries"):
+        assert second[name] is first[name]
+    assert difference(first, second) == {"at": 1001.0, "status": {"epoch": 2}}
+    assert view(after, {}, first) == second
+
+
 def test_nothing_is_known_at_first() -> None:
     empty = view(Known(1.0), {}, {})
     assert (empty["workers"], empty["plan"], empty["requests"], empty["recovery"]) == ({}, None, {}, None)

@@ -257,3 +257,43 @@ async def test_a_fault_of_ours_ends_the_streams_and_the_next_reader_begins_anew(
     await again.until(lambda: again.events)
     await again.leave()
     await watch.aclose()
+
+
+async def test_who_may_look_no_more_is_told_nothing_more(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is taken back ends its streams, whether anything happens or not."""
+    monkeypatch.setattr(watching, "QUIET_S", 0.02)
+    watch, rights = made(Broker()), [True]
+    viewer = watch.join(None, "")
+    assert viewer is not None
+    told: list[bytes] = []
+
+    async def read() -> None:
+        async for each in watch.read(viewer, lambda: rights[0]):
+            told.append(each)
+            rights[0] = False
+
+    async with asyncio.timeout(PATIENCE_S):
+        await read()
+    assert len(told) == 1
+    watch.leave(viewer)
+    await watch.aclose()
+
+
+async def test_who_does_not_come_back_is_forgotten(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was told is remembered for a while, and no longer."""
+    monkeypatch.setattr(watching, "LINGER_S", 0.05)
+    broker = Broker()
+    watch = made(broker)
+    stays, goes = Reader(watch), Reader(watch, "alice")
+    await stays.until(lambda: stays.events and goes.events)
+    last = goes.events[-1][0]
+    await goes.leave()
+    await asyncio.sleep(0.1)
+    asked = broker.num_asked
+    await stays.until(lambda: broker.num_asked > asked + 6)  # one look after that, whatever it asks
+    again = Reader(watch, "alice", last)
+    await again.until(lambda: again.events)
+    assert again.events[0][1] == "snapshot"
+    for reader in (stays, again):
+        await reader.leave()
+    await watch.aclose()

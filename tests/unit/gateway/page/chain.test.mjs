@@ -3,9 +3,23 @@ import { test } from "node:test";
 
 import { numLayers, place, rowOf, stagesOf, tally, turn } from "../../../../swarm/gateway/console/page/chain_layout.js";
 
-const row = (name, layers, more = {}) => ({ name, incarnation: `${name}-1`, state: "member", verdict: "well", evidence: "idle", layers, ...more });
+const row = (name, layers, more = {}) => ({
+  name,
+  incarnation: `${name}-1`,
+  state: "member",
+  verdict: "well",
+  evidence: "idle",
+  layers,
+  ...more,
+});
 const view = (more = {}) => ({
-  plan: { stages: [["w2", [0, 3]], ["w0", [3, 6]], ["w1", [6, 8]]].map(([worker, layers]) => ({ worker, layers })) },
+  plan: {
+    stages: [
+      ["w2", [0, 3]],
+      ["w0", [3, 6]],
+      ["w1", [6, 8]],
+    ].map(([worker, layers]) => ({ worker, layers })),
+  },
   workers: { "w0-1": row("w0", [3, 6]), "w1-1": row("w1", [6, 8]), "w2-1": row("w2", [0, 3]) },
   recovery: null,
   recoveries: [],
@@ -15,13 +29,23 @@ const told = (stages) => stages.map(({ worker, state, number, isGone }) => [work
 
 test("stages come in the plan's order with their workers' verdicts", () => {
   const stages = stagesOf(view(), [], 100);
-  assert.deepEqual(told(stages), [["w2", "well", 1], ["w0", "well", 2], ["w1", "well", 3]]);
-  assert.deepEqual(stages.map(({ key }) => key), ["w2-1", "w0-1", "w1-1"]);
+  assert.deepEqual(told(stages), [
+    ["w2", "well", 1],
+    ["w0", "well", 2],
+    ["w1", "well", 3],
+  ]);
+  assert.deepEqual(
+    stages.map(({ key }) => key),
+    ["w2-1", "w0-1", "w1-1"],
+  );
   assert.equal(numLayers(view()), 8);
 });
 
 test("of two lives of one worker the one that is here and has the layers is shown", () => {
-  const workers = { old: row("w0", [3, 6], { incarnation: "old", state: "lost", verdict: "dead" }), young: row("w0", [3, 6], { incarnation: "young" }) };
+  const workers = {
+    old: row("w0", [3, 6], { incarnation: "old", state: "lost", verdict: "dead" }),
+    young: row("w0", [3, 6], { incarnation: "young" }),
+  };
   assert.equal(rowOf(workers, "w0", [3, 6]).incarnation, "young");
   assert.equal(rowOf(workers, "w9", [3, 6]), null);
 });
@@ -52,26 +76,49 @@ test("the next life of a worker that died, which holds nothing yet, does not mak
 test("before anything serves, the stages of the plan that is being prepared are shown", () => {
   const stages = view().plan.stages;
   const shown = stagesOf(view({ plan: { stages: [], coming: { stages } } }), [], 1);
-  assert.deepEqual(shown.map(({ worker }) => worker), ["w2", "w0", "w1"]);
+  assert.deepEqual(
+    shown.map(({ worker }) => worker),
+    ["w2", "w0", "w1"],
+  );
 });
 
 test("after the new plan the lost stage stays at its place for some seconds, without a number, then goes", () => {
   const before = stagesOf(view(), [], 100);
   const after = view({ recoveries: [{ workers: ["w0"], evidence: "w0: its connection closed", began_at: 100.5 }] });
-  after.plan = { stages: [{ worker: "w2", layers: [0, 6] }, { worker: "w1", layers: [6, 8] }] };
+  after.plan = {
+    stages: [
+      { worker: "w2", layers: [0, 6] },
+      { worker: "w1", layers: [6, 8] },
+    ],
+  };
   delete after.workers["w0-1"];
   const soon = stagesOf(after, before, 101);
-  assert.deepEqual(told(soon), [["w2", "well", 1], ["w0", "lost", "gone"], ["w1", "well", 2]]);
+  assert.deepEqual(told(soon), [
+    ["w2", "well", 1],
+    ["w0", "lost", "gone"],
+    ["w1", "well", 2],
+  ]);
   const later = stagesOf(after, soon, 106.9);
   assert.deepEqual(told(later)[1], ["w0", "lost", "gone"]);
-  assert.deepEqual(told(stagesOf(after, later, 107.1)), [["w2", "well", 1], ["w1", "well", 2]]);
+  assert.deepEqual(told(stagesOf(after, later, 107.1)), [
+    ["w2", "well", 1],
+    ["w1", "well", 2],
+  ]);
 });
 
 test("one that was drained leaves no ghost", () => {
   const before = stagesOf(view(), [], 100);
   const after = view();
-  after.plan = { stages: [{ worker: "w2", layers: [0, 6] }, { worker: "w1", layers: [6, 8] }] };
-  assert.deepEqual(told(stagesOf(after, before, 101)), [["w2", "well", 1], ["w1", "well", 2]]);
+  after.plan = {
+    stages: [
+      { worker: "w2", layers: [0, 6] },
+      { worker: "w1", layers: [6, 8] },
+    ],
+  };
+  assert.deepEqual(told(stagesOf(after, before, 101)), [
+    ["w2", "well", 1],
+    ["w1", "well", 2],
+  ]);
 });
 
 test("a worker that came back under its name in the recovery's plan is well", () => {
@@ -89,7 +136,11 @@ test("no plan, no stages", () => {
 
 test("states are counted, well first", () => {
   const stages = ["lost", "well", "slow", "well"].map((state) => ({ state }));
-  assert.deepEqual(tally(stages), [["well", 2], ["lost", 1], ["slow", 1]]);
+  assert.deepEqual(tally(stages), [
+    ["well", 2],
+    ["lost", 1],
+    ["slow", 1],
+  ]);
 });
 
 test("cards get places in rows that are as even as can be, each its own, the broker at both ends", () => {

@@ -13,7 +13,11 @@ const CASES = [
   [{ a: "c" }, { a: ["b"] }, { a: ["b"] }],
   [{ a: { b: "c" } }, { a: { b: "d", c: null } }, { a: { b: "d" } }],
   [{ a: [{ b: "c" }] }, { a: [1] }, { a: [1] }],
-  [["a", "b"], ["c", "d"], ["c", "d"]],
+  [
+    ["a", "b"],
+    ["c", "d"],
+    ["c", "d"],
+  ],
   [{ a: "b" }, ["c"], ["c"]],
   [{ a: "foo" }, null, null],
   [{ a: "foo" }, "bar", "bar"],
@@ -43,6 +47,6 @@ test("a worker called __proto__ is a worker like any other", () => {
   const patch = JSON.parse('{"workers": {"__proto__": {"verdict": "well"}, "constructor": {"verdict": "slow"}}}');
   const after = merge({ workers: {} }, patch);
   assert.deepEqual(Object.keys(after.workers), ["__proto__", "constructor"]);
-  assert.equal(({}).verdict, undefined);
+  assert.equal({}.verdict, undefined);
   assert.equal(after.workers.constructor.verdict, "slow");
 });

@@ -19,14 +19,21 @@ test("without any value there is an axis nevertheless", () => {
 });
 
 test("a line breaks where a value is missing and where nobody looked", () => {
-  assert.deepEqual(segments([1, 2, 3, 4, 5, 60, 61], [9, 9, null, 9, 9, 9, 9]), [[0, 1], [3, 4], [5, 6]]);
+  assert.deepEqual(segments([1, 2, 3, 4, 5, 60, 61], [9, 9, null, 9, 9, 9, 9]), [
+    [0, 1],
+    [3, 4],
+    [5, 6],
+  ]);
   assert.deepEqual(segments([], []), []);
   assert.deepEqual(segments([1], [null]), []);
 });
 
 test("the nearest time is found, at the ends too", () => {
   const at = [10, 11, 12, 20];
-  assert.deepEqual([-5, 10.4, 10.6, 15, 17, 99].map((time) => nearest(at, time)), [0, 0, 1, 2, 3, 3]);
+  assert.deepEqual(
+    [-5, 10.4, 10.6, 15, 17, 99].map((time) => nearest(at, time)),
+    [0, 0, 1, 2, 3, 3],
+  );
   assert.equal(nearest([], 5), -1);
 });
 

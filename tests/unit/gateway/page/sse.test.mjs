@@ -3,7 +3,8 @@ import { test } from "node:test";
 
 import { SseParser } from "../../../../swarm/gateway/console/page/sse.js";
 
-const STREAM = ': beat\r\nid: L-1\r\nevent: snapshot\r\ndata: {"a":\r\ndata: 1}\r\n\r\ndata:x\n\nevent: delta\rdata: y\rid: L-2\r\r';
+const STREAM =
+  ': beat\r\nid: L-1\r\nevent: snapshot\r\ndata: {"a":\r\ndata: 1}\r\n\r\ndata:x\n\nevent: delta\rdata: y\rid: L-2\r\r';
 const WANTED = [
   { event: "snapshot", data: '{"a":\n1}', id: "L-1" },
   { event: "message", data: "x", id: "L-1" },
@@ -19,10 +20,17 @@ test("a stream in one piece: fields, several lines of data, all three ends of li
 test("wherever it is cut into two pieces, or into single characters, the events are the same", () => {
   for (let cut = 0; cut <= STREAM.length; cut += 1) {
     const parser = new SseParser();
-    assert.deepEqual([...parser.push(STREAM.slice(0, cut)), ...parser.push(STREAM.slice(cut))], WANTED, `cut at ${cut}`);
+    assert.deepEqual(
+      [...parser.push(STREAM.slice(0, cut)), ...parser.push(STREAM.slice(cut))],
+      WANTED,
+      `cut at ${cut}`,
+    );
   }
   const parser = new SseParser();
-  assert.deepEqual([...STREAM].flatMap((character) => parser.push(character)), WANTED);
+  assert.deepEqual(
+    [...STREAM].flatMap((character) => parser.push(character)),
+    WANTED,
+  );
 });
 
 test("an event without data is none, a field without a colon has no value, an unknown one is passed over", () => {

@@ -98,6 +98,19 @@ test("the series never grow beyond their window, and time never goes back", () =
   for (const name of NAMES) assert.equal(series.values[name].length, SECONDS);
 });
 
+test("values from before a long pause go when they are older than the window", () => {
+  const series = new Series();
+  series.replace({ at: [100, 101, 102], queued: [1, 2, 3] });
+  series.add(401.5, { queued: 4 });
+  assert.deepEqual(
+    [series.at, series.values.queued],
+    [
+      [102, 401.5],
+      [3, 4],
+    ],
+  );
+});
+
 test("series of a snapshot that are of unequal lengths are fitted to their times", () => {
   const series = new Series();
   series.replace({ at: [1, 2, 3], tokens_per_s: [7, 8], queued: [1, 2, 3, 4] });

@@ -18,8 +18,15 @@ const RECOVERY = {
 
 test("a recovery's phases lie one after the other on one line of time; those not told yet wait", () => {
   const rows = rowsOf(RECOVERY);
-  assert.deepEqual(rows.map(({ state }) => state), ["done", "done", "runs", "waits", "waits", "waits"]);
-  assert.deepEqual(rows.map(({ from, to }) => [from, to].map((share) => share.toFixed(2))).slice(0, 3), [["0.00", "0.40"], ["0.40", "0.50"], ["0.50", "1.00"]]);
+  assert.deepEqual(
+    rows.map(({ state }) => state),
+    ["done", "done", "runs", "waits", "waits", "waits"],
+  );
+  assert.deepEqual(rows.map(({ from, to }) => [from, to].map((share) => share.toFixed(2))).slice(0, 3), [
+    ["0.00", "0.40"],
+    ["0.40", "0.50"],
+    ["0.50", "1.00"],
+  ]);
 });
 
 test("what it took counts from the verdict on, as the report's total does", () => {
@@ -33,7 +40,9 @@ test("what it took counts from the verdict on, as the report's total does", () =
 
 test("where no plan is possible the ways out are named, those that fit what is waited for", () => {
   const ways = (words) => remedies(words).map(({ what }) => what);
-  assert.deepEqual(ways("other pins or caps: with those of [plan], the layers can't be laid out over w0 4 MiB"), ["Take the pins and caps back"]);
+  assert.deepEqual(ways("other pins or caps: with those of [plan], the layers can't be laid out over w0 4 MiB"), [
+    "Take the pins and caps back",
+  ]);
   assert.deepEqual(ways("900 more MiB memory: village needs 4 MiB"), ["Bring more memory", "Load it smaller"]);
   assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ways"]);
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
@@ -42,7 +51,14 @@ test("where no plan is possible the ways out are named, those that fit what is w
 });
 
 test("pins and caps are read as they are written, and refused with the worker's name", () => {
-  assert.deepEqual([readPin("w1", "0-10"), readPin("w1", " 4 – 4 "), readPin("w1", "7")], [[0, 11], [4, 5], [7, 8]]);
+  assert.deepEqual(
+    [readPin("w1", "0-10"), readPin("w1", " 4 – 4 "), readPin("w1", "7")],
+    [
+      [0, 11],
+      [4, 5],
+      [7, 8],
+    ],
+  );
   assert.throws(() => readPin("w1", "9-2"), /For w1, the last layer comes before/);
   assert.throws(() => readPin("w1", "all"), /For w1/);
   assert.equal(readCap("w1", " 12 "), 12);
@@ -50,7 +66,10 @@ test("pins and caps are read as they are written, and refused with the worker's 
 });
 
 test("a supposed plan is compared with that in force", () => {
-  const now = { forecast: { tokens_per_second: 760, step_s: 0.0105, bottleneck: "w2" }, stages: [{ worker: "w2", layers: [0, 8] }] };
+  const now = {
+    forecast: { tokens_per_second: 760, step_s: 0.0105, bottleneck: "w2" },
+    stages: [{ worker: "w2", layers: [0, 8] }],
+  };
   const [speed, step, , stages] = compared(now, { tokens_per_second: 500, step_s: 0.016, stages: [] });
   assert.deepEqual(speed, ["Tokens/s", "760", "500"]);
   assert.equal(step[2].replaceAll("\u202f", " "), "16.0 ms");
@@ -67,7 +86,12 @@ test("pages of a log are put before those that are there, and never more than ca
 });
 
 test("the time of a line is that of its day, whether it was told as text or as seconds", () => {
-  assert.deepEqual(["2026-11-24T19:33:06.123456Z", 0, undefined, "noon"].map(timeOf), ["19:33:06.123", "00:00:00.000", "", "noon"]);
+  assert.deepEqual(["2026-11-24T19:33:06.123456Z", 0, undefined, "noon"].map(timeOf), [
+    "19:33:06.123",
+    "00:00:00.000",
+    "",
+    "noon",
+  ]);
 });
 
 test("after failures the wait grows to a bound, and differs from tab to tab", () => {
@@ -88,10 +112,12 @@ class FakeStorage extends Map {
   }
 }
 
-const answering = (status, body, asked = []) => async (path, init) => {
-  asked.push([path, init]);
-  return new Response(typeof body === "string" ? body : JSON.stringify(body), { status });
-};
+const answering =
+  (status, body, asked = []) =>
+  async (path, init) => {
+    asked.push([path, init]);
+    return new Response(typeof body === "string" ? body : JSON.stringify(body), { status });
+  };
 
 test("the key goes along in a header, never in the address, and lasts in the tab", async () => {
   const asked = [];
@@ -112,7 +138,10 @@ test("refusals become errors with the gateway's words; a refused key asks for an
   const api = new Api({ storage: new FakeStorage(), fetcher: answering(401, { error: { message: "no such key" } }) });
   const asked = [];
   api.onRefused = (words) => asked.push(words);
-  await assert.rejects(api.get("/x"), (error) => error instanceof ApiError && error.status === 401 && error.message === "no such key");
+  await assert.rejects(
+    api.get("/x"),
+    (error) => error instanceof ApiError && error.status === 401 && error.message === "no such key",
+  );
   api.setKey("wrong");
   await assert.rejects(api.get("/x"));
   assert.deepEqual(asked, ["", "no such key"]); // without a key there is nothing to complain of
@@ -129,10 +158,19 @@ test("an answer that is no JSON, and none at all, are told in words", async () =
 });
 
 test("a stream gives its events in order, and is let go of when its reader fails", async () => {
-  const api = new Api({ storage: new FakeStorage(), fetcher: answering(200, "data: 1\n\nid: a\nevent: delta\ndata: 2\n\n") });
+  const api = new Api({
+    storage: new FakeStorage(),
+    fetcher: answering(200, "data: 1\n\nid: a\nevent: delta\ndata: 2\n\n"),
+  });
   const events = [];
   await api.stream("/console/live", { onEvent: (event) => events.push(event) });
-  assert.deepEqual(events.map(({ event, data, id }) => [event, data, id]), [["message", "1", null], ["delta", "2", "a"]]);
+  assert.deepEqual(
+    events.map(({ event, data, id }) => [event, data, id]),
+    [
+      ["message", "1", null],
+      ["delta", "2", "a"],
+    ],
+  );
   const failing = () => {
     throw new SyntaxError("no JSON");
   };

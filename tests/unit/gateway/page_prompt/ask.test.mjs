@@ -4,13 +4,29 @@ import { test } from "node:test";
 import * as ask from "../../../../swarm/gateway/console/page/ask.js";
 
 const made = (values, more = {}) =>
-  ask.requestOf({ mode: "raw", values: { ...ask.DEFAULTS, ...values }, model: "village", prompt: "One", seed: 7, ...more }).body;
+  ask.requestOf({
+    mode: "raw",
+    values: { ...ask.DEFAULTS, ...values },
+    model: "village",
+    prompt: "One",
+    seed: 7,
+    ...more,
+  }).body;
 
 test("fields become numbers, and empty ones are left to the API", () => {
   const body = made({ max_tokens: "12", temperature: "0", top_p: " 0.9 ", top_k: "40", min_p: "", n: "4" });
   assert.deepEqual(body, {
-    model: "village", prompt: "One", max_tokens: 12, temperature: 0, top_p: 0.9, top_k: 40, n: 4, seed: 7,
-    stream: true, stream_options: { include_usage: true }, keep_s: 60,
+    model: "village",
+    prompt: "One",
+    max_tokens: 12,
+    temperature: 0,
+    top_p: 0.9,
+    top_k: 40,
+    n: 4,
+    seed: 7,
+    stream: true,
+    stream_options: { include_usage: true },
+    keep_s: 60,
   });
 });
 
@@ -22,11 +38,20 @@ test("a seed that was given is kept, one continuation and the normal class are n
 });
 
 test("penalties, stops, a schema and confidence are told in the API's forms", () => {
-  const values = { presence_penalty: "0.5", frequency_penalty: "-1", repetition_penalty: "1.1", stop: "END\n\\n\\n", schema: '{"type": "object"}' };
+  const values = {
+    presence_penalty: "0.5",
+    frequency_penalty: "-1",
+    repetition_penalty: "1.1",
+    stop: "END\n\\n\\n",
+    schema: '{"type": "object"}',
+  };
   const body = made(values, { confidence: true });
   assert.deepEqual([body.presence_penalty, body.frequency_penalty, body.repetition_penalty], [0.5, -1, 1.1]);
   assert.deepEqual(body.stop, ["END", "\n\n"]);
-  assert.deepEqual(body.response_format, { type: "json_schema", json_schema: { name: "answer", schema: { type: "object" } } });
+  assert.deepEqual(body.response_format, {
+    type: "json_schema",
+    json_schema: { name: "answer", schema: { type: "object" } },
+  });
   assert.equal(body.logprobs, 5);
   const chat = made({}, { mode: "chat", messages: [], confidence: true });
   assert.deepEqual([chat.logprobs, chat.top_logprobs, "prompt" in chat], [true, 5, false]);
@@ -42,7 +67,13 @@ test("the same request can be had with confidence", () => {
 
 test("what is wrong is said by field, in words", () => {
   const problems = ask.problemsOf({
-    max_tokens: "0", temperature: "warm", top_p: "0", n: "1.5", seed: "1e300", schema: "{", stop: "x\n".repeat(17),
+    max_tokens: "0",
+    temperature: "warm",
+    top_p: "0",
+    n: "1.5",
+    seed: "1e300",
+    schema: "{",
+    stop: "x\n".repeat(17),
   });
   assert.equal(problems.max_tokens, "Max tokens goes from 1 to 1000000.");
   assert.equal(problems.temperature, "Temperature: “warm” is no number.");

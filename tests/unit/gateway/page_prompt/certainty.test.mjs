@@ -3,8 +3,11 @@ import { test } from "node:test";
 
 import * as certainty from "../../../../swarm/gateway/console/page/certainty.js";
 
-const chance = (token, share, others = []) =>
-  ({ token, logprob: Math.log(share), others: others.map(([text, value]) => [text, Math.log(value)]) });
+const chance = (token, share, others = []) => ({
+  token,
+  logprob: Math.log(share),
+  others: others.map(([text, value]) => [text, Math.log(value)]),
+});
 
 test("steps of certainty", () => {
   const steps = [1, 0.9, 0.899, 0.5, 0.3, 0.1].map((share) => certainty.stepOf(chance("x", share)).name);
@@ -14,10 +17,27 @@ test("steps of certainty", () => {
 });
 
 test("alternatives stand by their shares, the chosen one among them", () => {
-  const found = certainty.alternativesOf(chance(" a", 0.1, [[" b", 0.6], [" c", 0.2]]));
-  assert.deepEqual(found.map(({ token, isChosen }) => [token, isChosen]), [[" b", false], [" c", false], [" a", true]]);
+  const found = certainty.alternativesOf(
+    chance(" a", 0.1, [
+      [" b", 0.6],
+      [" c", 0.2],
+    ]),
+  );
+  assert.deepEqual(
+    found.map(({ token, isChosen }) => [token, isChosen]),
+    [
+      [" b", false],
+      [" c", false],
+      [" a", true],
+    ],
+  );
   assert.ok(Math.abs(certainty.restOf(found) - 0.1) < 1e-9);
-  const listed = certainty.alternativesOf(chance(" b", 0.6, [[" b", 0.6], [" c", 0.2]]));
+  const listed = certainty.alternativesOf(
+    chance(" b", 0.6, [
+      [" b", 0.6],
+      [" c", 0.2],
+    ]),
+  );
   assert.equal(listed.filter(({ isChosen }) => isChosen).length, 1);
 });
 
@@ -26,7 +46,14 @@ test("what is white gets a sign", () => {
 });
 
 test("a token and a continuation in words", () => {
-  const words = certainty.inWords(chance(" a", 0.62, [[" a", 0.62], [" b", 0.2]])).replaceAll("\u202f", " ");
+  const words = certainty
+    .inWords(
+      chance(" a", 0.62, [
+        [" a", 0.62],
+        [" b", 0.2],
+      ]),
+    )
+    .replaceAll("\u202f", " ");
   assert.equal(words, "“␣a”: 62 %, likely; else “␣b” 20 %");
   const told = certainty.summary([chance(" a", 0.9), null, chance(" b", 0.1)]).replaceAll("\u202f", " ");
   assert.equal(told, "2 tokens, 30 % on (geometric) average, 1 of them below 50 %; the least sure: “␣b” 10 %.");

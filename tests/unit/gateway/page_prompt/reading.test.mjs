@@ -8,7 +8,8 @@ const RAW = { path: "/v1/completions", body: {} };
 
 const said = (content, { index = 0, reason = null, logprobs = null } = {}) =>
   JSON.stringify({ choices: [{ index, delta: { content }, logprobs, finish_reason: reason }] });
-const wrote = (text, logprobs = null) => JSON.stringify({ choices: [{ index: 0, text, logprobs, finish_reason: null }] });
+const wrote = (text, logprobs = null) =>
+  JSON.stringify({ choices: [{ index: 0, text, logprobs, finish_reason: null }] });
 const error = (message, code) => JSON.stringify({ error: { message, code } });
 
 function streaming(request = RAW) {
@@ -23,8 +24,17 @@ test("each continuation has its own text, pieces and end", () => {
   answer.take({ id: "8f3c:1.1.0", data: said("Good", { index: 1 }) }, 21);
   answer.take({ id: "8f3c:2.1.0", data: said("lo 😀") }, 22);
   answer.take({ id: "8f3c:3.1.0", data: said("", { reason: "stop" }) }, 23);
-  assert.deepEqual(answer.choices.map(({ text, reason }) => [text, reason]), [["Hello 😀", "stop"], ["Good", null]]);
-  assert.deepEqual([0, 1].map((at) => pieceOf(answer.choices[0], at)), ["Hel", "lo 😀"]);
+  assert.deepEqual(
+    answer.choices.map(({ text, reason }) => [text, reason]),
+    [
+      ["Hello 😀", "stop"],
+      ["Good", null],
+    ],
+  );
+  assert.deepEqual(
+    [0, 1].map((at) => pieceOf(answer.choices[0], at)),
+    ["Hel", "lo 😀"],
+  );
   assert.equal(answer.firstAt, 20);
   assert.equal(answer.state, "streaming");
 });
@@ -38,13 +48,39 @@ test("usage is taken, and DONE is the end", () => {
 
 test("alternatives are read from both forms", () => {
   const chat = streaming(CHAT);
-  const entry = { token: " a", logprob: -0.1, bytes: [], top_logprobs: [{ token: " a", logprob: -0.1 }, { token: " b", logprob: -3 }] };
+  const entry = {
+    token: " a",
+    logprob: -0.1,
+    bytes: [],
+    top_logprobs: [
+      { token: " a", logprob: -0.1 },
+      { token: " b", logprob: -3 },
+    ],
+  };
   chat.take({ id: "8f3c:1.0.0", data: said(" a", { logprobs: { content: [entry] } }) }, 20);
-  assert.deepEqual(chat.choices[0].chances, [{ token: " a", logprob: -0.1, others: [[" a", -0.1], [" b", -3]] }]);
+  assert.deepEqual(chat.choices[0].chances, [
+    {
+      token: " a",
+      logprob: -0.1,
+      others: [
+        [" a", -0.1],
+        [" b", -3],
+      ],
+    },
+  ]);
   const raw = streaming();
   const told = { tokens: [" x"], token_logprobs: [-2], top_logprobs: [{ " y": -0.5, " x": -2 }], text_offset: [0] };
   raw.take({ id: "8f3c:1.0", data: wrote(" x", told) }, 20);
-  assert.deepEqual(raw.choices[0].chances, [{ token: " x", logprob: -2, others: [[" y", -0.5], [" x", -2]] }]);
+  assert.deepEqual(raw.choices[0].chances, [
+    {
+      token: " x",
+      logprob: -2,
+      others: [
+        [" y", -0.5],
+        [" x", -2],
+      ],
+    },
+  ]);
 });
 
 test("a token without text of its own is a piece when its chance is told, and none when it isn't", () => {
@@ -66,7 +102,10 @@ test("a break is gone on with behind the last event, and waits longer each time"
   assert.equal(answer.words, "no broker");
   answer.opened("other", 2000);
   answer.take({ id: "8f3c:2.0", data: wrote(" day") }, 2010);
-  assert.deepEqual([answer.state, answer.choices[0].text, answer.requestId, answer.numBreaks], ["streaming", "One day", "8f3c", 1]);
+  assert.deepEqual(
+    [answer.state, answer.choices[0].text, answer.requestId, answer.numBreaks],
+    ["streaming", "One day", "8f3c", 1],
+  );
   assert.equal(answer.broke(null, 3000), 0.25); // something new came between
   assert.equal(answer.numBreaks, 2);
 });
@@ -143,7 +182,10 @@ test("a reload keeps everything and goes on behind the last event", () => {
   const answer = streaming(CHAT);
   answer.take({ id: "8f3c:1.0.0", data: said("One") }, 20);
   const again = Answer.restored(JSON.parse(JSON.stringify(answer.kept())));
-  assert.deepEqual([again.state, again.choices[0].text, again.resumption], ["broken", "One", "/v1/streams/8f3c%3A1.0.0"]);
+  assert.deepEqual(
+    [again.state, again.choices[0].text, again.resumption],
+    ["broken", "One", "/v1/streams/8f3c%3A1.0.0"],
+  );
   again.opened("8f3c", 100);
   again.take({ id: "8f3c:2.0.0", data: said(" day") }, 110);
   again.take({ id: "8f3c:2.0.2", data: "[DONE]" }, 120);

@@ -8,7 +8,10 @@ const textOf = (where, name) => setupsFor({ ...HERE, ...where }).find((each) => 
 
 test("each program is told this gateway and this model", () => {
   const setups = setupsFor(HERE);
-  assert.deepEqual(setups.map(({ name }) => name), ["Python", "JavaScript", "curl", "Codex", "Claude Code", "Open WebUI"]);
+  assert.deepEqual(
+    setups.map(({ name }) => name),
+    ["Python", "JavaScript", "curl", "Codex", "Claude Code", "Open WebUI"],
+  );
   for (const { files } of setups) assert.match(files[0].text, /http:\/\/127\.0\.0\.1:8000/);
 });
 

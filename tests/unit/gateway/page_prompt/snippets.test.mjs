@@ -8,13 +8,23 @@ const NASTY = `it's "quoted" $HOME \`id\` $(id) \\ back\nline\ttab ! 😀 مرح
 const WHERE = { baseUrl: "http://127.0.0.1:8000/v1", needsKey: false };
 const chat = (body = {}) => ({
   path: "/v1/chat/completions",
-  body: { model: "village", messages: [{ role: "user", content: NASTY }], seed: 7, stream: true, keep_s: 60, stream_options: {}, ...body },
+  body: {
+    model: "village",
+    messages: [{ role: "user", content: NASTY }],
+    seed: 7,
+    stream: true,
+    keep_s: 60,
+    stream_options: {},
+    ...body,
+  },
 });
 
 // What sh makes of a command in which curl only tells its arguments.
 const argumentsOf = (command) =>
   execFileSync("sh", ["-c", `curl() { printf '%s\\0' "$@"; }\n${command}`], { env: { SWARM_API_KEY: "from-env" } })
-    .toString().split("\0").slice(0, -1);
+    .toString()
+    .split("\0")
+    .slice(0, -1);
 
 test("curl gets the body as it is, whatever stands in it", () => {
   const given = argumentsOf(curlOf(chat(), WHERE));
@@ -47,7 +57,10 @@ test("OpenAI's client is given its own fields by name, and ours in extra_body", 
   assert.match(code, /extra_body=\{"top_k": 40, "priority": "high"\}/);
   assert.match(code, /\n {4}temperature=0\.5,\n/);
   assert.match(code, /api_key="none"/);
-  const raw = pythonOf({ path: "/v1/completions", body: { model: "m", prompt: "x", response_format: { type: "json_object" } } }, WHERE);
+  const raw = pythonOf(
+    { path: "/v1/completions", body: { model: "m", prompt: "x", response_format: { type: "json_object" } } },
+    WHERE,
+  );
   assert.match(raw, /extra_body=\{"response_format"/);
   assert.match(raw, /print\(choice\.text/);
 });

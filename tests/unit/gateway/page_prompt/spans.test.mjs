@@ -3,12 +3,22 @@ import { test } from "node:test";
 
 import * as spans from "../../../../swarm/gateway/console/page/spans.js";
 
-const PAGE_OF = [["w0", [0, 3]], ["w1", [3, 6]]];
+const PAGE_OF = [
+  ["w0", [0, 3]],
+  ["w1", [3, 6]],
+];
 
 // A token of which each stage computes `compute_s`; the rest as given.
 function token(index, compute_s, more = {}) {
   const parts = { queue_s: 0, wire_s: 0.001, wait_s: 0, sample_s: 0, broker_s: 0.0005, unaccounted_s: 0, ...more };
-  const stages = PAGE_OF.map(([worker, layers]) => ({ worker, layers, wait_s: 0, compute_s, sample_s: 0, wire_bytes: 9 }));
+  const stages = PAGE_OF.map(([worker, layers]) => ({
+    worker,
+    layers,
+    wait_s: 0,
+    compute_s,
+    sample_s: 0,
+    wire_bytes: 9,
+  }));
   const total_s = Object.values(parts).reduce((sum, value) => sum + value, 2 * compute_s);
   return { index, began_s: index / 100, total_s, ...parts, compute_s: 2 * compute_s, stages };
 }
@@ -16,7 +26,14 @@ function token(index, compute_s, more = {}) {
 function sequence(tokens, workers = PAGE_OF) {
   const sum = (field) => tokens.reduce((total, each) => total + each[field], 0);
   const fields = ["total_s", "queue_s", "wire_s", "wait_s", "compute_s", "sample_s", "broker_s", "unaccounted_s"];
-  const stages = workers.map(([worker, layers]) => ({ worker, layers, wait_s: 0, compute_s: sum("compute_s") / 2, sample_s: 0, wire_bytes: 9 }));
+  const stages = workers.map(([worker, layers]) => ({
+    worker,
+    layers,
+    wait_s: 0,
+    compute_s: sum("compute_s") / 2,
+    sample_s: 0,
+    wire_bytes: 9,
+  }));
   const sums = Object.fromEntries(fields.map((field) => [field, sum(field)]));
   return { num_tokens: tokens.length, num_traced: tokens.length, sums, stages, tokens };
 }
@@ -30,9 +47,10 @@ function spansOf(...tokens) {
 test("a token's spans stand in the order in which they happened, and add up to its time", () => {
   const found = spansOf(token(0, 0.004, { queue_s: 0.002, sample_s: 0 }));
   const told = found.spansOf(found.tokens[0]);
-  assert.deepEqual(told.map((span) => spans.doing(span)), [
-    "queueing", "on the wire", "computing in w0 (layers 0–2)", "computing in w1 (layers 3–5)", "in the broker",
-  ]);
+  assert.deepEqual(
+    told.map((span) => spans.doing(span)),
+    ["queueing", "on the wire", "computing in w0 (layers 0–2)", "computing in w1 (layers 3–5)", "in the broker"],
+  );
   const sum = told.reduce((total, span) => total + span.seconds, 0);
   assert.ok(Math.abs(sum - found.tokens[0].total_s) < 1e-9);
 });
@@ -40,7 +58,10 @@ test("a token's spans stand in the order in which they happened, and add up to i
 test("reports that list the newest tokens are put together, and the last one is taken anew", () => {
   const found = spansOf(token(0, 0.002), token(1, 0.002));
   assert.equal(found.add(sequence([token(0, 0.002), token(1, 0.003), token(2, 0.002)])), true);
-  assert.deepEqual(found.tokens.map(({ index }) => index), [0, 1, 2]);
+  assert.deepEqual(
+    found.tokens.map(({ index }) => index),
+    [0, 1, 2],
+  );
   assert.ok(Math.abs(found.tokens[1].total_s - 0.0075) < 1e-9);
   assert.equal(found.add(sequence([token(0, 0.002), token(1, 0.003), token(2, 0.002)])), false);
 });
@@ -64,11 +85,14 @@ test("tokens are bounded: the first and the newest stay", () => {
 test("the slowest token and the slowest part are named in words", () => {
   const found = spansOf(token(0, 0.01), token(1, 0.002), token(2, 0.002, { queue_s: 0.25 }), token(3, 0.002));
   const words = spans.inWords(found, (index) => (index === 2 ? " cat" : ""));
-  assert.deepEqual(words.map((line) => line.replaceAll("\u202f", " ")), [
-    "The first token came after 21.5 ms, most of it computing in w0 (layers 0–2) (10.0 ms).",
-    "The slowest after it is token 3 “ cat”: 256 ms, most of it queueing (250 ms).",
-    "Most of all time was spent queueing: 250 ms, 87 %.",
-  ]);
+  assert.deepEqual(
+    words.map((line) => line.replaceAll("\u202f", " ")),
+    [
+      "To the first token: 21.5 ms, the largest part computing in w0 (layers 0–2) (10.0 ms).",
+      "The slowest after it, token 3 “ cat”: 256 ms, the largest part queueing (250 ms).",
+      "Over all tokens the largest part was queueing: 250 ms, 87 %.",
+    ],
+  );
   assert.match(spans.tokenInWords(found, found.tokens[1]), /^Token 2: 5\.50.ms: on the wire 1\.00.ms, computing in w0/);
 });
 
@@ -97,14 +121,25 @@ test("one token that towers above the others does not flatten them", () => {
 test("two traces differ in words: who took longer, by what, and with whom", () => {
   const quick = spansOf(...[0, 1, 2, 3].map((index) => token(index, 0.002)));
   const slow = new spans.Spans();
-  slow.add(sequence([0, 1, 2, 3].map((index) => token(index, 0.002, { wire_s: 0.009 })), [["w0", [0, 3]], ["w2", [3, 6]]]));
+  slow.add(
+    sequence(
+      [0, 1, 2, 3].map((index) => token(index, 0.002, { wire_s: 0.009 })),
+      [
+        ["w0", [0, 3]],
+        ["w2", [3, 6]],
+      ],
+    ),
+  );
   const { rows, words } = spans.differences(quick, slow, ["A", "B"]);
-  assert.deepEqual(words.map((line) => line.replaceAll("\u202f", " ")), [
-    "B took 2.5 times as long as A: 5.50 ms and 13.5 ms a token.",
-    "Most of the difference is wire: 1.00 ms against 9.00 ms a token.",
-    "The first token came 8.00 ms later in B.",
-    "The layers were with others: 0–2 w0, 3–5 w1 in A, 0–2 w0, 3–5 w2 in B.",
-  ]);
+  assert.deepEqual(
+    words.map((line) => line.replaceAll("\u202f", " ")),
+    [
+      "B took 2.5 times as long as A: 5.50 ms and 13.5 ms a token.",
+      "The largest part of the difference is wire: 1.00 ms against 9.00 ms a token.",
+      "The first token came 8.00 ms later in B.",
+      "The layers were with others: 0–2 w0, 3–5 w1 in A, 0–2 w0, 3–5 w2 in B.",
+    ],
+  );
   assert.equal(rows.length, 9);
 });
 

@@ -5,7 +5,10 @@ import { ApiError } from "../../../../swarm/gateway/console/page/api.js";
 import { Talk } from "../../../../swarm/gateway/console/page/talk.js";
 
 const MODEL = { id: "village", chat: true, context: 2048 };
-const said = (at, content) => ({ id: `8f3c:${at}.0`, data: JSON.stringify({ choices: [{ index: 0, delta: { content } }] }) });
+const said = (at, content) => ({
+  id: `8f3c:${at}.0`,
+  data: JSON.stringify({ choices: [{ index: 0, delta: { content } }] }),
+});
 const DONE = { id: "8f3c:9.1", data: "[DONE]" };
 const soon = (ms = 5) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -46,13 +49,19 @@ class FakeStorage {
   }
 }
 
-const play = (...events) => async ({ onEvent }) => events.forEach(onEvent);
+const play =
+  (...events) =>
+  async ({ onEvent }) =>
+    events.forEach(onEvent);
 
 // Sends some events, and then nothing until it is let go of.
-const hang = (...events) => ({ onEvent, signal }) => new Promise((_, refuse) => {
-  events.forEach(onEvent);
-  signal.addEventListener("abort", () => refuse(new DOMException("let go", "AbortError")));
-});
+const hang =
+  (...events) =>
+  ({ onEvent, signal }) =>
+    new Promise((_, refuse) => {
+      events.forEach(onEvent);
+      signal.addEventListener("abort", () => refuse(new DOMException("let go", "AbortError")));
+    });
 
 function talkWith(api, storage = new FakeStorage()) {
   const talk = new Talk(api, { storage });
@@ -79,21 +88,47 @@ test("turns are kept, and the chosen continuation is the next prompt's past", as
   talk.generate();
   await over(talk);
   assert.deepEqual(api.asked[1].body.messages, [
-    { role: "user", content: "Hi" }, { role: "assistant", content: "Hello!" }, { role: "user", content: "How are you?" },
+    { role: "user", content: "Hi" },
+    { role: "assistant", content: "Hello!" },
+    { role: "user", content: "How are you?" },
   ]);
   assert.equal(talk.answer.choices[0].text, "I am well.");
 });
 
+test("a conversation outlives a plain prompt between two of its turns", async () => {
+  const api = new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "plain"), DONE), play(said(1, "Well."), DONE));
+  const talk = talkWith(api);
+  for (const [mode, draft] of [
+    ["chat", "Hi"],
+    ["raw", "Once"],
+    ["chat", "How are you?"],
+  ]) {
+    talk.mode = mode;
+    talk.drafts[mode] = draft;
+    talk.generate();
+    await over(talk);
+  }
+  assert.deepEqual(
+    api.asked[2].body.messages.map(({ content }) => content),
+    ["Hi", "Hello!", "How are you?"],
+  );
+});
+
 test("a stream that breaks is gone on with behind its last event, and the request is sent once", async () => {
-  const api = new FakeApi(play(said(1, "One")), new ApiError("The gateway does not answer."), play(said(2, " day"), DONE));
+  const api = new FakeApi(
+    play(said(1, "One")),
+    new ApiError("The gateway does not answer."),
+    play(said(2, " day"), DONE),
+  );
   const talk = talkWith(api);
   talk.drafts.chat = "Hi";
   talk.generate();
   await over(talk);
   assert.equal(talk.answer.choices[0].text, "One day");
-  assert.deepEqual(api.asked.map(({ method, path }) => `${method} ${path}`), [
-    "POST /v1/chat/completions", "GET /v1/streams/8f3c%3A1.0", "GET /v1/streams/8f3c%3A1.0",
-  ]);
+  assert.deepEqual(
+    api.asked.map(({ method, path }) => `${method} ${path}`),
+    ["POST /v1/chat/completions", "GET /v1/streams/8f3c%3A1.0", "GET /v1/streams/8f3c%3A1.0"],
+  );
 });
 
 test("a reload goes on with what was kept", async () => {
@@ -113,13 +148,16 @@ test("a reload goes on with what was kept", async () => {
 
 test("stop tells the swarm, which ends the stream", async () => {
   let end;
-  const api = new FakeApi(({ onEvent }) => new Promise((resolve) => {
-    onEvent(said(1, "One"));
-    end = () => {
-      onEvent({ id: null, data: JSON.stringify({ error: { message: "cancelled", code: "RequestCancelled" } }) });
-      resolve();
-    };
-  }));
+  const api = new FakeApi(
+    ({ onEvent }) =>
+      new Promise((resolve) => {
+        onEvent(said(1, "One"));
+        end = () => {
+          onEvent({ id: null, data: JSON.stringify({ error: { message: "cancelled", code: "RequestCancelled" } }) });
+          resolve();
+        };
+      }),
+  );
   api.onOrder = () => end();
   const talk = talkWith(api);
   talk.drafts.chat = "Hi";
