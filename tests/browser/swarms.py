@@ -75,7 +75,8 @@ class Swarm:
         if (report["state"], report["num_stages"]) != ("serving", NUM_WORKERS) or not self.is_idle(report):
             return False
         workers = [worker for worker in self.client.query("nodes")["workers"] if is_here(worker)]
-        return len(workers) == NUM_WORKERS and all(worker["verdict"] == "well" for worker in workers)
+        # One may still be called slow, since other work had the cores: it is looked at again only when it has some.
+        return len(workers) == NUM_WORKERS and all(worker["verdict"] in ("well", "slow") for worker in workers)
 
     def is_idle(self, report: dict[str, Any] | None = None) -> bool:
         """Does nothing run or wait? Answers that are kept for their readers don't count."""
@@ -92,8 +93,15 @@ class Swarm:
             except ClientError:
                 pass  # nobody is there yet, or any more
             time.sleep(0.1)
-        texts = "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in self._all_logs())
+        reports = [self.client.query("status"), self.client.query("nodes")] if self._is_there() else ["no broker"]
+        texts = f"{reports}\n" + "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in self._all_logs())
         raise AssertionError(f"not within {within_s:.0f} s: {what}\n{texts}")
+
+    def _is_there(self) -> bool:
+        try:
+            return bool(self.client.query("status"))
+        except ClientError:
+            return False
 
     def _all_logs(self) -> list[Path]:
         return [self._folder / "up.log", *sorted(self.logs.glob("*.log"))]
