@@ -17,9 +17,10 @@ from swarm.broker.planner.problem import Model
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import measure, siblings
+from swarm.stage.engine import measure
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, Fenced, SampleJob
+from swarm.stage.native import siblings
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import MANY, never, nothing, random_tokens, ready
 from tests.model.models import llama_config

@@ -31,10 +31,11 @@ from msgspec import structs
 
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import quota, siblings
+from swarm.stage.engine import quota
 from swarm.stage.engine.forward import run
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import Skeleton, Stage, Weights
+from swarm.stage.native import siblings
 from swarm.stage.native.cores import computing
 from swarm.wire.messages import LayerCost, LayerRange, Row
 

@@ -23,10 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.engine import siblings
 from swarm.stage.engine.forward import run, to_wire
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import DTYPES, Skeleton, Stage, Weights
+from swarm.stage.native import siblings
 from swarm.wire.messages import LayerRange, Row
 
 # Relative to the largest logit. Right models come to 1e-6; a wrong mask, rotation or scale to 1e-2 and more.

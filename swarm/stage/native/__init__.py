@@ -2,7 +2,8 @@
 
 They are C, built by ``pip install`` where there is a compiler, in variants for several kinds of processor; the
 quickest that runs here computes, unless another is chosen. Without the library torch's kernels do the work, and
-:func:`absence` says why. What they compute has the same bits for a row whatever is computed beside it.
+:func:`absence` says why. What they compute has the same bits for a row whatever is computed beside it. What one worker
+has found out about them and this machine, ``siblings`` tells to others that are forked from the same process.
 """
 
 from __future__ import annotations

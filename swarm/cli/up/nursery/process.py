@@ -83,8 +83,8 @@ def _import_all(model: str) -> None:
     import swarm.cli.app
     import swarm.config
     import swarm.stage.shell.service  # noqa: F401
-    from swarm.stage.engine.siblings import share_with_children
     from swarm.stage.model.build import import_family
+    from swarm.stage.native.siblings import share_with_children
 
     share_with_children()
     if Path(model).is_dir():  # another one must be fetched first, which is the worker's to do

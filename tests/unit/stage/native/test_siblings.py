@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.stage.engine import siblings
+from swarm.stage.native import siblings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no nursery on this system")
 
