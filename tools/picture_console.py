@@ -33,7 +33,7 @@ from tests.browser.swarms import Swarm  # noqa: E402
 FOLDER = ROOT / "docs" / "pictures"
 MOST_PICTURE = 300 << 10
 MOST_FILM = 2 << 20
-DESK = {"width": 1280, "height": 900}
+DESK = {"width": 1280, "height": 1120}
 PHONE = {"width": 390, "height": 844}
 FILM = {"width": 960, "height": 800}
 NUM_COLOURS = 192
@@ -82,7 +82,7 @@ def light(console: Console, swarm: Swarm) -> None:
 def during_a_recovery(console: Console, swarm: Swarm) -> None:
     story(console, 600)
     console.kill(swarm.chain()[1])
-    expect(console.region("Recovery")).to_contain_text(DIED)
+    expect(console.region("Recovery")).to_contain_text(DIED, timeout=SLOW_MS)
 
 
 def phone(console: Console, swarm: Swarm) -> None:
@@ -92,8 +92,8 @@ def phone(console: Console, swarm: Swarm) -> None:
 
 def pictures(browser: Browser, swarm: Swarm) -> None:
     wanted: dict[str, tuple[Callable[[Console, Swarm], None], dict[str, Any]]] = {
-        "light": (light, {"color_scheme": "light", "viewport": DESK, "device_scale_factor": 1.5}),
-        "dark": (during_a_recovery, {"color_scheme": "dark", "viewport": DESK, "device_scale_factor": 1.5}),
+        "light": (light, {"color_scheme": "light", "viewport": DESK, "device_scale_factor": 1.25}),
+        "dark": (during_a_recovery, {"color_scheme": "dark", "viewport": DESK, "device_scale_factor": 1.25}),
         "phone": (phone, {"color_scheme": "light", "viewport": PHONE, "device_scale_factor": 2}),
     }
     for name, (act, options) in wanted.items():
@@ -160,7 +160,7 @@ def film(browser: Browser, swarm: Swarm, slower: float) -> None:
     console.stage(victim).get_by_role("button", name="Kill this worker").click()
     console.page.wait_for_timeout(400)
     console.agree()
-    expect(console.region("Recovery")).to_contain_text(DIED)
+    expect(console.region("Recovery")).to_contain_text(DIED, timeout=SLOW_MS)
     told(console)
     console.page.wait_for_timeout(500)
     shot.stop()
