@@ -116,7 +116,7 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     """Of others' requests it learns their number; what needs an admin's key is refused, with that reason."""
     show(visit, keyed.alice)
     visit.until_live()
-    body = {"model": "village", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": False}
+    body = {"model": "village", "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": False}
     theirs = threading.Thread(
         target=request, args=(keyed.url + "/v1/completions", body, [("authorization", f"Bearer {keyed.admin}")])
     )

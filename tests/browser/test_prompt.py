@@ -88,7 +88,7 @@ def test_two_tabs(console: Console, swarm: Swarm) -> None:
     """Each has its own answer, and both see what runs."""
     other = Console(console.page.context.new_page(), swarm.url)
     other.open()
-    one, two = console.ask_for_much("Once upon a time"), other.ask_for_much("Where is the cat?")
+    one, two = console.ask_for_much("Once upon a time", 500), other.ask_for_much("Where is the cat?", 500)
     for each in (console, other):
         expect(each.tab("Requests").get_by_role("button", name="Cancel")).to_have_count(2)
     for each, asked in ((console, one), (other, two)):
