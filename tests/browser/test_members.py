@@ -44,7 +44,7 @@ def test_a_worker_joins_and_drains(console: Console, roomy: Swarm) -> None:
     row.get_by_role("button", name="Stop worker").click()
     console.agree()
     expect(row.get_by_role("button")).to_have_count(0, timeout=SLOW_MS)  # nothing can be ordered of who has left
-    assert "w3" not in roomy.processes()
+    roomy.until(lambda: "w3" not in roomy.processes(), "its process has ended")
     logs = console.tab("Logs")
     expect(logs.get_by_label("Process")).to_contain_text(re.compile("w3 · .* · ended"))
     logs.get_by_label("Process").select_option("w3")
