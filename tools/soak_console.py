@@ -86,6 +86,7 @@ def main() -> int:
         guards.watch(context)
         console = Console(context.new_page(), swarm.url)
         console.open()
+        console.choose("Raw")  # a conversation would fill the model's context
         seen = soak(swarm, console, options)
         context.close()
         guards.check()
