@@ -36,10 +36,12 @@ LONG: Json = {
 
 
 class Live:
-    """One open page, read in a thread: ``view`` is the last snapshot with all patches."""
+    """One open page, read in a thread: ``view`` is the last snapshot with all patches, ``heard`` the last event's id
+    with the view as it was then. A page that comes back goes on from what another one had ``heard``."""
 
-    def __init__(self, port: int, last: str = "", key: str = "") -> None:
-        self.view: Json = {}
+    def __init__(self, port: int, heard: tuple[str, Json] = ("", {}), key: str = "") -> None:
+        self.heard = heard
+        last, self.view = heard
         self.events: list[tuple[str, str, Any]] = []
         self.is_over = False
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -67,6 +69,7 @@ class Live:
             self.view = data
         elif event == "delta":
             self.view = patched(self.view, data)
+        self.heard = identity, self.view
 
     def of(self, name: str) -> list[Any]:
         return [data for _, event, data in list(self.events) if event == name]
@@ -159,8 +162,8 @@ def test_a_death_is_told_while_it_is_healed(up: Up) -> None:
     asking = Asking(up)
     row = next(iter(live.until(lambda view: view["requests"])["requests"].values()))
     assert (row["tenant"], row["max_tokens"]) == ("http", 900)
-    before, former = live.events[-1][0], dict(live.view)
-    victim = former["plan"]["stages"][-1]["worker"]
+    before = live.heard
+    victim = before[1]["plan"]["stages"][-1]["worker"]
     pid = up.children()[victim]
     status, told = up.ask("/console/orders", {"verb": "kill", "worker": victim})
     assert (status, told["body"]) == (200, {"worker": victim, "pid": pid})
@@ -171,8 +174,7 @@ def test_a_death_is_told_while_it_is_healed(up: Up) -> None:
     assert "1 answer went on after" in recovery["sentence"]
     assert asking.text() == undisturbed
     assert {"worker_lost", "recovery_begun", "recovery_ended", "serving"} <= set(live.happened)
-    again = Live(up.http, last=before)
-    again.view = former
+    again = Live(up.http, before)
     again.until(lambda view: view["recoveries"] and view["recoveries"][0]["key"] == recovery["key"])
     assert again.of("snapshot") == []
     live.until(lambda view: len([w for w in view["workers"].values() if w["state"] == "member"]) == 2)
