@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from threading import Timer
 
 START_S = 120.0  # a busy machine may need a while to import and load everything
+STOP_S = 30.0  # `swarm up` takes 5 at most, on a machine that isn't busy
 
 
 @contextmanager
@@ -28,6 +29,7 @@ def a_swarm(num_workers: int = 2, *, always_own: bool = False) -> Iterator[str]:
             yield f"tcp://127.0.0.1:{port}"
         finally:
             up.send_signal(signal.SIGTERM)  # as Ctrl-C: it ends its broker and workers, then itself
+            up.wait(STOP_S)  # at our own Ctrl-C, too, when the with block would not wait
 
 
 def _wait_for(up: "subprocess.Popen[str]", words: str) -> None:

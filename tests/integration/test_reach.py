@@ -62,7 +62,7 @@ async def test_large_messages_get_lost_on_the_way(swarm: Processes, monkeypatch:
 @asynccontextmanager
 async def tunnel(port: int) -> AsyncIterator[int]:
     """Pass on what comes; from the first large piece on, nothing."""
-    over = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
 
     async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (piece := await reader.read(1 << 20)) and len(piece) < LARGE:
@@ -70,16 +70,15 @@ async def tunnel(port: int) -> AsyncIterator[int]:
 
     async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         theirs, ours = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((ours, writer))  # open to the end, whatever is passed
         with suppress(ConnectionError):
             await asyncio.gather(passed(reader, ours), passed(theirs, writer))
-        await over.wait()
-        ours.close()
-        writer.close()
 
     server = await asyncio.start_server(between, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        over.set()
-        await asyncio.sleep(0)
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
