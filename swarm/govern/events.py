@@ -58,11 +58,11 @@ def _is_another_life(before: Json, after: Json) -> bool:
 
 def _workers(before: Json, after: Json) -> Iterator[Event]:
     known, found = _by_incarnation(before), _by_incarnation(after)
-    for incarnation, row in found.items():
-        yield from _worker(known.get(incarnation, {}), row)
-    for incarnation, row in known.items():
+    for incarnation, row in known.items():  # whoever is gone went before its next life came
         if incarnation not in found and row.get("state") not in _GONE:
             yield _of_worker("worker_lost", row, "is not known any more")
+    for incarnation, row in found.items():
+        yield from _worker(known.get(incarnation, {}), row)
 
 
 def _worker(was: Row, row: Row) -> Iterator[Event]:
@@ -96,7 +96,9 @@ def _recoveries(before: Json, after: Json) -> Iterator[Event]:
             measured = row.get("measured")
             took = measured.get("total_s") if isinstance(measured, Mapping) else None
             words = f" after {took:.2f} s" if isinstance(took, int | float) else ""
-            text = f"recovered{words}: {row.get('sequences')} sequences go on in epoch {row.get('epoch')}"
+            count = row.get("sequences")
+            who = "1 sequence goes on" if count == 1 else f"{count} sequences go on"
+            text = f"recovered{words}: {who} in epoch {row.get('epoch')}"
             yield Event("recovery_ended", text, {**fields, "total_s": took})
 
 

@@ -12,6 +12,7 @@ from swarm.govern.rows import Row, number
 
 RATE_S: Final = 2.0  # over which a rate is taken: short enough to see a stop, long enough not to flicker
 MEDIAN_S: Final = 15.0
+LEAST_S: Final = 0.3  # over less, when a report was late, a rate is chance
 GAP_S: Final = 5.0  # without a report, until what was before is nothing of late
 SERIES_S: Final = 300
 SERIES: Final = ("tokens_per_s", "first_token_s", "between_tokens_s", "queued")
@@ -79,8 +80,11 @@ class Figures:
         passed_s = last.at - before.at
         made: Tree = {}
         for name, was, is_now in zip(_COUNTERS, before.counters, last.counters, strict=True):
-            rate = max(0.0, is_now - was) / passed_s if passed_s > 0 else 0.0
-            made["prompt_tokens_per_s" if name == "prompt" else f"{name}_per_s"] = rounded(rate)
+            told = "prompt_tokens_per_s" if name == "prompt" else f"{name}_per_s"
+            if passed_s >= LEAST_S:
+                made[told] = rounded(max(0.0, is_now - was) / passed_s)
+            else:
+                made[told] = self._rates.get(told, 0.0) if passed_s > 0 else 0.0
         first = self._samples[0]
         for name, bounds, was_, is_ in zip(_TIMES, self._bounds, first.times, last.times, strict=True):
             made[name] = median(bounds, [b - a for a, b in zip(was_, is_, strict=False)])

@@ -79,6 +79,10 @@ class Pace:
             return min(MAX_S, max(least_s, PRESSED_S, cost_s / SHARE))
         return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
 
+    def ask_again(self, what: What) -> None:
+        """What was told of it is out of date: it is asked at the next look."""
+        self._asked_at.pop(what, None)
+
     def ask_all(self) -> None:
         """Nothing that was known counts: all is asked at the next look."""
         self._asked_at.clear()

@@ -173,11 +173,13 @@ def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple
         key = str(row.get("detected_at"))
         age_s, before = row.get("age_s"), was.get(key, {})
         began_at = steady(before.get("began_at"), known.at - age_s) if isinstance(age_s, int | float) else None
-        told: Tree = {"key": key, **retold.told(row, began_at, holders)}
+        is_its_plan = row.get("epoch") == known.plan.get("epoch")  # another plan says nothing of who took what
+        told: Tree = {"key": key, **retold.told(row, began_at, holders if is_its_plan else {})}
         if not retold.is_over(row):
             under_way = told
         else:
-            told["sentence"] = before.get("sentence") or told["sentence"]  # as it was then: layers move on
+            if not is_its_plan:
+                told["sentence"] = before.get("sentence") or told["sentence"]  # as it was then: layers move on
             ended.append(told)
     return under_way, ended[::-1][:MAX_RECOVERIES]
 

@@ -97,6 +97,7 @@ class Watch:
         self._heard_at = 0.0
         self._is_away = False
         self._looking: asyncio.Task[None] | None = None
+        self._planning: asyncio.Task[Json] | None = None  # the question for the plan, under way
         self._tasks: set[asyncio.Task[None]] = set()  # the one that looks, and those that are ending
         self._first = asyncio.Event()  # there has been a look
         self._is_over = False
@@ -195,14 +196,19 @@ class Watch:
     async def _look_on(self) -> None:
         """Until cancelled. The client lives as long: nobody looks, nothing is connected."""
         async with self._make_client() as client:
-            while True:
-                began = time.monotonic()
-                fresh = await self._asked(client)
-                computing = time.thread_time()
-                num_told = self._heard(fresh, time.monotonic())
-                cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
-                wait_s = self._pace.wait_s(cost_s, num_told, load)
-                await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
+            try:
+                while True:
+                    began = time.monotonic()
+                    fresh = await self._asked(client)
+                    computing = time.thread_time()
+                    num_told = self._heard(fresh, time.monotonic())
+                    cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
+                    wait_s = self._pace.wait_s(cost_s, num_told, load)
+                    await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
+            finally:
+                if self._planning is not None:
+                    self._planning.cancel()
+                    self._planning = None
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
         """The answers; None: the broker gives none. While it is away that is told, and waited on."""
@@ -220,12 +226,31 @@ class Watch:
             asking.cancel()
 
     async def _ask(self, client: AsyncClient) -> dict[What, Json]:
+        """The plan's report may take the broker's solver seconds, just when all else is news: nobody waits for it, but
+        whoever knows none yet."""
         due: list[What] = ["status", *self._pace.due(time.monotonic())]
+        if "plan" in due and self._known.plan:
+            due.remove("plan")
+            self._planning = self._planning or asyncio.ensure_future(client.query("plan"))
         found = await asyncio.gather(*(client.query(what) for what in due), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
                 raise each
-        return dict(zip(due, cast("list[Json]", found), strict=True))
+        return dict(zip(due, cast("list[Json]", found), strict=True)) | self._planned()
+
+    def _planned(self) -> dict[What, Json]:
+        """The report of the plan, if it has come; one that another plan has overtaken is asked for anew."""
+        planning = self._planning
+        if planning is None or not planning.done():
+            return {}
+        self._planning = None
+        if planning.cancelled() or planning.exception() is not None:
+            self._pace.ask_again("plan")
+            return {}
+        plan = planning.result()
+        if plan.get("epoch") != self._known.status.get("epoch"):
+            self._pace.ask_again("plan")
+        return {"plan": plan}
 
     def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:
         """Make a view of what is known, and tell it. How many events that made."""

@@ -74,7 +74,7 @@ def test_nothing_new_is_nothing_told() -> None:
         (look(W0, W1), look(W0, worker("w1", state="out")), ["worker_lost"]),
         (look(W0, W1), look(W0), ["worker_lost"]),
         (look(W0, worker("w1", state="out")), look(W0), []),  # forgotten at last
-        (look(W0), look(worker("w0", incarnation="w0-2")), ["worker_joined", "worker_lost"]),
+        (look(W0), look(worker("w0", incarnation="w0-2")), ["worker_lost", "worker_joined"]),
         (look(W0), look(worker("w0", verdict="slow")), ["verdict"]),
         (look(worker("w0", verdict="slow")), look(W0), ["verdict"]),
         (look(W0), look(worker("w0", steered="drained")), ["steered"]),

@@ -68,7 +68,7 @@ function makeRow() {
   return element;
 }
 
-const limit = (value) => (value === null || value === undefined ? "no limit" : count(value));
+const limit = (value) => (value ? count(value) : "no limit"); // 0: none is set
 
 function updateRow(element, key) {
   const [name, may, minute, atOnce, , made] = element.children;

@@ -126,7 +126,7 @@ export class Answer {
   // why. Returns the seconds to wait before it is gone on with; null if that is no use, and the answer has failed.
   broke(problem, now) {
     if (this.isOver) return null;
-    if (this.state !== "broken") this.#broken(now);
+    if (this.requestId && this.state !== "broken") this.#broken(now); // what was refused had not begun
     const why = this.#hopeless(problem, now);
     if (why !== null) {
       this.#end("failed", why, now);

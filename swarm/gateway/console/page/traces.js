@@ -14,7 +14,7 @@ export function mount(root, store, api, talk) {
   const problem = h("p", { class: "problem", role: "alert" });
   const charts = picks.map(() => h("canvas", { class: "columns-chart", role: "img" }));
   const table = h("div", { class: "sums" });
-  const compared = h("div", { class: "compared", hidden: true }, words, h("div", { class: "pair" }, charts), table);
+  const compared = h("div", { class: "two-traces", hidden: true }, words, h("div", { class: "pair" }, charts), table);
   const go = button("Compare", () => compare());
   fill(
     root,

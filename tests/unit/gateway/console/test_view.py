@@ -133,13 +133,16 @@ def test_a_recovery_is_told_while_it_runs_and_when_it_is_over() -> None:
     during = view(known(recoveries={"recoveries": [RECOVERY]}), {}, {})
     assert during["recovery"]["began_at"] == 999.0
     assert during["recoveries"] == []
-    over = RECOVERY | {"age_s": 1.4, "resumed_all_at": 3125.0}
-    moved = PLAN | {"stages": [{"worker": "w0", "layers": [0, 6]}]}
-    after = view(known(1000.5, recoveries={"recoveries": [over]}, plan=moved), {}, during)
+    over = RECOVERY | {"age_s": 1.4, "resumed_all_at": 3125.0, "epoch": 2}
+    early = view(known(1000.4, recoveries={"recoveries": [over]}), {}, during)
+    assert "took" not in early["recoveries"][0]["sentence"]  # the plan that is known is still the one before
+    moved = PLAN | {"epoch": 2, "stages": [{"worker": "w0", "layers": [0, 6]}]}
+    after = view(known(1000.5, recoveries={"recoveries": [over]}, plan=moved), {}, early)
     assert after["recovery"] is None
     assert [row["began_at"] for row in after["recoveries"]] == [999.0]
     assert "w0 took layers 3–5" in after["recoveries"][0]["sentence"]
-    later = view(known(1010.0, recoveries={"recoveries": [over | {"age_s": 10.9}]}), {}, after)
+    back = PLAN | {"epoch": 3}  # whose layers w1's next life has
+    later = view(known(1010.0, recoveries={"recoveries": [over | {"age_s": 10.9}]}, plan=back), {}, after)
     assert later["recoveries"][0]["sentence"] == after["recoveries"][0]["sentence"]
 
 

@@ -39,6 +39,8 @@ class Broker:
         }
         self.num_asked = self.num_open = 0
         self.is_away = False
+        self.plans = asyncio.Event()  # set: the solver has time
+        self.plans.set()
 
     async def __aenter__(self) -> Self:
         self.num_open += 1
@@ -52,7 +54,10 @@ class Broker:
         await asyncio.sleep(0)
         if self.is_away:
             raise Unavailable("nobody answers")
-        return self.reports.get(what, {})
+        report = self.reports.get(what, {})
+        if what == "plan":
+            await self.plans.wait()
+        return report
 
 
 class Reader:
@@ -115,6 +120,27 @@ async def test_nothing_is_asked_while_nobody_looks(quick: None) -> None:
     asked = broker.num_asked
     await asyncio.sleep(0.1)
     assert (broker.num_asked, broker.num_open) == (asked, 0)
+    await watch.aclose()
+
+
+async def test_a_plan_that_takes_long_to_report_holds_nothing_back(quick: None) -> None:
+    """What else is new is told meanwhile, and nobody is called away; a plan that was overtaken is asked for anew."""
+    broker = Broker()
+    broker.reports["plan"] = {"epoch": 1, "stages": [{"worker": "w0", "layers": [0, 3]}]}
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: reader.of("snapshot"))
+    assert watch.known.plan["epoch"] == 1
+    broker.plans.clear()
+    broker.reports["status"] = broker.reports["status"] | {"epoch": 2}
+    await reader.until(lambda: watch.known.status["epoch"] == 2)
+    broker.reports["status"] = broker.reports["status"] | {"state": "waiting", "epoch": 3}
+    await reader.until(lambda: watch.known.status["epoch"] == 3)
+    assert (watch.known.plan["epoch"], watch.known.away_s) == (1, None)
+    broker.reports["plan"] = broker.reports["plan"] | {"epoch": 3}
+    broker.plans.set()
+    await reader.until(lambda: watch.known.plan["epoch"] == 3)
+    await reader.leave()
     await watch.aclose()
 
 
