@@ -104,6 +104,8 @@ class Rolling:
         there = {worker.name: worker for worker in self.workers()}
         if unknown := [name for name in names if name not in there]:
             raise Unavailable(f"no worker {', '.join(unknown)}: the workers are {', '.join(sorted(there)) or 'none'}")
+        if not there:
+            raise Unavailable("there is no worker to start anew: swarmctl nodes shows who is out, and why")
         for name in names or sorted(there):
             yield self._renew(there[name])
 
