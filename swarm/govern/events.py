@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swarm.govern.rows import Row, rows_of
+from swarm.govern.rows import Row, is_here, rows_of
 from swarm.wire.messages import Json
-
-_GONE = ("left", "out")
 
 
 class Look(NamedTuple):
@@ -59,7 +57,7 @@ def _is_another_life(before: Json, after: Json) -> bool:
 def _workers(before: Json, after: Json) -> Iterator[Event]:
     known, found = _by_incarnation(before), _by_incarnation(after)
     for incarnation, row in known.items():  # whoever is gone went before its next life came
-        if incarnation not in found and row.get("state") not in _GONE:
+        if incarnation not in found and is_here(row):
             yield _of_worker("worker_lost", row, "is not known any more")
     for incarnation, row in found.items():
         yield from _worker(known.get(incarnation, {}), row)
@@ -67,8 +65,8 @@ def _workers(before: Json, after: Json) -> Iterator[Event]:
 
 def _worker(was: Row, row: Row) -> Iterator[Event]:
     state = row.get("state")
-    if state in _GONE:
-        if was.get("state") not in _GONE:
+    if not is_here(row):
+        if is_here(was):
             name, word = ("worker_left", "has left") if state == "left" else ("worker_lost", "is out")
             yield _of_worker(name, row, _with_reason(word, row.get("reason")))
         return

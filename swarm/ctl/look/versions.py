@@ -9,13 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarm.govern.rows import rows_of
+from swarm.govern.rows import is_here, rows_of
 from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import Json
 from swarm.wire.schema import schema
-
-_GONE = ("left", "out")
 
 
 def versions(status: Json, nodes: Json) -> Json:
@@ -27,7 +25,7 @@ def versions(status: Json, nodes: Json) -> Json:
     workers = [
         _row(str(row.get("name")), row.get("build"), row.get("protocol"), row.get("messages"))
         for row in sorted(rows_of(nodes.get("workers")), key=lambda row: str(row.get("name")))
-        if row.get("state") not in _GONE
+        if is_here(row)
     ]
     own = _row("swarmctl", __version__, list(here.versions), here.schema)
     return {"processes": [broker, *({**row, "unlike": _unlike(broker, row)} for row in (*workers, own))]}

@@ -11,10 +11,9 @@ from typing import Final
 
 from swarm.cli.output import in_bytes
 from swarm.ctl.render import value_of
-from swarm.govern.rows import rows_of
+from swarm.govern.rows import is_here, rows_of
 from swarm.wire.messages import Json
 
-_GONE: Final = ("left", "out")
 _LEAST: Final = (40, 8)  # columns, lines: less shows nothing of use
 KEYS: Final = "↑↓ move  d drain  u uncordon  c cancel  q quit"
 
@@ -57,7 +56,7 @@ class Line:
 
 def workers_of(known: Known) -> list[Row]:
     """Those that are there: by their layers, then those without any by name."""
-    found = [row for row in rows_of(known.nodes.get("workers")) if row.get("state") not in _GONE]
+    found = [row for row in rows_of(known.nodes.get("workers")) if is_here(row)]
     return sorted(found, key=lambda row: (_first_layer(row), str(row.get("name"))))
 
 

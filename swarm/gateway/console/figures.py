@@ -17,7 +17,7 @@ GAP_S: Final = 5.0  # without a report, until what was before is nothing of late
 SERIES_S: Final = 300
 SERIES: Final = ("tokens_per_s", "first_token_s", "between_tokens_s", "queued")
 _TIMES: Final = ("first_token_s", "between_tokens_s")
-_COUNTERS: Final = ("tokens", "steps", "prompt")
+_COUNTERS: Final = ("tokens_per_s", "steps_per_s", "prompt_tokens_per_s")
 
 
 def rounded(value: float, digits: int = 3) -> float:
@@ -80,11 +80,10 @@ class Figures:
         passed_s = last.at - before.at
         made: Tree = {}
         for name, was, is_now in zip(_COUNTERS, before.counters, last.counters, strict=True):
-            told = "prompt_tokens_per_s" if name == "prompt" else f"{name}_per_s"
             if passed_s >= LEAST_S:
-                made[told] = rounded(max(0.0, is_now - was) / passed_s)
+                made[name] = rounded(max(0.0, is_now - was) / passed_s)
             else:
-                made[told] = self._rates.get(told, 0.0) if passed_s > 0 else 0.0
+                made[name] = self._rates.get(name, 0.0) if passed_s > 0 else 0.0
         first = self._samples[0]
         for name, bounds, was_, is_ in zip(_TIMES, self._bounds, first.times, last.times, strict=True):
             made[name] = median(bounds, [b - a for a, b in zip(was_, is_, strict=False)])

@@ -208,6 +208,7 @@ class Watch:
             finally:
                 if self._planning is not None:
                     self._planning.cancel()
+                    await asyncio.gather(self._planning, return_exceptions=True)
                     self._planning = None
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
@@ -231,7 +232,10 @@ class Watch:
         due: list[What] = ["status", *self._pace.due(time.monotonic())]
         if "plan" in due and self._known.plan:
             due.remove("plan")
-            self._planning = self._planning or asyncio.ensure_future(client.query("plan"))
+            if self._planning is None:
+                self._planning = asyncio.ensure_future(client.query("plan"))
+            else:
+                self._pace.ask_again("plan")  # what is under way may be of before
         found = await asyncio.gather(*(client.query(what) for what in due), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
@@ -239,18 +243,15 @@ class Watch:
         return dict(zip(due, cast("list[Json]", found), strict=True)) | self._planned()
 
     def _planned(self) -> dict[What, Json]:
-        """The report of the plan, if it has come; one that another plan has overtaken is asked for anew."""
+        """The report of the plan, if it has come."""
         planning = self._planning
         if planning is None or not planning.done():
             return {}
         self._planning = None
-        if planning.cancelled() or planning.exception() is not None:
+        if planning.exception() is not None:  # whether the broker is away, the other questions tell
             self._pace.ask_again("plan")
             return {}
-        plan = planning.result()
-        if plan.get("epoch") != self._known.status.get("epoch"):
-            self._pace.ask_again("plan")
-        return {"plan": plan}
+        return {"plan": planning.result()}
 
     def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:
         """Make a view of what is known, and tell it. How many events that made."""

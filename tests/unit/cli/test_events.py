@@ -61,6 +61,11 @@ def test_at_first_all_is_new() -> None:
     ]
 
 
+def test_one_sequence_goes_on_alone() -> None:
+    told = texts(look(W0), look(W0, recoveries=(recovery(**ENDED | {"sequences": 1}),)))
+    assert told[-1] == "recovered after 0.50 s: 1 sequence goes on in epoch 2"
+
+
 def test_nothing_new_is_nothing_told() -> None:
     """However much the evidence and the counters change meanwhile."""
     assert texts(look(worker("w0", evidence="idle")), look(worker("w0", evidence="computing"), uptime_s=6.0)) == []

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent / "page"
+from tests.unit.gateway.node import PATIENCE_S, node
+
+HERE = Path(__file__).parent
+TESTS = sorted([*HERE.glob("page/*.test.mjs"), *HERE.glob("page_prompt/*.test.mjs")])
 PAGE = Path(__file__).parents[3] / "swarm" / "gateway" / "console" / "page"
 FILES = sorted(PAGE.iterdir())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-LEAST = (20, 19)  # since then modules need no package.json beside them
-PATIENCE_S = 120
 MOST_BYTES = 300 * 1000
 # Names that a document's own vocabulary needs; nothing is fetched from them.
 VOCABULARY = {"www.w3.org"}
@@ -31,22 +31,10 @@ FORBIDDEN = re.compile(
 )
 
 
-def _node() -> str:
-    """Find Node, or skip by name."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    told = subprocess.run([node, "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
-    found = re.match(r"v(\d+)\.(\d+)", told)
-    if found is None or tuple(map(int, found.groups())) < LEAST:
-        pytest.skip(f"node is {told.strip()}; the page's modules are tested by {LEAST[0]}.{LEAST[1]} or later")
-    return node
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in TESTS.glob("*.test.mjs")))
-def test_modules_do_what_their_own_tests_say(name: str) -> None:
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(HERE)))
+def test_modules_do_what_their_own_tests_say(path: Path) -> None:
     """Each file of Node's tests passes."""
-    command = [_node(), "--test", "--test-reporter=spec", str(TESTS / name)]
+    command = [node(), "--test", "--test-reporter=spec", str(path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 

@@ -1,10 +1,8 @@
-"""The console's prompt box: its modules without a page, by Node's test runner, and the Python that is copied."""
+"""The console's prompt box: the Python that is copied, run."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,30 +11,9 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent / "page_prompt"
+from tests.unit.gateway.node import PATIENCE_S, node
+
 PAGE = Path(__file__).parents[3] / "swarm" / "gateway" / "console" / "page"
-LEAST = (20, 19)  # since then modules need no package.json beside them
-PATIENCE_S = 120
-
-
-def _node() -> str:
-    """Find Node, or skip by name."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    told = subprocess.run([node, "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
-    found = re.match(r"v(\d+)\.(\d+)", told)
-    if found is None or tuple(map(int, found.groups())) < LEAST:
-        pytest.skip(f"node is {told.strip()}; the page's modules are tested by {LEAST[0]}.{LEAST[1]} or later")
-    return node
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in TESTS.glob("*.test.mjs")))
-def test_modules_do_what_their_own_tests_say(name: str) -> None:
-    """Each file of Node's tests passes."""
-    command = [_node(), "--test", "--test-reporter=spec", str(TESTS / name)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -52,7 +29,7 @@ def test_copied_python_asks_for_the_same(path: str, monkeypatch: pytest.MonkeyPa
         import {{ pythonOf }} from {json.dumps((PAGE / "snippets.js").as_uri())};
         console.log(pythonOf({json.dumps({"path": path, "body": body})}, {json.dumps(where)}));
     """
-    command = [_node(), "--input-type=module", "-e", code]
+    command = [node(), "--input-type=module", "-e", code]
     made = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert made.returncode == 0, made.stderr
 

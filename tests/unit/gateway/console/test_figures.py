@@ -26,6 +26,16 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert (figures.rates["queued"], figures.rates["running"]) == (2, 1)
 
 
+def test_two_reports_at_nearly_the_same_moment_make_no_rate() -> None:
+    """One that was late comes just before the next: what is between them says nothing of speed."""
+    figures = Figures()
+    figures.add(stats(0), 0.0)
+    figures.add(stats(100), 0.01)
+    assert figures.rates["tokens_per_s"] == 0.0
+    figures.add(stats(100), 1.0)
+    assert figures.rates["tokens_per_s"] == 100.0
+
+
 def test_prompt_tokens_are_the_positions_that_gave_no_token() -> None:
     figures = Figures()
     figures.add(stats(0), 0.0)

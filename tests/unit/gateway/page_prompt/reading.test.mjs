@@ -120,6 +120,7 @@ test("a request that the gateway has not answered is not asked for again", () =>
   const answer = new Answer(RAW, 0);
   assert.equal(answer.broke({ status: 0, message: "The gateway does not answer." }, 10), null);
   assert.deepEqual([answer.state, answer.words], ["failed", "The gateway does not answer."]);
+  assert.equal(answer.numBreaks, 0); // nothing had begun that could have been gone on with
 });
 
 test("what the swarm has forgotten has failed, in words", () => {
