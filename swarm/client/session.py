@@ -50,6 +50,7 @@ from swarm.client.events import (
     Start,
     StopFound,
     Tick,
+    Unanswered,
     Unheard,
     Withdraw,
 )
@@ -136,9 +137,9 @@ class Session:
             case Leave(request_id, cancel):
                 actions = self._talk.leave(request_id, now, cancel=cancel)
             case Ask():
-                actions = self._ask(event, now)
+                self._ask(event, now)
             case Withdraw(key):
-                self._questions.withdraw(key)
+                self._questions.withdraw(key, now)
             case NotUnderstood():
                 self._contact.heard(now)
                 actions = self._not_understood(event, now)
@@ -146,7 +147,7 @@ class Session:
                 actions = self._tick(now)
             case _:
                 actions = self._connection(event, now)
-        return actions
+        return actions + self._talk.say(self._questions.due())
 
     # --- the caller's wishes
 
@@ -173,11 +174,10 @@ class Session:
         del self._requests[request_id]
         return [] if former.ended else [Failed(request_id, ReadElsewhere("somebody else reads this answer now"))]
 
-    def _ask(self, event: Ask, now: float) -> Actions:
+    def _ask(self, event: Ask, now: float) -> None:
         self._contact.refuse_strangers()
         self._wake(now)
         self._questions.take(event, now)
-        return self._talk.say([event.question])
 
     def _wake(self, now: float) -> None:
         """Begin to measure time, if nothing was live."""
@@ -209,7 +209,10 @@ class Session:
         It is never attached to, or its reader would hear of another reader, and not that it was cancelled."""
         submit = event.submit
         self._contact.refuse_strangers()
-        if submit.request_id in self._requests:
+        known = self._requests.get(submit.request_id)
+        if known is not None and known.left:  # it is being cancelled
+            return []
+        if known is not None:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
         self._wake(now)
         continuations = [Continuation() for _ in range(submit.params.n)]
@@ -238,8 +241,7 @@ class Session:
         actions: Actions = []
         for request in self._requests.values():
             actions += self._talk.tell_again(request, now)
-        actions += [Send(question) for question in self._questions.texts]
-        return actions
+        return actions + self._talk.say(self._questions.connect())
 
     def _estranged(self, reason: str, now: float) -> Actions:
         error = self._contact.estrange(reason)
@@ -324,7 +326,7 @@ class Session:
                 actions += self._talk.give_up([request], RequestTimeout(text), now)
         for key, limit_s in self._questions.late(now):
             text = f"the broker at {self.url} did not answer within {limit_s:g} s"
-            actions += self._questions.fail([key], RequestTimeout(text))
+            actions.append(Unanswered(key, RequestTimeout(text)))
         return actions
 
     def _nudges(self, now: float) -> Actions:
