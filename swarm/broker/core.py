@@ -281,8 +281,8 @@ class BrokerCore:
             self._out.note("profile", "info", **self._statistics.profile())
         self.state.costs.step_done(flight.num_tokens, flight.sent_at, now)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
-        rebuilding = not self.state.rebuilding.is_idle
-        self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))
+        if recovery := self.state.recoveries.step_done(rebuilding=not self.state.rebuilding.is_idle, now=now):
+            self._procedure.recovered(recovery)
         self._requests.growth.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
@@ -357,8 +357,8 @@ class BrokerCore:
         self._tracer.forget_old(now)
         self._doors.tick(now)
         self._procedure.rebuilder.tick(now)
-        if not self.state.running:
-            self._procedure.recovered(self.state.recoveries.nothing_runs(now))
+        if not self.state.running and (recovery := self.state.recoveries.nothing_runs(now)):
+            self._procedure.recovered(recovery)
         self._procedure.tick(now)
         self.state.ticked_at = now
         for wrong in self.state.check() if self.settings.check_rules else ():

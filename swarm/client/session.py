@@ -137,9 +137,10 @@ class Session:
             case Leave(request_id, cancel):
                 actions = self._talk.leave(request_id, now, cancel=cancel)
             case Ask():
-                self._ask(event, now)
+                actions = self._ask(event, now)
             case Withdraw(key):
                 self._questions.withdraw(key, now)
+                actions = self._ask_on()
             case NotUnderstood():
                 self._contact.heard(now)
                 actions = self._not_understood(event, now)
@@ -147,7 +148,7 @@ class Session:
                 actions = self._tick(now)
             case _:
                 actions = self._connection(event, now)
-        return actions + self._talk.say(self._questions.due())
+        return actions
 
     # --- the caller's wishes
 
@@ -174,10 +175,14 @@ class Session:
         del self._requests[request_id]
         return [] if former.ended else [Failed(request_id, ReadElsewhere("somebody else reads this answer now"))]
 
-    def _ask(self, event: Ask, now: float) -> None:
+    def _ask(self, event: Ask, now: float) -> Actions:
         self._contact.refuse_strangers()
         self._wake(now)
         self._questions.take(event, now)
+        return self._ask_on()
+
+    def _ask_on(self) -> Actions:
+        return self._talk.say(self._questions.due())
 
     def _wake(self, now: float) -> None:
         """Begin to measure time, if nothing was live."""
@@ -241,7 +246,7 @@ class Session:
         actions: Actions = []
         for request in self._requests.values():
             actions += self._talk.tell_again(request, now)
-        return actions + self._talk.say(self._questions.connect())
+        return actions + self._talk.say(self._questions.connect()) + self._ask_on()
 
     def _estranged(self, reason: str, now: float) -> Actions:
         error = self._contact.estrange(reason)
@@ -270,7 +275,7 @@ class Session:
         keys = self._questions.answered_by(message)
         if not keys:
             self._talk.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
-        return [Answered(key, message, payload) for key in keys]
+        return [*(Answered(key, message, payload) for key in keys), *self._ask_on()]
 
     def _misunderstood(self, reason: str) -> Actions:
         """The answer doesn't say which message was meant: whatever is unanswered, or else all that is live."""
@@ -327,7 +332,7 @@ class Session:
         for key, limit_s in self._questions.late(now):
             text = f"the broker at {self.url} did not answer within {limit_s:g} s"
             actions.append(Unanswered(key, RequestTimeout(text)))
-        return actions
+        return actions + self._ask_on()
 
     def _nudges(self, now: float) -> Actions:
         """A caller who has yet to take what came is owed nothing; the others may be waiting for a lost message."""
