@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
-from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.core import BrokerCore
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.questions import answered
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.actors.ways import RELAY

@@ -21,7 +21,7 @@ import msgspec
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import SwarmError, WireError
+from swarm.errors import SwarmError, WireError, whatever_ends_it
 from swarm.log import bind, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
@@ -127,17 +127,19 @@ class ComputeThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                outgoing, takes = self._blocked_edge(), not self._outbox
-                self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
-                self._turn()
-        except BaseException as error:
-            log.exception("compute_thread_died")
-            self.fail(error)
+            with whatever_ends_it(self._died):
+                while not self._stopping:
+                    outgoing, takes = self._blocked_edge(), not self._outbox
+                    self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
+                    self._turn()
         finally:
             self._close_edge()
             self._aside.close()
             self._pull.close()
+
+    def _died(self, error: BaseException) -> None:
+        log.exception("compute_thread_died")
+        self.fail(error)
 
     def _has_leisure(self) -> bool:
         return self._core.wants_time and not self._outbox

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import ClosePipe, Dispatch, Note, OpenPipe, OrderWorker, SayClient, TryDoor, WriteEpoch
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.events import BeatHeard, EpochWritten, WorkerSaid
 from swarm.broker.members.entry import MAX_STRANGERS
 from swarm.broker.members.trust import QUARANTINE_AFTER

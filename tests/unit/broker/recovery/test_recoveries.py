@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.broker.actions import Note
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.recover import CHUNK_S, ORDERS_S
 from swarm.broker.recovery.procedure import PlanSettings
