@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from swarm.broker.actions import Outbox, ReadList, SayClient
 from swarm.broker.events import ListRead, Solved
 from swarm.broker.members.roster import Members
-from swarm.broker.questions import status
+from swarm.broker.questions import absent, status
 from swarm.broker.questions.helm import Helm
 from swarm.broker.questions.what_if import Departure, Suppositions
 from swarm.broker.recovery.procedure import Procedure
@@ -152,12 +152,10 @@ class Inquiries:
 
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
         """Find out whether a worker can be spared, then stop it; by force, stop it without asking."""
-        found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
-        if not found:
-            known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
-            self._stopped(client, {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"})
+        worker = absent.member(self._state, message.worker)
+        if worker is None:
+            self._stopped(client, {"error": absent.why_none(self._state, message.worker)})
             return
-        worker = found[0]
         if message.again:
             if max(worker.hello.wire_versions) < _TELLS_AGAIN:
                 error = (

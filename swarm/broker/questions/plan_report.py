@@ -6,6 +6,7 @@ from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.planner.explain import as_json, of_one_more, sentences
 from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
+from swarm.broker.questions import absent
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
 from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
@@ -142,10 +143,8 @@ def _measured(gauge: PlanGauge) -> Json:
 
 def unknown_worker(state: State, suppose: Suppose) -> str | None:
     """Say what is wrong if a worker is named that isn't there."""
-    known = sorted(w.name for w in state.workers.values() if not w.is_gone)
     named = [*suppose.without, *([suppose.like] if suppose.like else [])]
-    unknown = next((name for name in named if name not in known), None)
-    return None if unknown is None else f"no worker {unknown!r}: the workers are {', '.join(known) or 'none'}"
+    return next((absent.why_none(state, name) for name in named if absent.member(state, name) is None), None)
 
 
 def supposed(state: State, found: Proposal | Shortage) -> Json:

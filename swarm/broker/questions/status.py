@@ -71,7 +71,7 @@ def nodes(
     state: State, judgements: Mapping[str, Judgement], signs_of: Callable[[str, float], VitalSigns], now: float
 ) -> Json:
     """Report every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the
-    last second's; ``pace``: how many times longer than predicted its last steps took."""
+    last second's; ``pace``: how many times longer than predicted its last steps took. ``refused``: who may not join."""
     found: list[Json] = []
     current = state.book.current
     for incarnation, worker in state.workers.items():
@@ -118,7 +118,7 @@ def nodes(
                 "messages": hello.schema,
             }
         )
-    return {"workers": found}
+    return {"workers": found, "refused": state.newcomers.report(now)}
 
 
 def _unreachable(state: State, target: str, now: float) -> str:
