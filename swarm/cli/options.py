@@ -160,3 +160,16 @@ ThreadsOption = Annotated[
         "--threads", metavar="N", help="Threads that compute, per worker. [default: an even share of the cores]"
     ),
 ]
+
+
+def in_bytes(text: str) -> int:
+    """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except ValidationError:
+        size = 0
+    if size <= 0:
+        raise typer.BadParameter(f"--memory-limit takes a size like 8GiB or 500MB, not {text!r}")
+    return size

@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ from swarm.wire.messages import (
     Stats,
     Welcome,
 )
+from swarm.wire.seen import Seen
 from swarm.wire.tensors import pack_bytes
 
 if TYPE_CHECKING:
@@ -294,7 +296,7 @@ class WorkerService:
             is_welcome=core.welcome is not None and not core.parked,
             broker=address_and_key(self._settings.client.url)[0],
             epoch=core.active,
-            layers=str(core.layers or ""),
+            layers=core.layers.in_words if core.layers else "",
             condition=self._vitals.shown,
         )
         (manager.ready if core.welcome is not None else manager.status)(said)
@@ -318,7 +320,8 @@ class WorkerService:
         values["knockers_refused"] = self._door.pull.num_refused
         values["door_shut"] = self._door.pull.num_shut
         values["threads"] = threading.active_count()
-        values |= self._vitals.process
+        values |= self._vitals.process | _of_way(self._compute.seen_of_next())
+        values["clock_s"] = time.time()  # compared with the broker's own when it comes
         return {name: float(value) for name, value in values.items()}
 
     async def _watch_lag(self) -> None:
@@ -369,3 +372,14 @@ class WorkerService:
                 part = data[offset : offset + ASSET_PART_BYTES]
                 message = AssetPart(name=name, offset=offset, total=len(data), payload=pack_bytes(part))
                 self._control.send(message, part)
+
+
+def _of_way(seen: Seen | None) -> dict[str, float]:
+    """What was seen of the way to the next stage, as figures."""
+    if seen is None:
+        return {}
+    return {
+        "next.round_trip_s": seen.round_trip_s,
+        "next.bytes_per_s": seen.bytes_per_s,
+        "next.is_least": seen.is_least,
+    }

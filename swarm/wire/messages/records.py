@@ -33,7 +33,14 @@ class LayerRange(Record, frozen=True):
 
     def __str__(self) -> str:
         """Show people the first and the last layer. One that is empty, which is a mistake, shows its bounds."""
+        if self.stop == self.first + 1:
+            return str(self.first)
         return f"{self.first}–{self.stop - 1}" if self.first < self.stop else f"[{self.first}, {self.stop})"
+
+    @property
+    def in_words(self) -> str:
+        """``layer 5``, ``layers 3–5``."""
+        return f"layer {self}" if self.stop == self.first + 1 else f"layers {self}"
 
 
 def layers_of(ranges: Iterable[LayerRange]) -> frozenset[int]:
