@@ -53,6 +53,8 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "bytes_per_s",
     "next",
     "clock_ahead_s",
+    "last_layers",
+    "here_for_s",
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from swarm.broker.members.vigil import VitalSigns
 from swarm.broker.reports import scheduling
 from swarm.broker.reports.statistics import Latencies, PipelineStatistics
-from swarm.broker.state import Request, SequenceState, State, Worker
+from swarm.broker.state import Request, SequenceState, State, Worker, WorkerState
 from swarm.broker.state.archive import Account, may_see
 from swarm.broker.state.workers import BROKER, Judgement, Way
 from swarm.wire.door.keys import address_and_key
@@ -93,6 +93,8 @@ def nodes(
                 "steered": _steered(state, worker.name),
                 "unreachable": "" if worker.is_gone else _unreachable(state, incarnation, now),
                 "layers": [stage.layers.first, stage.layers.stop] if stage else None,
+                "last_layers": _last_layers(worker),
+                "here_for_s": None if worker.is_gone else round(max(0.0, now - worker.joined_at), 3),
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_lies,
@@ -121,6 +123,12 @@ def nodes(
             }
         )
     return {"workers": found}
+
+
+def _last_layers(worker: Worker) -> list[int] | None:
+    """Of one that is out: what the last plan that it had a part in gave it. None: it had none, or went as it should."""
+    held = worker.planned if worker.state is WorkerState.OUT else None
+    return None if held is None else [held.first, held.stop]
 
 
 def _next_of(state: State, incarnation: str, worker: Worker) -> Json | None:

@@ -31,22 +31,43 @@ def of_workers(nodes: Row) -> Iterator[Finding]:
         yield from found or [Finding(str(row.get("name")), "ok", _well(row))]
     back = {row.get("name") for row in here}
     last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # the latest come last
+    replaced = _replaced(list(last_lives.values()), here)
     for name, row in last_lives.items():
-        yield _gone(name, row)
+        yield _gone(name, row, replaced.get(name, ""))
 
 
-def _gone(name: str, row: Row) -> Finding:
-    """Who was asked to leave is missed by nobody; who is out with a part of the plan, or with wrong results, is."""
+def _replaced(gone: list[Row], here: list[Row]) -> dict[str, str]:
+    """For each that was lost, as far as they go, another one that has come since."""
+    lost = sorted((row for row in gone if row.get("state") == "out"), key=lambda row: -number(row, "verdict_for_s"))
+    come = sorted((row for row in here if row.get("here_for_s")), key=lambda row: -number(row, "here_for_s"))
+    found = {}
+    for row in lost:
+        since = [each for each in come if number(each, "here_for_s") < number(row, "verdict_for_s")]
+        if since:
+            come.remove(since[0])
+            found[str(row.get("name"))] = str(since[0].get("name"))
+    return found
+
+
+def _gone(name: str, row: Row, replaced_by: str) -> Finding:
+    """Who was asked to go is missed by nobody. Who is out is, if it had a part and nobody has come since; and whoever
+    sent wrong results."""
     why = f": {row['reason']}" if row.get("reason") else ""
     if row.get("state") == "left":
         return Finding(name, "note", f"has left{why}", "if it is missed: start it again, or swarmctl join another one")
-    verdict = str(row.get("verdict"))
-    remedy = _REMEDIES.get(verdict, _REMEDIES["dead"])
-    held = row.get("layers")
-    if isinstance(held, list | tuple):
-        return Finding(name, "trouble", f"is out, and {layers_in_words(held)} wait for another worker{why}", remedy)
+    verdict, had = str(row.get("verdict")), row.get("last_layers")
     level: Level = "trouble" if verdict == "lied" else "note"
-    return Finding(name, level, f"is out, and the plan goes without it{why}", remedy)
+    text = "is out"
+    if isinstance(row.get("layers"), list | tuple):
+        level, text = "trouble", f"is out, and {_held(row)} wait for another worker"
+    elif replaced_by:
+        text = f"is out, and {replaced_by} has come since"
+    elif isinstance(had, list | tuple) and not row.get("steered"):
+        level, text = (
+            "trouble",
+            f"is out, others do its part ({layers_in_words(had)}), and nobody has come in its place",
+        )
+    return Finding(name, level, text + why, _REMEDIES.get(verdict, _REMEDIES["dead"]))
 
 
 def _worker(row: Row) -> Iterator[Finding]:

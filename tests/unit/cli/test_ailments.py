@@ -109,7 +109,11 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
         ({"state": "out", "verdict": "dead", "layers": [4, 8], "reason": "its connection closed"}, "trouble",
          "is out, and layers 4–7 wait for another worker: its connection closed", "its log says why"),
         ({"state": "out", "verdict": "silent", "layers": None, "reason": "no beat for 1.2 s"}, "note",
-         "is out, and the plan goes without it: no beat for 1.2 s", "the way to it"),
+         "is out: no beat for 1.2 s", "the way to it"),
+        ({"state": "out", "verdict": "silent", "last_layers": [5, 6], "layers": None}, "trouble",
+         "is out, others do its part (layer 5), and nobody has come in its place", "the way to it"),
+        ({"state": "out", "verdict": "dead", "last_layers": [5, 6], "layers": None, "steered": "drained"}, "note",
+         "is out", "its log says why"),
         ({"state": "out", "verdict": "lied", "layers": None, "reason": "not finite"}, "trouble", "out", "memory"),
         ({"state": "left", "verdict": "left", "layers": None, "reason": "it was asked to leave"}, "note",
          "has left: it was asked to leave", "swarmctl join"),
@@ -135,7 +139,27 @@ def test_who_is_back_under_its_name_is_not_missed() -> None:
     lives = [{**WORKER, "state": "out", "verdict": "dead", "layers": None, "reason": why} for why in ("first", "last")]
     nodes: Json = {"workers": [*lives, WORKER, *({**each, "name": "w1"} for each in lives)]}
     told = [each for each in ailments(Reports(STATUS, nodes, {})) if each.level != "ok"]
-    assert [(each.about, each.text) for each in told] == [("w1", "is out, and the plan goes without it: last")]
+    assert [(each.about, each.text) for each in told] == [("w1", "is out: last")]
+
+
+def test_who_was_lost_is_missed_until_another_one_has_come() -> None:
+    """One for one: workers with names of their own each time (of pods, say) do not make trouble for ever."""
+    lost = {**WORKER, "state": "out", "verdict": "dead", "layers": None, "last_layers": [4, 8]}
+    rows: list[Json] = [
+        {**WORKER, "here_for_s": 1000.0},
+        {**lost, "name": "a", "verdict_for_s": 500.0},
+        {**lost, "name": "b", "verdict_for_s": 100.0},
+        {**WORKER, "name": "c", "here_for_s": 50.0},
+    ]
+
+    def told(rows: list[Json]) -> dict[str, tuple[str, str]]:
+        found = ailments(Reports(STATUS, {"workers": rows}, {}))
+        return {each.about: (each.level, each.text) for each in found if each.about in ("a", "b")}
+
+    alone = "is out, others do its part (layers 4–7), and nobody has come in its place"
+    assert told(rows) == {"a": ("note", "is out, and c has come since"), "b": ("trouble", alone)}
+    assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has come since")
+    assert told(rows[:3]) == {"a": ("trouble", alone), "b": ("trouble", alone)}
 
 
 def test_one_stage_and_one_layer_are_told_so() -> None:

@@ -190,3 +190,13 @@ def test_nodes_show_the_way_to_the_next_stage_and_the_clock(serving: Bench) -> N
     serving.tell("w1", Stats(incarnation="w1.1", values=seen))
     nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
     assert nodes["w1"]["next"]["to"] == "the broker"
+
+
+def test_nodes_show_what_the_lost_had_and_since_when_the_others_are_here(serving: Bench) -> None:
+    """Of one that went as it should there is nothing: nobody misses it."""
+    serving.now += 5.0
+    serving.lose("w1")
+    nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert (nodes["w1"]["last_layers"], nodes["w1"]["here_for_s"]) == ([3, 6], None)
+    assert nodes["w0"]["last_layers"] is None
+    assert nodes["w0"]["here_for_s"] >= 5.0
