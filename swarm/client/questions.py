@@ -24,6 +24,7 @@ from swarm.wire.messages import (
     Rotate,
     RotateBroker,
     RotateMember,
+    ShowSettings,
     Steer,
     StopWorker,
 )
@@ -34,6 +35,7 @@ _REPORTED: Final = {
     "join": Join,
     "stop": StopWorker,
     "steer": Steer,
+    "settings": ShowSettings,
     "invite": Invite,
     "revoke": Revoke,
     "rotate": Rotate,
@@ -119,6 +121,7 @@ def _answers(message: Reply, question: object) -> bool:
             | Join()
             | StopWorker()
             | Steer()
+            | ShowSettings()
             | Invite()
             | Revoke()
             | Rotate()

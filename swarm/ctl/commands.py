@@ -17,6 +17,7 @@ from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
 from swarm.ctl.look.doctor import doctor
 from swarm.ctl.look.follow import events
+from swarm.ctl.look.settings import config_app
 from swarm.ctl.top.command import top
 from swarm.ctl.upgrade import upgrade
 
@@ -383,4 +384,5 @@ def _answer(
 app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")
+app.add_typer(config_app, name="config")
 app.command("completion", epilog="Example: swarmctl completion bash")(completion.command("swarmctl"))

@@ -36,12 +36,14 @@ MakeClient = Callable[[], AsyncClient]
 class Console:
     """One for a gateway. ``make_client``: a client of the broker; each question that takes a word with it has one of
     its own, since the broker's answers don't say which question they are for. ``keys`` are those there are,
-    ``usage`` says what each has used: tokens of today, and answers under way."""
+    ``usage`` says what each has used: tokens of today, and answers under way. ``settings``: a report on those that the
+    gateway runs by."""
 
     make_client: MakeClient
     keys: Callable[[], Iterable[Key]] = tuple
     usage: Callable[[str], tuple[int, int]] = lambda _: (0, 0)
     home: Household = STRANGERS
+    settings: Callable[[], Json] = dict
     files: dict[str, File] = field(default_factory=lambda: dict(shipped()))
     watch: Watch = field(init=False)
     _asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_QUESTIONS))

@@ -24,6 +24,7 @@ import psutil
 import uvloop
 import xxhash
 import zmq
+from msgspec.structs import replace
 
 from swarm import failpoints
 from swarm.clock import Clock, SystemClock
@@ -38,11 +39,11 @@ from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.shell import keeper
 from swarm.stage.shell.beats import BeatThread
 from swarm.stage.shell.compute import ComputeThread, Outward
-from swarm.stage.shell.control import LOOK_AGAIN_S, Control, Rotate, introduction
+from swarm.stage.shell.control import LOOK_AGAIN_S, Control, Rotate, as_told, introduction
 from swarm.stage.shell.equipment import Equipment, equip
 from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
-from swarm.stage.shell.way import StepDoor, Way, broker_host
+from swarm.stage.shell.way import StepDoor, Way, broker_host, figures_of
 from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
@@ -58,7 +59,6 @@ from swarm.wire.messages import (
     Stats,
     Welcome,
 )
-from swarm.wire.seen import Seen
 from swarm.wire.tensors import pack_bytes
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class WorkerService:
         executor = equipment.executor
         self._unit = unit or Unit.nobodys(settings)
         self._progress = Progress()
+        self._told = as_told(self._unit.shown("worker", settings))
         self._equipment = equipment
         self._settings = settings
         self._executor = executor
@@ -320,7 +321,7 @@ class WorkerService:
         values["knockers_refused"] = self._door.pull.num_refused
         values["door_shut"] = self._door.pull.num_shut
         values["threads"] = threading.active_count()
-        values |= self._vitals.process | _of_way(self._compute.seen_of_next())
+        values |= self._vitals.process | figures_of(self._compute.seen_of_next())
         values["clock_s"] = time.time()  # compared with the broker's own when it comes
         return {name: float(value) for name, value in values.items()}
 
@@ -356,7 +357,8 @@ class WorkerService:
 
     def _hello(self) -> Hello:
         """Introduce the worker, in the compute thread: what is held belongs to it."""
-        return introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
+        hello = introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
+        return replace(hello, settings=self._told)
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
         if self._beats is not None:
@@ -372,14 +374,3 @@ class WorkerService:
                 part = data[offset : offset + ASSET_PART_BYTES]
                 message = AssetPart(name=name, offset=offset, total=len(data), payload=pack_bytes(part))
                 self._control.send(message, part)
-
-
-def _of_way(seen: Seen | None) -> dict[str, float]:
-    """What was seen of the way to the next stage, as figures."""
-    if seen is None:
-        return {}
-    return {
-        "next.round_trip_s": seen.round_trip_s,
-        "next.bytes_per_s": seen.bytes_per_s,
-        "next.is_least": seen.is_least,
-    }

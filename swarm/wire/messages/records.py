@@ -17,6 +17,7 @@ from swarm.wire.messages.common import (
     Record,
     Seconds,
     SequenceId,
+    Text,
     TokenId,
     Whole,
 )
@@ -82,6 +83,15 @@ class PayloadSpec(Record, frozen=True):
 
     num_bytes: Annotated[int, msgspec.Meta(ge=0, le=ASSET_PART_BYTES)]
     checksum: Whole
+
+
+class Setting(Record, frozen=True):
+    """A setting of a process, as it is told to people: no password is in it. ``value``: as JSON. ``origin``: where the
+    value comes from, in words."""
+
+    name: Name
+    value: Text
+    origin: Text
 
 
 class SequencePosition(Record, frozen=True):
