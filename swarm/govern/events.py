@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from swarm.govern.rows import Row, is_here, number, rows_of
+from swarm.govern.rows import Row, counted, is_here, number, rows_of
 from swarm.wire.messages import Json
 
 
@@ -151,7 +151,7 @@ def _plan(before: Json, after: Json) -> Iterator[Event]:
     epoch, waits_for = after.get("epoch"), after.get("waits_for")
     if state == "serving":
         if was != "serving" or before.get("epoch") != epoch:
-            text = f"serving {after.get('model')} on {after.get('num_stages')} stages, epoch {epoch}"
+            text = f"serving {after.get('model')} on {counted(after.get('num_stages'), 'stage')}, epoch {epoch}"
             yield Event("serving", text, {"epoch": epoch, "num_stages": after.get("num_stages")})
     elif (was, before.get("waits_for")) != (state, waits_for):
         yield Event("not_serving", _with_reason(f"{state}", waits_for), {"state": state, "waits_for": waits_for})

@@ -35,8 +35,8 @@ def _why(plan: Plan, state: State) -> list[str]:
     manifest = state.manifest
     assert manifest is not None
     said = [
-        f"{s.name} holds layers {s.layers}: {len(s.layers)} of {manifest.num_layers}, {_mib(s.weight_bytes, 1)} of its "
-        f"{_mib(s.memory_bytes)}"
+        f"{s.name} holds {s.layers.in_words}: {len(s.layers)} of {manifest.num_layers}, {_mib(s.weight_bytes, 1)} of "
+        f"its {_mib(s.memory_bytes)}"
         for s in plan.stages
     ]
     said += () if plan.forecast is None else sentences(plan.forecast)
@@ -53,9 +53,9 @@ def _why(plan: Plan, state: State) -> list[str]:
 
 def _kept(state: State, incarnation: str, ranges: tuple[LayerRange, ...], manifest: Manifest) -> str:
     size = _mib(sum(manifest.weight_bytes(layers) for layers in ranges), 1)
-    named = ", ".join(map(str, ranges))
+    named = ranges[0].in_words if len(ranges) == 1 else f"layers {', '.join(map(str, ranges))}"
     name = state.workers[incarnation].name
-    return f"{name} keeps layers {named} warm in case their holder dies: {size} (plan.standby)"
+    return f"{name} keeps {named} warm in case their holder dies: {size} (plan.standby)"
 
 
 def _mib(num_bytes: int, digits: int = 0) -> str:

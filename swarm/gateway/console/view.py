@@ -25,7 +25,7 @@ MAX_RECOVERIES: Final = 8
 STEADY_S: Final = 1.5  # by which the same moment may be reckoned otherwise at two looks
 _BROKER: Final = "broker"
 _BEAT: Final = re.compile(r", last beat \d+ ms ago")
-_BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s")
+_BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s", "clock_ahead_s", "here_for_s", "next")
 _COARSE_S: Final = 0.01  # of a loop's lag: what is less is noise
 _OF_ADMINS: Final = ("pid", "endpoint")  # of workers: nobody else's business
 
