@@ -271,7 +271,7 @@ def test_pins_caps_and_exclusions(make_bench: Callable[..., Bench]) -> None:
     assert ranges(bench)["w1"] == LayerRange(0, 1)
     assert lengths(bench)["w0"] <= 2
     assert "w3" not in ranges(bench)
-    assert any("w3 is left out: it is excluded by hand" in text for text in why_of(bench))
+    assert any("w3 is left out: it is excluded by the settings (plan.exclude)" in text for text in why_of(bench))
 
 
 def test_if_all_are_excluded_that_is_said(make_bench: Callable[..., Bench]) -> None:

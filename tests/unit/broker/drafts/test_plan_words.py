@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import WriteEpoch
+from swarm.broker.drafts import proposals
 from swarm.broker.planner import explain, solve
 from swarm.broker.planner.explain import MAX_NAMED, forecast, sentences
 from swarm.broker.planner.load import Load
@@ -77,6 +78,7 @@ def test_nobody_searches_for_words_while_a_plan_is_waited_for(
     with monkeypatch.context() as patched:
         patched.setattr(explain, "solve", no_search)
         patched.setattr(solve, "solve", no_search)
+        patched.setattr(proposals, "weigh", no_search)
         assert any(isinstance(action, WriteEpoch) for action in bench.lose("w1"))
         assert bench.state.book.coming is not None or bench.state.book.serving
     bench.tick()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.planner.solve import EXACT
+from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Query, Suppose
 from tests.unit.broker.bench import Bench, ranges
@@ -81,3 +82,20 @@ def test_one_more_never_makes_it_slower(make_bench: Callable[..., Bench]) -> Non
     found = plan_of(bench)["forecast"]
     assert isinstance(found, dict)
     assert found["one_more"]["step_s"] <= found["step_s"]
+
+
+def test_a_newcomer_is_not_promised_what_only_more_sequences_would_get(make_bench: Callable[..., Bench]) -> None:
+    """Three workers of one machine, layers that take little: most of a step is on its way. With another machine there
+    are several steps in flight, so more sequences, each step of which has its way, too; and the machine's cores are no
+    more than before. Compared is the same number of sequences."""
+    bench = make_bench(ruled())
+    for name in ("w0", "w1", "w2"):
+        join(bench, name, 0.0004, alone_s=0.0002, host="here")
+    bench.tick()
+    found = plan_of(bench)["forecast"]
+    assert isinstance(found, dict)
+    more = found["one_more"]
+    assert more["sequences"] > 1
+    assert more["now_step_s"] < found["step_s"]
+    assert more["step_s"] >= (STEP_S + 0.0012 + HOP_S) / 3
+    assert more["now_step_s"] / more["step_s"] < 2
