@@ -112,7 +112,7 @@ def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
         return None
     found = _reasons(state, rules, plan) or plan.forecast
     others = found.others + _by_the_settings(state, rules, plan, found.step_s)
-    forecast = replace(plan.forecast, left_out=found.left_out, others=others, is_thorough=True)
+    forecast = replace(plan.forecast, left_out=found.left_out, others=others)
     return _with_one_more(state, rules, plan, forecast)
 
 

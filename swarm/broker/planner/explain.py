@@ -60,11 +60,10 @@ class OneMore:
 class Forecast:
     """``step_s``: from one step to the next; ``broker_s`` of it for the ways between the broker and the first and last
     stage, and ``beside_s`` for what it takes whatever the plan. ``bound``: what it is the time of; ``way_s``: of a step
-    through all stages. ``even_s``: the same if the same workers had even
-    shares; None if those would not fit. ``left_out``: (worker, why). What takes a search is looked for only when
-    somebody asks, never while a plan is waited for: ``one_more``, with another worker like the quickest, on a machine
-    of its own, ``others``, which were weighed, and what a step would take with those left out. ``is_thorough``: that
-    was done.
+    through all stages. ``even_s``: the same if the same workers had even shares; None if those would not fit.
+    ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while a plan is waited
+    for: ``one_more``, with another worker like the quickest, on a machine of its own, ``others``, which were weighed,
+    and what a step would take with those left out.
     """
 
     objective: str
@@ -76,7 +75,6 @@ class Forecast:
     even_s: float | None
     left_out: tuple[tuple[str, str], ...]
     one_more: OneMore | None = None
-    is_thorough: bool = False
     notes: tuple[str, ...] = ()
     beside_s: float = 0.0
     others: tuple[Weighed, ...] = ()
@@ -126,7 +124,6 @@ def forecast(
         beside_s=tables.beside_s(problem),
         even_s=_even(problem, line),
         left_out=left_out + _left_out(problem, line, thorough and len(problem.devices) <= EXACT),
-        is_thorough=thorough,
         bound=bound,
         way_s=tables.way_s(problem, line),
     )
@@ -246,7 +243,7 @@ def _takes(found: Forecast) -> str:
     if found.bound == "cores":
         return "stages that share the cores of a machine take"
     if found.bound == "way":
-        return f"the way through all stages, {_ms(found.way_s)} for {found.in_flight} steps at a time, takes"
+        return f"a step is {_ms(found.way_s)} on its way through all stages, so {found.in_flight} in flight take"
     return f"the slowest stage, {found.bottleneck.worker}, takes"
 
 

@@ -30,11 +30,11 @@ def test_plurals_and_equals() -> None:
     line = (Share(0, LayerRange(0, 1)), Share(1, LayerRange(1, 2)))
     told = words(devices, line, Load(1, 1, 1.0))
     assert told[0].startswith(
-        "objective throughput: for 1 sequence of 1 position that decodes, with 1 position of prompt"
+        "objective throughput: for 1 sequence of 1 position that decodes in each of 2 steps in flight, with 1 "
     )
     assert told[1] == "a takes longest, 1 s for layers 0–0; the next as long"
     assert words(devices, line, Load(2, 9, 0.5))[0].startswith(
-        "objective throughput: for 2 sequences of 9 positions that decode together, with 0.5 positions of prompt"
+        "objective throughput: for 2 sequences of 9 positions that decode together in each of 2 steps in flight, with "
     )
 
 

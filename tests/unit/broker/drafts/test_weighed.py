@@ -49,20 +49,19 @@ def test_a_plan_stays_where_another_gains_less_than_the_margin(make_bench: Calla
     bench.tick(1.0)
     assert list(lengths(bench).values()) == [3, 3]
     (other,) = others(bench)
-    assert other["shares"] == {first.name: [0, 4], second.name: [4, 6]}
+    assert {name: stop - first for name, (first, stop) in other["shares"].items()} == {first.name: 4, second.name: 2}  # type: ignore[attr-defined]
     assert (other["step_s"], other["now_step_s"]) == (S(0.040), S(0.042))
     assert str(other["why"]).startswith("5% quicker, and layers are moved only for more than 10% (plan.margin;")
 
 
 def test_a_plan_stays_where_another_is_as_good(make_bench: Callable[..., Bench]) -> None:
     """Quicker by 1.7 %, which is no more than what measuring is worth: nothing is moved for it."""
-    bench = make_bench(ruled())
-    join(bench, "w0", 0.0100)
-    join(bench, "w1", 0.0100)
+    bench = make_bench(ruled(standby="none"))
+    join(bench, "w0", 0.010)
+    join(bench, "w1", 0.010)
     bench.tick()
     before = ranges(bench)
-    first, second = bench.state.book.current.stages  # type: ignore[union-attr]
-    bench.state.workers[first.incarnation].pace = 1.0
+    second = bench.state.book.current.stages[1]  # type: ignore[union-attr]
     bench.state.workers[second.incarnation].pace = 1.355
     bench.tick(1.0)
     assert ranges(bench) == before
@@ -111,6 +110,7 @@ def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Calla
     join(bench, "w1", 0.010)
     bench.tick()
     bench.ask(Steer(verb="plan", by_hand=ByHand(pins=(Pin("w1", LayerRange(2, 6)),))))
+    bench.tick(1.0)
     bench.ask(Steer(verb="cordon", worker="w0"))
     bench.tick(1.0)
     assert ranges(bench) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 6)}
@@ -121,7 +121,7 @@ def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Calla
     ]
     bench.ask(Steer(verb="uncordon", worker="w0"))
     assert others(bench)[-1]["shares"] == {"w0": [0, 3], "w1": [3, 6]}
-    assert "33% quicker, but this one is by hand" in str(others(bench)[-1]["why"])
+    assert "28% quicker, but this one is by hand" in str(others(bench)[-1]["why"])
     bench.ask(Steer(verb="plan"))
     bench.tick(1.0)
     assert not [text for text in why_of(bench) if "by hand" in text]

@@ -9,7 +9,7 @@ from swarm.broker.state.plans import Steering
 from swarm.lock.rights import refusal
 from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer
 from tests.unit.broker.bench import Bench, submit
-from tests.unit.broker.drafts.test_plan_wanted import ruled
+from tests.unit.broker.drafts.test_plan_wanted import join, ruled
 
 
 def layers(bench: Bench) -> dict[str, LayerRange]:
@@ -226,7 +226,10 @@ def test_planning_anew_ends_with_the_plan(serving: Bench) -> None:
 
 def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
     """Which the margin of the settings would not allow by itself."""
-    serving = make_bench(ruled(margin=5.0)).serve(2)
+    serving = make_bench(ruled(margin=5.0))
+    join(serving, "w0", 0.01)
+    join(serving, "w1", 0.01)
+    serving.tick()
     steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
     serving.tick(1.0)
     assert layers(serving)["w0"] == LayerRange(0, 2)
