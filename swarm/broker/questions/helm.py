@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from swarm.broker.actions import Outbox, SayClient
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.questions import Found
+from swarm.broker.drafts.rules import overruled
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import absent, plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
@@ -19,7 +20,10 @@ from swarm.broker.state import State, Worker
 from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, Report, Steer
 
-LASTS = "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps in its settings"
+LASTS = (
+    "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps, plan.objective in its "
+    "settings"
+)
 ANYWAY = -1.0  # a margin by which any other plan is worth it
 
 
@@ -71,7 +75,7 @@ class Helm:
         self.suppositions.order(Order(self.state.steering.drain(worker.name), told))
 
     def _plan_anew(self, client: bytes, message: Steer) -> None:
-        wrong = self._unknown(message)
+        wrong = self._unknown(message) or overruled(self.state, self.suppositions.wanted.rules, message.by_hand)
         if wrong:
             self._say(client, {"error": wrong})
             return

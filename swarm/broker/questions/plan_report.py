@@ -8,6 +8,7 @@ from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import absent
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
+from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
 
@@ -20,7 +21,7 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": _why(book.current, state) if book.current else [],
+        "why": [*by_hand(state.steering), *_why(book.current, state)] if book.current else [],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
@@ -28,6 +29,17 @@ def plan(state: State) -> Json:
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
+
+
+def by_hand(said: Steering) -> list[str]:
+    """Say what an operator has said that counts before the settings, and what takes it back."""
+    parts = [f"{name} is pinned to layers {layers}" for name, layers in sorted(said.pins.items())]
+    parts += [f"{name} has at most {most} of them" for name, most in sorted(said.caps.items())]
+    parts += [f"{name} is excluded" for name in sorted(said.exclude)]
+    parts += [f"the objective is {said.objective}"] if said.objective else []
+    told = [f"by hand: {', '.join(parts)}; swarmctl plan --apply goes back to the settings"] if parts else []
+    held = [f"{name} is {'drained' if name in said.drained else 'cordoned'}" for name in sorted(said.cordoned)]
+    return [*told, f"by hand: {', '.join(held)}; swarmctl uncordon takes that back"] if held else told
 
 
 def _why(plan: Plan, state: State) -> list[str]:
@@ -162,6 +174,6 @@ def supposed(state: State, found: Proposal | Shortage) -> Json:
         "step_s": found.forecast.step_s,
         "tokens_per_second": body["tokens_per_second"],
         "stages": body["stages"],
-        "why": list(sentences(found.forecast)),
+        "why": [*by_hand(state.steering), *sentences(found.forecast)],
         "forecast": body,
     }

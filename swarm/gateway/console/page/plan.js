@@ -60,6 +60,10 @@ export function drawSentences(list, sentences) {
   );
 }
 
+// Both times are for as many sequences: more steps in flight have more.
+const withOneMore = ({ like, step_s: then, now_step_s: now, sequences }) =>
+  `${seconds(then)} a step instead of ${seconds(now)}, for ${sequences} sequences, with one more like ${like}`;
+
 function drawFacts(list, plan) {
   const forecast = plan?.forecast ?? {};
   const measured = plan?.measured ?? {};
@@ -71,7 +75,7 @@ function drawFacts(list, plan) {
     [
       "With one more",
       forecast.one_more
-        ? `${seconds(forecast.one_more.step_s)} a step, with one more like ${forecast.one_more.like}`
+        ? withOneMore(forecast.one_more)
         : "–",
     ],
   ];
