@@ -113,14 +113,27 @@ def standby(body: Body) -> RenderableType:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast"})]
+    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast", "by_hand"})]
     parts.append(_stages(body.get("stages")))
     parts += _kernels(rows_of(body.get("stages")), "worker")
     parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
+    if said := _by_hand(body.get("by_hand")):
+        parts.append(Text(f"· by hand, until the broker is started again: {said}"))
     coming = body.get("coming")
     if isinstance(coming, Mapping):
         parts += [Text(f"\ncoming: epoch {coming.get('epoch')}"), _stages(coming.get("stages"))]
     return Group(*parts)
+
+
+def _by_hand(said: object) -> str:
+    """``w0 holds just layers 0–2; w1 gets none``"""
+    if not isinstance(said, Mapping):
+        return ""
+    words = [f"{name} holds just layers {value_of('layers', layers)}" for name, layers in _items(said.get("pins"))]
+    words += [f"{name} holds at most {most}" for name, most in _items(said.get("caps"))]
+    words += [f"{name} gets none" for name in _list(said.get("exclude"))]
+    objective = said.get("objective")
+    return "; ".join([*words, *([f"the objective is {objective}"] if objective else [])])
 
 
 def requests(body: Body) -> RenderableType:
@@ -375,6 +388,10 @@ def _duration(seconds: float) -> str:
 
 def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}, ())
+
+
+def _items(value: object) -> list[tuple[object, object]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def _list(value: object) -> list[object]:

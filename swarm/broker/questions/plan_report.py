@@ -7,6 +7,7 @@ from swarm.broker.planner.explain import as_json, of_one_more, sentences
 from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
+from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
 
@@ -24,9 +25,22 @@ def plan(state: State) -> Json:
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
         body["measured"] = _measured(book.gauge)
+    if by_hand := _by_hand(state.steering):
+        body["by_hand"] = by_hand
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
+
+
+def _by_hand(steering: Steering) -> Json:
+    """Report what an operator laid down, each part only where there is something; nothing where all is by settings."""
+    said: Json = {
+        "pins": {name: [layers.first, layers.stop] for name, layers in steering.pins.items()},
+        "caps": dict(steering.caps),
+        "exclude": sorted(steering.exclude),
+        "objective": steering.objective,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def _why(plan: Plan, state: State) -> list[str]:

@@ -30,6 +30,14 @@ export const PARAMETERS = [
     step: 1,
     hint: "the same seed, the same text; empty: drawn",
   },
+  {
+    name: "min_tokens",
+    label: "Min tokens",
+    low: 0,
+    high: 1_000_000,
+    step: 1,
+    hint: "the answer does not come to its end before",
+  },
   { name: "n", label: "Continuations", low: 1, high: 64, step: 1, hint: "so many answers to one prompt" },
   {
     name: "presence_penalty",
@@ -64,6 +72,7 @@ export const DEFAULTS = {
   temperature: "0.7",
   n: "1",
   priority: "normal",
+  ignore_eos: "", // "yes": the answer ends by its length only
   stop: "",
   schema: "",
   system: "",
@@ -82,6 +91,15 @@ export function problemsOf(values) {
   if (stopsOf(values.stop).length > MOST_STOPS) problems.stop = `Stop: at most ${MOST_STOPS} lines.`;
   const schema = readSchema(values.schema);
   if (schema.problem) problems.schema = schema.problem;
+  return { ...endProblems(values, schema), ...problems };
+}
+
+// What can't be had together, about where an answer ends.
+function endProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless }, { schema }) {
+  const problems = {};
+  if (Number(least || 0) > Number(most || Infinity)) problems.min_tokens = "Min tokens is more than Max tokens.";
+  if (isEndless && schema !== undefined)
+    problems.ignore_eos = "Going on to Max tokens can't be had with a JSON schema, which says where to end.";
   return problems;
 }
 
@@ -138,6 +156,7 @@ export function requestOf({ mode, values, model, messages, prompt, seed, confide
   }
   body.seed ??= seed;
   if (body.n === 1) delete body.n;
+  if (values.ignore_eos) body.ignore_eos = true;
   const stop = stopsOf(values.stop);
   if (stop.length > 0) body.stop = stop;
   if (values.priority && values.priority !== "normal") body.priority = values.priority;
