@@ -75,6 +75,7 @@ export const DEFAULTS = {
   ignore_eos: "", // "yes": the answer ends by its length only
   stop: "",
   schema: "",
+  regex: "",
   system: "",
 };
 export const MOST_STOPS = 16;
@@ -91,15 +92,17 @@ export function problemsOf(values) {
   if (stopsOf(values.stop).length > MOST_STOPS) problems.stop = `Stop: at most ${MOST_STOPS} lines.`;
   const schema = readSchema(values.schema);
   if (schema.problem) problems.schema = schema.problem;
-  return { ...endProblems(values, schema), ...problems };
+  return { ...togetherProblems(values), ...problems };
 }
 
-// What can't be had together, about where an answer ends.
-function endProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless }, { schema }) {
+// What can't be had together.
+function togetherProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless, schema = "", regex = "" }) {
   const problems = {};
+  const forms = [schema, regex].filter((words) => words.trim() !== "");
   if (Number(least || 0) > Number(most || Infinity)) problems.min_tokens = "Min tokens is more than Max tokens.";
-  if (isEndless && schema !== undefined)
-    problems.ignore_eos = "Going on to Max tokens can't be had with a JSON schema, which says where to end.";
+  if (forms.length > 1) problems.regex = "An answer has one form: take the JSON schema or the regular expression.";
+  if (isEndless && forms.length > 0)
+    problems.ignore_eos = "An answer with a form ends where the form says: untick this, or take the form away.";
   return problems;
 }
 
@@ -162,6 +165,7 @@ export function requestOf({ mode, values, model, messages, prompt, seed, confide
   if (values.priority && values.priority !== "normal") body.priority = values.priority;
   const { schema } = readSchema(values.schema);
   if (schema !== undefined) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  else if (String(values.regex ?? "").trim()) body.response_format = { type: "regex", regex: values.regex.trim() };
   if (confidence) Object.assign(body, confidenceFields(isChat));
   Object.assign(body, { stream: true, stream_options: { include_usage: true }, keep_s: KEEP_S });
   return { path: isChat ? "/v1/chat/completions" : "/v1/completions", body };

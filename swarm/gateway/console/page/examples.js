@@ -5,13 +5,18 @@ import { DEFAULTS } from "./ask.js";
 const SCHEMA = {
   type: "object",
   properties: {
-    name: { type: "string", maxLength: 20 },
-    colour: { enum: ["black", "brown", "red", "white", "grey", "green"] },
-    friends: { type: "array", items: { type: "string", maxLength: 20 }, maxItems: 3 },
+    animal: { enum: ["cat", "dog", "fox", "duck", "owl"] },
+    colour: { enum: ["black", "brown", "red", "white", "grey"] },
+    legs: { type: "integer", minimum: 0, maximum: 8 },
+    is_friendly: { type: "boolean" },
   },
-  required: ["name", "colour", "friends"],
+  required: ["animal", "colour", "legs", "is_friendly"],
   additionalProperties: false,
+  // Where white space is free, a small model writes little else.
+  "x-guidance": { whitespace_flexible: false, whitespace_pattern: "", item_separator: ", ", key_separator: ": " },
 };
+// Stories, one a line: a small model would lose its thread behind the end of one.
+const STORIES = "((Once upon a time|Long ago) there was [^?\\n]{150,600}\\.\\n)+";
 const MOST_TOKENS = 4000; // of a long story: minutes with a large model, and no more than this page keeps
 const BEGINNING = 32; // tokens of the context that are left to the prompt
 
@@ -22,24 +27,25 @@ export const EXAMPLES = [
   {
     name: "JSON",
     mode: "chat",
-    prompt: "Tell me about the cat.",
-    values: { schema: JSON.stringify(SCHEMA, null, 2) },
+    prompt: "Invent an animal.",
+    values: { schema: JSON.stringify(SCHEMA, null, 2), temperature: "0" },
     hint: "An answer that fits a schema, whatever the model would say",
   },
   {
     name: "A long story",
     mode: "raw",
-    prompt: "Once upon a time",
+    prompt: "A book of stories.\n",
+    values: { regex: STORIES },
     isLong: true,
-    values: { ignore_eos: "yes" },
-    hint: "It fills the model's context: time enough to kill a worker and see the others take over",
+    hint: "One after the other until Stop: time to kill a worker, and to see the others take over",
   },
 ];
 export const LONG = EXAMPLES.find(({ isLong }) => isLong);
 
 // The values that stand in the parameters for an example. What it says nothing of becomes the usual, but the system
-// message and the class stay.
+// message and the class stay. A long one has what the context leaves, to the last token.
 export function valuesFor({ values = {}, isLong = false }, { system, priority }, context) {
-  const longest = Math.max(1, Math.min(MOST_TOKENS, (context || MOST_TOKENS) - BEGINNING));
-  return { ...DEFAULTS, system, priority, ...(isLong ? { max_tokens: String(longest) } : {}), ...values };
+  const longest = String(Math.max(1, Math.min(MOST_TOKENS, (context || MOST_TOKENS) - BEGINNING)));
+  const length = isLong ? { min_tokens: longest, max_tokens: longest } : {};
+  return { ...DEFAULTS, system, priority, ...length, ...values };
 }

@@ -9,7 +9,8 @@ const OFTEN = ["max_tokens", "temperature", "seed", "n"]; // in sight; the other
 export function parameterFields(talk) {
   const byName = Object.fromEntries(PARAMETERS.map((parameter) => [parameter.name, numberField(talk, parameter)]));
   const more = PARAMETERS.filter(({ name }) => !OFTEN.includes(name)).map(({ name }) => byName[name]);
-  const rest = [priorityField(talk), endField(talk), systemField(talk), stopField(talk), schemaField(talk)];
+  const rest = [priorityField(talk), endField(talk), systemField(talk), stopField(talk)];
+  rest.push(schemaField(talk), regexField(talk));
   const all = [...Object.values(byName), ...rest];
   const num = h("span", { class: "hint" });
   const details = h(
@@ -125,6 +126,11 @@ function schemaField(talk) {
     hint: "The answer will be JSON that fits it.",
     isWide: true,
   });
+}
+
+function regexField(talk) {
+  const input = h("textarea", { rows: 1, class: "mono", spellcheck: "false", placeholder: "(yes|no), because [^\\n]+" });
+  return valueField(talk, "regex", "Regular expression", input, { hint: "The answer will match it.", isWide: true });
 }
 
 function systemField(talk) {

@@ -10,6 +10,7 @@ import { curlOf, pythonOf } from "./snippets.js";
 import { talkOf } from "./talk.js";
 import { button, field, heading, meter, setMeter } from "./widgets.js";
 
+const REPEATS = "Whenever an answer has come to its end, the same is asked again, as long as this page is looked at";
 const LONGEST = 1_000_000; // characters of a prompt: more is no prompt that somebody types
 
 export function mount(root, store, api) {
@@ -60,7 +61,9 @@ function modeSwitch(talk) {
   const draw = () => {
     for (const input of element.querySelectorAll("input")) {
       input.checked = input.value === talk.mode;
-      input.disabled = talk.isBusy || (input.value === "chat" && talk.model?.chat === false);
+      const isNever = input.value === "chat" && talk.model?.chat === false; // the model has no form for it
+      input.disabled = talk.isBusy || isNever;
+      set(input.parentElement, { "data-never": isNever });
     }
   };
   return { element, draw };
@@ -172,6 +175,8 @@ function actionButtons(talk, store, ask) {
     copier("Copy as curl", () => curlOf(talk.copied, where())),
     copier("Copy as Python", () => pythonOf(talk.copied, where())),
   ];
+  const again = h("input", { type: "checkbox", onchange: () => talk.set({ repeats: again.checked }) });
+  const repeats = h("label", { class: "check quiet-words", title: REPEATS }, again, "again until Stop");
   const problem = h("p", { class: "problem", id: unique("problem"), role: "status" });
   set(generate, { "aria-describedby": problem.id });
   const element = h(
@@ -179,6 +184,7 @@ function actionButtons(talk, store, ask) {
     { class: "actions prompt-actions" },
     generate,
     stop,
+    repeats,
     problem,
     h("span", { class: "push" }, ...copies),
   );
@@ -186,6 +192,7 @@ function actionButtons(talk, store, ask) {
     const { prompt, ...others } = talk.problems;
     const [first = ""] = Object.values(others); // it may be folded away, so it is said here too
     set(generate, { disabled: talk.isBusy || first !== "" });
+    again.checked = talk.repeats;
     set(stop, { disabled: !talk.isBusy || talk.isStopping });
     text(stop, talk.isStopping ? "Stopping…" : "Stop");
     copies.forEach((copy) => set(copy, { disabled: first !== "" }));

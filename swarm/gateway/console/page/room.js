@@ -3,19 +3,22 @@
 import { count } from "./format.js";
 
 const CHARACTERS = 4; // a token, where no answer has shown yet how long this model's are
-const MEASURED = 8; // tokens from which on an answer shows how long this model's are
+const MOST_CHARACTERS = 8;
+const MEASURED = 100; // characters from which on a conversation shows it
 const FRAME = 6; // tokens that stand around a turn: who speaks, and where it ends
 const SHORT = 0.1; // of the context: what is left is worth a word
 
 // What an answer's own report says of the conversation up to its end: {numTurns, tokens, each: characters a token}.
-export function countedOf({ usage, choices }, chosen, numTurns) {
-  const { text, ends } = choices[chosen];
-  const answered = choices.length === 1 ? usage.completion_tokens : ends.length;
-  const each = ends.length < MEASURED ? CHARACTERS : Math.max(1, text.length / ends.length);
-  return { numTurns, tokens: usage.prompt_tokens + answered, each };
+// `turns`: with the answer's.
+export function countedOf({ usage, choices }, chosen, turns) {
+  const answered = choices.length === 1 ? usage.completion_tokens : choices[chosen].ends.length;
+  const tokens = usage.prompt_tokens + answered;
+  const characters = turns.reduce((sum, { content }) => sum + content.length, 0);
+  const each = characters < MEASURED ? CHARACTERS : characters / Math.max(1, tokens - FRAME * turns.length);
+  return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
 }
 
-// {used, left, context, level: "roomy" | "short" | "full"}; null while the model's context isn't known. `turns`: with
+// {used, left, context, level: "roomy" | "short" | "full", isCertain}; null while the model's context isn't known. `turns`: with
 // the last answer. `counted`: what was reported last of this conversation, or null. `wanted`: how long the answer may
 // become, 0 if that is not said.
 export function roomOf({ context, mode, draft, system, turns, counted, wanted }) {
@@ -25,7 +28,8 @@ export function roomOf({ context, mode, draft, system, turns, counted, wanted })
   const used = (mode === "chat" ? said({ system, turns, counted }, tokens) : 0) + tokens(draft.trim());
   const left = Math.max(0, context - used);
   const isShort = left < Math.max(Math.min(wanted, context / 2), SHORT * context);
-  return { used, left, context, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
+  const isCertain = draft.trim() === "" && counted !== null;
+  return { used, left, context, isCertain, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
 }
 
 function said({ system, turns, counted }, tokens) {
@@ -34,10 +38,13 @@ function said({ system, turns, counted }, tokens) {
   return rest.reduce((sum, { content }) => sum + tokens(content), isCounted ? counted.tokens : 0);
 }
 
-export function roomWords({ left, context, level }, mode) {
+export function roomWords({ left, context, level, isCertain }, mode) {
   const all = `${count(context)} tokens`;
   const more = mode === "chat" ? "begin a new conversation" : "shorten the prompt";
-  if (level === "full") return `The model's context of ${all} is full: ${more}.`;
+  if (level === "full") {
+    const what = isCertain ? `The model's context of ${all} is full` : `This may be too long for the model's ${all}`;
+    return `${what}: ${more}.`;
+  }
   const words = `About ${count(rough(left))} of ${all} left`;
   return level === "short" ? `${words}: the answer may be cut.` : words;
 }

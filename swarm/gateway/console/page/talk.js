@@ -34,6 +34,7 @@ export class Talk {
   former = null; // the conversation before this one, until something is asked
   model = null; // {id, chat, context} once it is known
   wantsConfidence = false;
+  repeats = false; // asks the same again whenever an answer ends, until Stop
   isStopping = false;
   notice = ""; // what could not be done, in words
   seed = ask.drawSeed(); // of the next request, if none is given: what is copied asks for the same answer
@@ -174,6 +175,7 @@ export class Talk {
     if (this.isBusy) return;
     const { mode, prompt } = example;
     this.drafts = { ...this.drafts, [mode]: prompt };
+    this.repeats = Boolean(example.isLong);
     this.set({ mode, values: valuesFor(example, this.values, this.model?.context), notice: "" });
   }
 
@@ -246,10 +248,16 @@ export class Talk {
     const isMute = answer.choices.every(({ text }) => text === "");
     if (answer === this.answer && answer.isChat && answer.state === "failed" && isMute) this.#takeTurnBack();
     if (answer === this.answer && answer.isChat && answer.usage)
-      this.counted = countedOf(answer, this.chosen, this.turns.length + 1);
+      this.counted = countedOf(answer, this.chosen, this.#settled());
     this.isStopping = false;
     this.changed();
     this.save();
+    const isWatched = !globalThis.document?.hidden; // what nobody looks at ends by itself
+    if (answer === this.answer && answer.state === "ended" && this.repeats && isWatched) this.#again(answer.request);
+  }
+
+  #again({ path, body }) {
+    this.#ask({ path, body: this.values.seed ? body : { ...body, seed: this.seed } });
   }
 
   #takeTurnBack() {

@@ -92,7 +92,9 @@ test("where an answer may end is told as vLLM calls it, and what can't be had to
   const problems = (values) => ask.problemsOf({ ...ask.DEFAULTS, ...values });
   assert.match(problems({ min_tokens: "201" }).min_tokens, /more than Max tokens/);
   assert.deepEqual(problems({ min_tokens: "201", max_tokens: "" }), {});
-  assert.match(problems({ ignore_eos: "yes", schema: "{}" }).ignore_eos, /JSON schema/);
+  assert.match(problems({ ignore_eos: "yes", schema: "{}" }).ignore_eos, /form/);
+  assert.match(problems({ regex: "a+", schema: "{}" }).regex, /one form/);
+  assert.deepEqual(made({ regex: " a+ " }).response_format, { type: "regex", regex: "a+" });
 });
 
 test("a schema that does not parse has its place told", () => {

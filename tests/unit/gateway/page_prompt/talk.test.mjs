@@ -290,5 +290,23 @@ test("an example takes the box, and the other kind of prompt keeps its words", (
   talk.drafts.chat = "half a thought";
   talk.take(LONG);
   assert.deepEqual([talk.mode, talk.draft, talk.drafts.chat], ["raw", LONG.prompt, "half a thought"]);
-  assert.equal(talk.request.body.ignore_eos, true);
+  assert.equal(talk.request.body.min_tokens, 2016);
+});
+
+test("what repeats is asked again when it has ended, with another seed, until Stop", async () => {
+  const api = new FakeApi(play(said(1, "One"), DONE), play(said(1, "Two"), DONE), hang(said(1, "Three")));
+  const talk = talkWith(api);
+  talk.take(LONG);
+  assert.equal(talk.repeats, true);
+  talk.generate();
+  for (let waited = 0; api.asked.length < 3; waited += 1) {
+    assert.ok(waited < 1000, "it is not asked again");
+    await soon();
+  }
+  const seeds = new Set(api.asked.map(({ body }) => body.seed));
+  assert.deepEqual([seeds.size, new Set(api.asked.map(({ body }) => body.prompt)).size], [3, 1]);
+  await soon();
+  talk.stop();
+  await over(talk);
+  assert.deepEqual([talk.answer.state, api.asked.length], ["stopped", 3]);
 });
