@@ -120,7 +120,7 @@ def standby(body: Body) -> RenderableType:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast"})]
+    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast", "by_hand"})]
     parts.append(_stages(body.get("stages")))
     parts += _kernels(rows_of(body.get("stages")), "worker")
     parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
@@ -394,6 +394,10 @@ def _duration(seconds: float) -> str:
 
 def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}, ())
+
+
+def _items(value: object) -> list[tuple[object, object]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def _list(value: object) -> list[object]:

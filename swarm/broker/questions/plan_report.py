@@ -26,6 +26,8 @@ def plan(state: State) -> Json:
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
         body["measured"] = _measured(book.gauge)
+    if laid_down := _laid_down(state.steering):
+        body["by_hand"] = laid_down
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
@@ -40,6 +42,17 @@ def by_hand(said: Steering) -> list[str]:
     told = [f"by hand: {', '.join(parts)}; swarmctl plan --apply goes back to the settings"] if parts else []
     held = [f"{name} is {'drained' if name in said.drained else 'cordoned'}" for name in sorted(said.cordoned)]
     return [*told, f"by hand: {', '.join(held)}; swarmctl uncordon takes that back"] if held else told
+
+
+def _laid_down(steering: Steering) -> Json:
+    """Report the same as values, each part only where there is something; nothing where all is by settings."""
+    said: Json = {
+        "pins": {name: [layers.first, layers.stop] for name, layers in steering.pins.items()},
+        "caps": dict(steering.caps),
+        "exclude": sorted(steering.exclude),
+        "objective": steering.objective,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def _why(plan: Plan, state: State) -> list[str]:
