@@ -4,34 +4,41 @@ While something is under way there are ten looks a second, else two. Each report
 news: workers and the plan when the status shows that they may have changed, and now and then in any case. Looking must
 not slow down what is looked at: where a look costs much (many requests under way), and all the more where the gateway
 has its hands full, the next one waits until the looks together take no more than their share of the time.
+
+A recovery's parts take some tens of milliseconds each. To tell them one by one, looks come quickly for a moment: from
+an order on, which may bring one about, or from when one is seen, to its end. Such a look asks for little. Whatever
+happens, no more than ``MAX_TOLD`` events are told in any second.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from swarm.wire.messages import Json
 
+QUICK_S: Final = 0.02
 BUSY_S: Final = 0.1
 IDLE_S: Final = 0.5
+QUICK_FOR_S: Final = 2.0  # what takes longer is told well enough by the usual looks
 AWAY_S: Final = 2.0  # without an answer, until a broker that is connected counts as away: a busy one takes its time
 PATIENCE_S: Final = 0.5  # the same for one that is not connected
 PRESSED: Final = 0.2  # of a core that a gateway uses; above, its time is its answers', and it may get no more
 SHARE: Final = 1 / 300  # of a pressed gateway's time, for making views; asking for them takes about as much again
 PRESSED_S: Final = 0.25  # between its looks, at least
 ROOMY_SHARE: Final = 1 / 50  # the same of one that has time left
+QUICK_SHARE: Final = 1 / 10  # for a moment only, in which the swarm makes no tokens
 MAX_S: Final = 2.0  # between two looks, whatever they cost
+MAX_TOLD: Final = 10  # events in any second
+MAX_A_LOOK: Final = 2  # events: what is different, and what happened
 
 What = Literal["status", "nodes", "plan", "recoveries", "stats", "requests"]
-# How often in any case: (while something is under way, while nothing is).
-_EVERY: Final[dict[What, tuple[float, float]]] = {
-    "stats": (0.5, 1.0),
-    "nodes": (1.0, 1.0),
-    "plan": (1.0, 5.0),
-    "recoveries": (2.0, 5.0),
-    "requests": (0.25, 2.0),
-}
+# How often in any case, beside the status: while nothing is under way, something is, a recovery is.
+_IDLE: Final[Mapping[What, float]] = {"stats": 1.0, "nodes": 1.0, "plan": 5.0, "recoveries": 5.0, "requests": 2.0}
+_BUSY: Final[Mapping[What, float]] = {"stats": 0.5, "nodes": 1.0, "plan": 1.0, "recoveries": 2.0, "requests": 0.25}
+_RECOVERING: Final[Mapping[What, float]] = {**_BUSY, "nodes": BUSY_S, "plan": BUSY_S, "recoveries": 0.0}
 _OF_PLANS: Final = ("state", "waits_for", "epoch", "num_workers", "num_stages", "loading", "model")
 _OF_REQUESTS: Final = ("num_running", "num_queued", "num_requests")
 
@@ -45,8 +52,10 @@ class Pace:
     _of_requests: list[object] = field(default_factory=list)
     _is_busy: bool = False
     _is_recovering: bool = False
+    _quick_until: float = 0.0
+    _told_at: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TOLD))
 
-    def heard(self, status: Json, *, is_recovering: bool) -> None:
+    def heard(self, status: Json, now: float, *, is_recovering: bool) -> None:
         """The status is asked at each look. ``is_recovering``: as far as is known."""
         of_plans, of_requests = [status.get(key) for key in _OF_PLANS], [status.get(key) for key in _OF_REQUESTS]
         if of_plans != self._of_plans:
@@ -54,16 +63,22 @@ class Pace:
                 self._asked_at.pop(what, None)
         if of_requests != self._of_requests:
             self._asked_at.pop("requests", None)
+        if is_recovering != self._is_recovering:
+            self._quick_until = now + QUICK_FOR_S if is_recovering else 0.0
         self._of_plans, self._of_requests, self._is_recovering = of_plans, of_requests, is_recovering
         self._is_busy = bool(status.get("num_running") or status.get("num_queued") or status.get("loading"))
         self._is_busy = self._is_busy or status.get("state") != "serving"
 
+    def hurry(self, now: float) -> None:
+        """An order is given: what it brings about is to be seen from its beginning."""
+        self._quick_until = now + QUICK_FOR_S
+
     def due(self, now: float) -> list[What]:
         """Beside the status. Counts as asked."""
-        place = 0 if self.is_busy else 1
-        found = [what for what, every in _EVERY.items() if now >= self._asked_at.get(what, now - 1e9) + every[place]]
-        if self._is_recovering:
-            found += [what for what in ("nodes", "plan", "recoveries") if what not in found]
+        every = _RECOVERING if self._is_recovering else _BUSY if self.is_busy else _IDLE
+        found = [what for what, each_s in every.items() if now >= self._asked_at.get(what, now - 1e9) + each_s]
+        if self._is_quick(now) and "recoveries" not in found:
+            found.append("recoveries")
         self._asked_at |= dict.fromkeys(found, now)
         return found
 
@@ -71,13 +86,29 @@ class Pace:
     def is_busy(self) -> bool:
         return self._is_busy or self._is_recovering
 
-    def wait_s(self, cost_s: float, num_told: int, load: float) -> float:
-        """Until the next look. ``cost_s``: what the last one took of the gateway's time; ``num_told``: how many events
-        it made, of which there are at most ten a second; ``load``: the part of a core that the gateway uses."""
-        least_s = (BUSY_S if self.is_busy else IDLE_S) * max(1, num_told)
+    def _is_quick(self, now: float) -> bool:
+        return now < self._quick_until
+
+    def told(self, num_events: int, now: float) -> None:
+        self._told_at.extend([now] * num_events)
+
+    def wait_s(self, now: float, cost_s: float, load: float) -> float:
+        """From one look's beginning to the next one's. ``cost_s``: what it took of the gateway's time; ``load``: the part
+        of a core that the gateway uses."""
+        return max(self._until_room_s(now), self._rest_s(now, cost_s, load))
+
+    def _rest_s(self, now: float, cost_s: float, load: float) -> float:
+        if self._is_quick(now):
+            return min(MAX_S, max(QUICK_S, cost_s / QUICK_SHARE))
+        least_s = BUSY_S if self.is_busy else IDLE_S
         if load >= PRESSED:
             return min(MAX_S, max(least_s, PRESSED_S, cost_s / SHARE))
         return min(MAX_S, max(least_s, cost_s / ROOMY_SHARE))
+
+    def _until_room_s(self, now: float) -> float:
+        """Until a look may make as many events as it can make, and in no second there are too many."""
+        most = MAX_TOLD - MAX_A_LOOK
+        return max(0.0, self._told_at[-most - 1] + 1.0 - now) if len(self._told_at) > most else 0.0
 
     def ask_again(self, what: What) -> None:
         """What was told of it is out of date: it is asked at the next look."""

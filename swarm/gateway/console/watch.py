@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -100,6 +101,7 @@ class Watch:
         self._planning: asyncio.Task[Json] | None = None  # the question for the plan, under way
         self._tasks: set[asyncio.Task[None]] = set()  # the one that looks, and those that are ending
         self._first = asyncio.Event()  # there has been a look
+        self._call = asyncio.Event()  # somebody hurries us
         self._is_over = False
 
     @property
@@ -109,6 +111,11 @@ class Watch:
     @property
     def known(self) -> Known:
         return self._known
+
+    def hurry(self) -> None:
+        """An order is given: look at what comes of it, from its beginning on."""
+        self._pace.hurry(time.monotonic())
+        self._call.set()
 
     # --- readers
 
@@ -201,15 +208,22 @@ class Watch:
                     began = time.monotonic()
                     fresh = await self._asked(client)
                     computing = time.thread_time()
-                    num_told = self._heard(fresh, time.monotonic())
+                    self._heard(fresh, time.monotonic())
                     cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
-                    wait_s = self._pace.wait_s(cost_s, num_told, load)
-                    await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
+                    await self._rest(began if fresh else time.monotonic(), cost_s, load)
             finally:
                 if self._planning is not None:
                     self._planning.cancel()
                     await asyncio.gather(self._planning, return_exceptions=True)
                     self._planning = None
+
+    async def _rest(self, since: float, cost_s: float, load: float) -> None:
+        """Until the pace wants another look. An order changes what it wants."""
+        while (wait_s := since + self._pace.wait_s(since, cost_s, load) - time.monotonic()) > 0:
+            self._call.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._call.wait()
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
         """The answers; None: the broker gives none. While it is away that is told, and waited on."""
@@ -253,8 +267,8 @@ class Watch:
             return {}
         return {"plan": planning.result()}
 
-    def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:
-        """Make a view of what is known, and tell it. How many events that made."""
+    def _heard(self, fresh: dict[What, Json] | None, now: float) -> None:
+        """Make a view of what is known, and tell it."""
         unix, before = time.time(), self._known
         if fresh is None:
             self._known = replace(self._known, at=unix, away_s=now - self._heard_at)
@@ -267,8 +281,8 @@ class Watch:
             self._figures.tick(unix)
         self._view = view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
-            self._pace.heard(self._known.status, is_recovering=self._view["recovery"] is not None)
-        return self._tell(self._news(fresh, unix))
+            self._pace.heard(self._known.status, now, is_recovering=self._view["recovery"] is not None)
+        self._pace.told(self._tell(self._news(fresh, unix)), now)
 
     def _news(self, fresh: dict[What, Json] | None, unix: float) -> list[Tree]:
         if fresh is None:
@@ -283,6 +297,7 @@ class Watch:
         return news
 
     def _tell(self, news: list[Tree]) -> int:
+        """How many events one reader gets, at most."""
         most, now = 0, time.monotonic()
         for viewer in self._viewers:
             viewer.audience.read_at = now
