@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,12 +67,12 @@ def test_several_continuations_are_copied_too(copying: Console, swarm: Swarm) ->
 
 
 @pytest.fixture
-def stand_ins(tmp_path: Path) -> Iterator[dict[str, str]]:
+def stand_ins(tmp_path: Path) -> dict[str, str]:
     """An environment whose ``claude`` and ``open-webui`` are stand-ins."""
     for name in ("claude", "open-webui"):
         (tmp_path / name).write_text(STAND_IN)
         (tmp_path / name).chmod(0o755)
-    yield {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STAND_IN_FOUND": str(tmp_path / "found")}
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STAND_IN_FOUND": str(tmp_path / "found")}
 
 
 def test_settings_for_clients_work_as_they_are_copied(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -124,7 +125,7 @@ def test_each_phase_is_told_as_it_happens(console: Console, swarm: Swarm) -> Non
     order = {"waits": 0, "runs": 1, "done": 2}
     states = [[order[state] for _, state, *_ in each["phases"]] for each in live]
     assert all(one == sorted(one, reverse=True) for one in states), "phases are told in their order"
-    assert all(a <= b for former, later in zip(states, states[1:], strict=False) for a, b in zip(former, later, strict=True))
+    assert all(a <= b for former, later in itertools.pairwise(states) for a, b in zip(former, later, strict=True))
     assert states[0][-1] == 0, "the last phase had not begun when it was first told"
     assert {delay for each in live for _, _, delay, _ in each["phases"]} == {"0s"}
     assert any("of" in predicted for _, _, _, predicted in live[-1]["phases"])

@@ -33,7 +33,9 @@ def ask_briefly(console: Console, num_tokens: int) -> None:
 
 def shares(panel: Locator) -> list[float]:
     """The percentages that are listed, the likeliest first."""
-    return [float(found) for found in re.findall(r"([\d.]+)\s?%", " ".join(panel.get_by_role("listitem").all_inner_texts()))]
+    return [
+        float(found) for found in re.findall(r"([\d.]+)\s?%", " ".join(panel.get_by_role("listitem").all_inner_texts()))
+    ]
 
 
 def test_each_token_tells_what_else_could_have_stood_there(console: Console, swarm: Swarm) -> None:

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
 def swarmctl(swarm: Swarm, *words: str) -> Any:
     """What the command says, as JSON."""
-    command = [sys.executable, "-c", "from swarm.ctl.main import main; main()", *words, "--url", swarm.broker_url, "--json"]
+    command = [
+        sys.executable,
+        "-c",
+        "from swarm.ctl.main import main; main()",
+        *words,
+        "--url",
+        swarm.broker_url,
+        "--json",
+    ]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

@@ -49,7 +49,11 @@ def test_several_continuations(console: Console, swarm: Swarm) -> None:
 
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}, "pet": {"enum": ["cat", "dog"]}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer"},
+        "pet": {"enum": ["cat", "dog"]},
+    },
     "required": ["name", "age", "pet"],
     "additionalProperties": False,
 }
@@ -135,4 +139,3 @@ def test_a_request_of_somebody_else_is_cancelled(console: Console, swarm: Swarm)
         asker.join()
     assert codes == [499]
     assert swarm.is_idle()
-

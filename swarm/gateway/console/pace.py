@@ -93,8 +93,8 @@ class Pace:
         self._told_at.extend([now] * num_events)
 
     def wait_s(self, now: float, cost_s: float, load: float) -> float:
-        """From one look's beginning to the next one's. ``cost_s``: what it took of the gateway's time; ``load``: the part
-        of a core that the gateway uses."""
+        """From one look's beginning to the next one's. ``cost_s``: what it took of the gateway's time; ``load``: the
+        part of a core that the gateway uses."""
         return max(self._until_room_s(now), self._rest_s(now, cost_s, load))
 
     def _rest_s(self, now: float, cost_s: float, load: float) -> float:

@@ -159,7 +159,11 @@ async def test_an_order_is_followed_at_once(quick: None, monkeypatch: pytest.Mon
     await reader.until(lambda: watch.known.recoveries == broker.reports["recoveries"])
     broker.reports["recoveries"] = {"recoveries": [row | {"resumed_all_at": 7.7}]}
     await reader.until(lambda: any("recoveries" in delta for delta in reader.of("delta")))
-    told = [[phase["state"] for phase in delta["recovery"]["phases"]] for delta in reader.of("delta") if delta.get("recovery")]
+    told = [
+        [phase["state"] for phase in delta["recovery"]["phases"]]
+        for delta in reader.of("delta")
+        if delta.get("recovery")
+    ]
     assert [states[:3] for states in told] == [["done", "runs", "waits"], ["done", "done", "runs"]]
     await reader.leave()
     await watch.aclose()
