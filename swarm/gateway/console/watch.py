@@ -94,6 +94,7 @@ class Watch:
         self._known = Known(time.time())
         self._view: Tree = {}
         self._events: list[Tree] = []
+        self._untold: list[Tree] = []  # what has happened as well, and waits for room
         self._before: Look = NOTHING
         self._heard_at = 0.0
         self._is_away = False
@@ -279,10 +280,13 @@ class Watch:
             if "stats" in fresh:
                 self._figures.add(fresh["stats"], now)
             self._figures.tick(unix)
-        self._view = view(self._known, self._figures.rates, self._view, before)
+        was, self._view = self._view, view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
             self._pace.heard(self._known.status, now, is_recovering=self._view["recovery"] is not None)
-        self._pace.told(self._tell(self._news(fresh, unix)), now)
+        self._untold = [*self._untold, *self._news(fresh, unix)][-KEPT_EVENTS:]
+        is_of_recoveries = any(self._view[name] != was.get(name) for name in ("recovery", "recoveries"))
+        if self._pace.may_tell(now, is_of_recoveries=is_of_recoveries):
+            self._pace.told(self._tell(self._tellable(now)), now)
 
     def _news(self, fresh: dict[What, Json] | None, unix: float) -> list[Tree]:
         if fresh is None:
@@ -292,7 +296,13 @@ class Watch:
             after = Look(self._known.status, self._known.nodes, self._known.recoveries)
             found, self._before, self._is_away = happened(self._before, after), after, False
         at = unix if self._first.is_set() else None
-        news = [_event(each, at) for each in found]
+        return [_event(each, at) for each in found]
+
+    def _tellable(self, now: float) -> list[Tree]:
+        """What happened, once there is room for it."""
+        if not self._pace.may_tell_news(now):
+            return []
+        news, self._untold = self._untold, []
         self._events = [*self._events, *news][-KEPT_EVENTS:]
         return news
 
