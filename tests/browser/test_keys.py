@@ -17,6 +17,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import expect
 
+from tests.browser.commands import run
 from tests.browser.console import SOME_WORDS, Console
 from tests.integration.gateway import Gateway, request
 from tests.integration.processes import launch
@@ -138,6 +139,22 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     for name in ("Logs", "Keys"):
         expect(visit.tab(name)).to_contain_text(re.compile("admin", re.IGNORECASE))
     assert visit.page.get_by_role("button", name="Kill this worker").count() == 0, "this gateway is no demo's"
+
+
+def test_what_is_copied_takes_the_key_from_a_variable(visit: Console, keyed: Keyed) -> None:
+    """It is not among what is copied, and all works with it."""
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    show(visit, keyed.alice)
+    visit.until_live()
+    visit.choose("Raw")
+    visit.write("Anna")
+    visit.set("Max tokens", "8")
+    shell, python = visit.copied("Copy as curl"), visit.copied("Copy as Python")
+    visit.tab("Connect a client")
+    greeting = visit.copied("Copy the settings for Python")
+    for command in (["sh", "-c", shell], [sys.executable, "-c", python], [sys.executable, "-c", greeting]):
+        assert keyed.alice not in command[-1]
+        assert run(command, SWARM_API_KEY=keyed.alice)
 
 
 def test_an_admin_sees_quotas_and_no_secrets(visit: Console, keyed: Keyed) -> None:

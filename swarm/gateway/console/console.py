@@ -82,6 +82,8 @@ class Console:
             async with self._asked() as client:
                 is_own = isinstance(order, Cancel) and await _is_own(client, order.request_id, owner)
                 orders.check_may(order, is_admin=owner.is_admin, is_demo=self.home.is_demo, is_own=is_own)
+                if not isinstance(order, Cancel):
+                    self.watch.hurry()
                 text, answer = await _carried_out(client, order)
         except Problem as problem:
             log.info("console_order_refused", by=owner.tenant, order=_told(order), reason=problem.message)
