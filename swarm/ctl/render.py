@@ -396,9 +396,5 @@ def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}, ())
 
 
-def _items(value: object) -> list[tuple[object, object]]:
-    return list(value.items()) if isinstance(value, Mapping) else []
-
-
 def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
