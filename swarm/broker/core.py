@@ -75,6 +75,7 @@ from swarm.wire.messages import (
     Query,
     Recall,
     RequestMessage,
+    ShowSettings,
     Steer,
     StepDone,
     Stop,
@@ -313,6 +314,8 @@ class BrokerCore:
                 self._inquiries.stop_worker(client, message)
             case Steer():
                 self._inquiries.steer(client, message)
+            case ShowSettings():
+                self._inquiries.show_settings(client, message)
 
     def _worker_missed(self, event: WorkerDisconnected | KeyRevoked, now: float) -> None:
         if isinstance(event, KeyRevoked):

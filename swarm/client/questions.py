@@ -29,6 +29,7 @@ from swarm.wire.messages import (
     Rotate,
     RotateBroker,
     RotateMember,
+    ShowSettings,
     Steer,
     StopWorker,
 )
@@ -41,6 +42,7 @@ _REPORTED: Final = {
     "join": Join,
     "stop": StopWorker,
     "steer": Steer,
+    "settings": ShowSettings,
     "invite": Invite,
     "revoke": Revoke,
     "rotate": Rotate,
@@ -156,6 +158,7 @@ def _answers(message: Reply, question: object) -> bool:
             | Join()
             | StopWorker()
             | Steer()
+            | ShowSettings()
             | Invite()
             | Revoke()
             | Rotate()

@@ -35,12 +35,14 @@ MakeClient = Callable[[], AsyncClient]
 @dataclass(slots=True)
 class Console:
     """One for a gateway. ``make_client``: a client of the broker that makes no requests, for it cannot cancel its own.
-    ``keys`` are those there are, ``usage`` says what each has used: tokens of today, and answers under way."""
+    ``keys`` are those there are, ``usage`` says what each has used: tokens of today, and answers under way.
+    ``settings``: a report on those that the gateway runs by."""
 
     make_client: MakeClient
     keys: Callable[[], Iterable[Key]] = tuple
     usage: Callable[[str], tuple[int, int]] = lambda _: (0, 0)
     home: Household = STRANGERS
+    settings: Callable[[], Json] = dict
     files: dict[str, File] = field(default_factory=lambda: dict(shipped()))
     watch: Watch = field(init=False)
     _client: AsyncClient = field(init=False)
@@ -80,6 +82,8 @@ class Console:
             async with self._asked() as client:
                 is_own = isinstance(order, Cancel) and await _is_own(client, order.request_id, owner)
                 orders.check_may(order, is_admin=owner.is_admin, is_demo=self.home.is_demo, is_own=is_own)
+                if not isinstance(order, Cancel):
+                    self.watch.hurry()
                 text, answer = await _carried_out(client, order)
         except Problem as problem:
             log.info("console_order_refused", by=owner.tenant, order=_told(order), reason=problem.message)

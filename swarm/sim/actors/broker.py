@@ -259,7 +259,7 @@ class BrokerNode:
                 self._pipe, self._pipe_to = self._cluster.ways.link("broker", endpoint, self.key), endpoint
             case broker_act.ClosePipe():
                 self._close_pipe()
-            case broker_act.Note():
+            case broker_act.Note() | broker_act.ShowOwnSettings():
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)

@@ -47,6 +47,7 @@ from swarm.wire.codec import DATA
 from swarm.wire.door.watch import Wake
 from swarm.wire.messages import REPLAY_STEP, Step, StepDone
 from swarm.wire.push import PushChannel
+from swarm.wire.seen import Seen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,6 +103,11 @@ class ComputeThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    def seen_of_next(self) -> Seen | None:
+        """What was seen of the way to the next stage, from any thread."""
+        edge = self._next
+        return None if edge is None else edge.seen()
 
     def post(self, event: Event) -> None:
         """Tell the core a fact, from any thread."""
