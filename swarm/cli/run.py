@@ -163,7 +163,7 @@ def worker(
 
 
 def _rotates(home: Home) -> str:
-    from swarm.ctl.machines import rotate_by_order
+    from swarm.cli.rotating import rotate_by_order
 
     return rotate_by_order(home)
 

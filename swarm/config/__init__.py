@@ -26,28 +26,3 @@ from swarm.config.sections import (
 from swarm.config.template import template
 from swarm.config.values import Section, is_loopback
 from swarm.config.worker import WorkerSettings
-
-__all__ = [
-    "DEFAULTS",
-    "OTHER_VARIABLES",
-    "BrokerSettings",
-    "ClientSettings",
-    "GatewaySettings",
-    "HealthSettings",
-    "LogSettings",
-    "PlanSettings",
-    "RecoverySettings",
-    "Section",
-    "Settings",
-    "UpstreamSettings",
-    "WorkerSettings",
-    "defaults",
-    "file_in_use",
-    "get",
-    "is_loopback",
-    "load",
-    "load_file",
-    "origins",
-    "setting_names",
-    "template",
-]

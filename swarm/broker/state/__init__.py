@@ -15,23 +15,3 @@ from swarm.broker.state.plans import Plan, PlanBook, PlanPhase, StagePlan
 from swarm.broker.state.sequences import Rebuild, Request, Sequence, SequenceState
 from swarm.broker.state.state import Decided, DoorBook, Flight, HostBook, KeyBook, State, Upload
 from swarm.broker.state.workers import Worker, WorkerState
-
-__all__ = [
-    "Decided",
-    "DoorBook",
-    "Flight",
-    "HostBook",
-    "KeyBook",
-    "Plan",
-    "PlanBook",
-    "PlanPhase",
-    "Rebuild",
-    "Request",
-    "Sequence",
-    "SequenceState",
-    "StagePlan",
-    "State",
-    "Upload",
-    "Worker",
-    "WorkerState",
-]
