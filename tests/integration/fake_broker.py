@@ -272,7 +272,7 @@ class FakeBroker:
                 self._report(peer, message)
             case ShowSettings(worker=worker):
                 rows = [{"name": "log.level", "value": "debug", "from": "the command line"}]
-                body: Json = {"process": worker or "broker", "settings": rows}
+                body: dict[str, object] = {"process": worker or "broker", "settings": rows}
                 self._say(peer, self.reports.get("settings", Report(what="settings", ok=True, body=body)))
             case _:
                 self._about_known(peer, message)
