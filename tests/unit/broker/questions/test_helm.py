@@ -202,11 +202,11 @@ def test_who_is_left_out_is_told_by_whose_word(serving: Bench) -> None:
 
     steer(serving, "drain", "w1")
     serving.tick(1.0)
-    assert left_out() == {"w1": "it is drained: swarmctl uncordon lets it have layers again"}
+    assert left_out() == {"w1": "it is drained (swarmctl uncordon lets it have layers again)"}
     steer(serving, "uncordon", "w1")
     steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
     serving.tick(1.0)
-    assert left_out() == {"w1": "it is excluded by hand: swarmctl plan --apply takes that back"}
+    assert left_out() == {"w1": "it is excluded by hand (swarmctl plan --apply takes that back)"}
 
 
 def test_the_hint_names_every_setting_that_lasts(serving: Bench) -> None:
