@@ -340,7 +340,7 @@ class Table:
             missing = tables.moved_bytes(problem.model, problem.devices[share.device])
             to_load = missing[share.layers.first, share.layers.stop]
             how = f"{to_load / 2**20:.1f} MiB to load" if to_load else "warm"
-            parts.append(f"{self._names[share.device]} takes layers {share.layers} ({how})")
+            parts.append(f"{self._names[share.device]} takes {share.layers.in_words} ({how})")
         return "; ".join(parts) or "everybody keeps what it has"
 
     def _places(self) -> dict[str, int]:

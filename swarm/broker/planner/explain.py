@@ -220,7 +220,7 @@ def sentences(found: Forecast) -> tuple[str, ...]:
     ]
     if len(found.stages) > 1:
         after = f"the next {found.margin:.0%} less" if found.margin >= 0.005 else "the next as long"
-        said.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for layers {slowest.layers}; {after}")
+        said.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for {slowest.layers.in_words}; {after}")
     if found.even_s is not None and len(found.stages) > 1:
         gain = quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")

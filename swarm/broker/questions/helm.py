@@ -13,7 +13,7 @@ from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.questions import Found
 from swarm.broker.drafts.rules import overruled
 from swarm.broker.planner.problem import Shortage
-from swarm.broker.questions import plan_report
+from swarm.broker.questions import absent, plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import State, Worker
@@ -41,9 +41,9 @@ class Helm:
         if message.verb in ("rebalance", "plan"):
             self._plan_anew(client, message)
             return
-        worker = next((w for w in self.state.workers.values() if w.name == message.worker and not w.is_gone), None)
+        worker = absent.member(self.state, message.worker)
         if worker is None and not (message.verb == "uncordon" and message.worker in self.state.steering.cordoned):
-            self._say(client, {"error": self._nobody(message.worker)})
+            self._say(client, {"error": absent.why_none(self.state, message.worker)})
             return
         if worker is not None and message.verb == "drain":
             self._drain(client, worker)
@@ -115,15 +115,9 @@ class Helm:
 
     def _unknown(self, message: Steer) -> str:
         hand = message.by_hand
-        known = {worker.name for worker in self.state.workers.values() if not worker.is_gone}
         named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps), *hand.exclude]
-        return next((self._nobody(name) for name in named if name not in known), "")
-
-    def _nobody(self, name: str) -> str:
-        workers = self.state.workers.values()
-        what = f"{name} is gone until it comes again" if any(w.name == name for w in workers) else f"no worker {name!r}"
-        known = ", ".join(sorted(w.name for w in workers if not w.is_gone))
-        return f"{what}: the workers are {known or 'none'}"
+        missing = (name for name in named if absent.member(self.state, name) is None)
+        return next((absent.why_none(self.state, name) for name in missing), "")
 
     def _stands(self, name: str) -> Json:
         known = self.state.steering

@@ -2,15 +2,19 @@
 
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
-import { remedies } from "./plan_words.js";
+import { handWords, remedies } from "./plan_words.js";
 import { Supposing } from "./plan_form.js";
 import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
 
+const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
+
 export function mount(root, store, api) {
   const facts = h("dl", { class: "plan-facts" });
   const why = h("ul", { class: "why" });
+  const [said, saidHow] = [h("b"), h("span")];
+  const byHand = h("p", { class: "by-hand", role: "note" }, said, saidHow);
   const lacking = h("div", { class: "lacking", role: "note" });
   const body = h("tbody");
   const table = h("table", {}, h("caption", { class: "unseen" }, "Stages of the plan"), head(), body);
@@ -25,6 +29,7 @@ export function mount(root, store, api) {
     "div",
     { class: "plan-now" },
     lacking,
+    byHand,
     facts,
     stages,
     h("details", { open: true }, h("summary", {}, "Why so"), why),
@@ -36,11 +41,16 @@ export function mount(root, store, api) {
     text(epoch, plan?.epoch ? `epoch ${plan.epoch}, ${plan.state ?? ""}` : (plan?.state ?? "no plan"));
     lacking.hidden = !waits;
     if (waits) fill(lacking, whyNot(waits));
+    const hand = handWords(plan?.by_hand);
+    byHand.hidden = hand === "";
+    text(said, `Made by hand: ${hand}. `);
+    text(saidHow, UNTIL);
     const hasStages = (plan?.stages ?? []).length > 0;
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
     keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
-    drawSentences(why, plan?.why ?? []);
+    const sentences = (plan?.why ?? []).filter((words) => !words.startsWith("by hand:")); // the note above says that
+    drawSentences(why, sentences);
   });
 }
 

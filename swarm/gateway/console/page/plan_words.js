@@ -1,6 +1,6 @@
 // What a plan says, and what can be done where none is possible: pure.
 
-import { layers, rate, seconds } from "./format.js";
+import { layers, layerWord, plural, rate, seconds } from "./format.js";
 
 // The ways out that exist, for what the broker says that it waits for. Each: [what, how].
 const REMEDIES = [
@@ -51,6 +51,18 @@ export function readCap(name, words) {
   if (!/^\s*[1-9]\d{0,4}\s*$/.test(words))
     throw new RangeError(`For ${name}, “at most” takes a number of layers from 1 on.`);
   return Number(words);
+}
+
+// What was laid down by hand, in words; empty if nothing was.
+export function handWords(hand) {
+  if (!hand) return "";
+  const words = [
+    ...Object.entries(hand.pins ?? {}).map(([name, of]) => `${name} holds just ${layerWord(of)} ${layers(of)}`),
+    ...Object.entries(hand.caps ?? {}).map(([name, most]) => `${name} holds at most ${plural(most, "layer")}`),
+    ...(hand.exclude ?? []).map((name) => `${name} gets none`),
+    ...(hand.objective ? [`the objective is ${hand.objective}`] : []),
+  ];
+  return words.join("; ");
 }
 
 // A supposed plan beside that in force, in words: [[what, now, then]].

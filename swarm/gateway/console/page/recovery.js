@@ -1,13 +1,19 @@
 // Tells a recovery while it happens, phase by phase, and afterwards in one sentence.
 
 import { fill, h, keyed, set, text } from "./dom.js";
+import { LONG } from "./examples.js";
 import { clock, plural, seconds, UNKNOWN } from "./format.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
-import { badge, empty, heading, setBadge } from "./widgets.js";
+import { talkOf } from "./talk.js";
+import { badge, button, empty, heading, setBadge } from "./widgets.js";
 
+const WHAT = "If a worker dies, what the others do about it is told here, phase by phase.";
+const WRITE_FIRST =
+  "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer goes on.";
+const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer goes on.";
 const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
 
-export function mount(root, store) {
+export function mount(root, store, api) {
   const state = badge("none", "none so far");
   const sentence = h("p", { class: "sentence", role: "status" });
   const cause = h("p", { class: "quiet-words" });
@@ -25,32 +31,45 @@ export function mount(root, store) {
     h("div", { class: "figures" }, total, forecast),
     more,
   );
-  const nothing = h("div", {});
-  fill(root, heading("Recovery", state), nothing, told);
+  const nothing = invitation(store, talkOf(store, api));
+  fill(root, heading("Recovery", state), nothing.element, told);
 
-  store.subscribe(["recovery", "recoveries", "me", "plan"], ({ view, me }) => {
+  store.subscribe(["recovery", "recoveries", "me", "plan"], ({ view }) => {
     const running = view?.recovery ?? null;
     const shown = running ?? view?.recoveries?.[0] ?? null;
     told.hidden = shown === null;
-    nothing.hidden = shown !== null;
-    if (shown === null) return fill(nothing, none(me));
+    nothing.element.hidden = shown !== null;
+    nothing.draw();
+    if (shown === null) return;
     setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
-    drawPhases(phases, shown);
+    drawPhases(phases, shown, running !== null);
     figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken, from the verdict on");
     figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
 }
 
-const none = (me) =>
-  empty(
-    "Nothing had to heal yet",
-    me?.is_demo && me?.admin
-      ? "Let it write a long answer, press “Kill this worker” in a stage above, and watch: the answer goes on."
-      : "If a worker dies, what the others do about it is told here, phase by phase.",
-  );
+// While nothing had to heal: what will be told here, and where workers may be killed for show, how to see it.
+function invitation(store, talk) {
+  const write = button("Write a long story", () => {
+    talk.take(LONG);
+    talk.generate();
+    document.querySelector("#stages button.danger")?.focus(); // what comes next, in sight and under the keys
+  });
+  const element = empty("Nothing had to heal yet");
+  const words = element.lastElementChild;
+  element.append(write);
+  const draw = () => {
+    const mayKill = Boolean(store.me?.is_demo && store.me?.admin);
+    write.hidden = !mayKill || talk.isBusy;
+    text(words, mayKill ? (talk.isBusy ? KILL_NOW : WRITE_FIRST) : WHAT);
+    set(write, { disabled: !talk.model });
+  };
+  talk.subscribe(draw);
+  return { element, draw };
+}
 
 function causeOf(shown, running) {
   const parts = [shown.evidence, shown.choice];
@@ -64,21 +83,19 @@ function figure(element, value, words) {
   text(element.lastElementChild, words);
 }
 
-function drawPhases(list, recovery) {
+// What was seen while it ran ticks off as it happens; what was over before anybody saw it is played after.
+function drawPhases(list, recovery, isLive) {
   keyed(
     list,
     rowsOf(recovery).map((row) => ({ ...row, key: `${keyOf(recovery)} ${row.name}` })),
     (row) => row.key,
-    (row) =>
-      h(
-        "li",
-        { "data-phase": row.name },
-        h("span", { class: "phase-mark", "aria-hidden": "true" }),
-        h("span", { class: "phase-name" }, row.words),
-        h("span", { class: "phase-track", "aria-hidden": "true" }, h("i")),
-        h("span", { class: "phase-took" }),
-        h("span", { class: "phase-predicted" }),
-      ),
+    (row) => {
+      const parts = ["phase-took", "phase-predicted"].map((name) => h("span", { class: name }));
+      const mark = h("span", { class: "phase-mark", "aria-hidden": "true" });
+      const track = h("span", { class: "phase-track", "aria-hidden": "true" }, h("i"));
+      const name = h("span", { class: "phase-name" }, row.words);
+      return Object.assign(h("li", { "data-phase": row.name }, mark, name, track, parts), { isLive });
+    },
     (element, row) => {
       const [mark, , , took, predicted] = element.children;
       set(element, {
@@ -86,7 +103,7 @@ function drawPhases(list, recovery) {
         vars: {
           "--from": row.from.toFixed(4),
           "--to": row.to.toFixed(4),
-          "--delay": `${(row.from * TOLD_S).toFixed(2)}s`,
+          "--delay": element.isLive ? "0s" : `${(row.from * TOLD_S).toFixed(2)}s`,
         },
       });
       text(mark, { done: "✓", runs: "…", waits: "" }[row.state] ?? "");

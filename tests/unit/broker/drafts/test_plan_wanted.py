@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.proposals import propose
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load

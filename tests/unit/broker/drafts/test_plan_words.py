@@ -32,7 +32,7 @@ def test_plurals_and_equals() -> None:
     assert told[0].startswith(
         "objective throughput: for 1 sequence of 1 position that decodes in each of 2 steps in flight, with 1 "
     )
-    assert told[1] == "a takes longest, 1 s for layers 0–0; the next as long"
+    assert told[1] == "a takes longest, 1 s for layer 0; the next as long"
     assert words(devices, line, Load(2, 9, 0.5))[0].startswith(
         "objective throughput: for 2 sequences of 9 positions that decode together in each of 2 steps in flight, with "
     )

@@ -5,7 +5,7 @@ import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
 import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
 import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
-import { compared, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
+import { compared, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
   cause: "w0 was lost",
@@ -35,6 +35,7 @@ test("what it took counts from the verdict on, as the report's total does", () =
   assert.equal(predictedOf(RECOVERY), 0.05);
   assert.equal(predictedOf({ phases: [] }), null);
   assert.equal(rowsOf({})[0].from, 0);
+  assert.equal(keyOf({ key: "7.5", epoch: 0, cause: "w1 was lost" }), keyOf({ key: "7.5", epoch: 3, cause: "w1, w2" }));
   assert.notEqual(keyOf({ epoch: 2, began_at: null }), keyOf({ epoch: 3, began_at: null }));
 });
 
@@ -48,6 +49,15 @@ test("where no plan is possible the ways out are named, those that fit what is w
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
   assert.deepEqual(remedies(undefined), []);
+});
+
+test("a plan that was laid down by hand is told part by part", () => {
+  const hand = { pins: { w0: [0, 3], w3: [7, 8] }, caps: { w1: 1 }, exclude: ["w2"], objective: "latency" };
+  assert.equal(
+    handWords(hand).replaceAll("\u202f", " "),
+    "w0 holds just layers 0–2; w3 holds just layer 7; w1 holds at most 1 layer; w2 gets none; the objective is latency",
+  );
+  assert.deepEqual([handWords(undefined), handWords({})], ["", ""]);
 });
 
 test("pins and caps are read as they are written, and refused with the worker's name", () => {
