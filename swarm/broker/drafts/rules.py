@@ -139,4 +139,4 @@ def _overruled_pin(state: State, rules: PlanRules, hand: ByHand, kept: Mapping[s
 
 
 def _keeps(name: str, layers: LayerRange) -> str:
-    return f"first swarmctl uncordon {name}: it is cordoned, so it keeps layers {layers}"
+    return f"first swarmctl uncordon {name}: it is cordoned, so it keeps {layers.in_words}"
