@@ -40,12 +40,14 @@ def soak(swarm: Swarm, console: Console, options: argparse.Namespace) -> list[di
     answers = kills = 0
     while (now := time.monotonic()) < began + 60 * options.minutes:
         if console.button("Generate").is_enabled():
+            console.page.wait_for_timeout(1000 * options.rest)
             console.ask_for_much()
             answers += 1
             expect(console.answer()).to_have_text(SOME_WORDS, timeout=ANSWER_S * 1000)
         if now > killed_at + options.kill_every:
             killed_at, kills = now, kills + 1
-            swarm.kill(sorted(name for name in swarm.processes() if name.startswith("w"))[kills % 3])
+            workers = sorted(name for name in swarm.processes() if name.startswith("w"))
+            swarm.kill(workers[kills % len(workers)])
         if now > read_at + READ_EVERY_S:
             read_at = now
             seen.append(heap(console.page))
@@ -75,6 +77,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--kill-every", type=float, default=45.0, metavar="SECONDS")
+    parser.add_argument(
+        "--rest", type=float, default=0.0, metavar="SECONDS", help="between answers: leaves the machine to others"
+    )
     parser.add_argument("--more-mib", type=float, default=1.0)
     options = parser.parse_args()
     if (reason := why_none()) is not None:

@@ -44,6 +44,11 @@ class Console:
     def region(self, name: str) -> Locator:
         return self.page.get_by_role("region", name=name, exact=True)
 
+    @property
+    def news(self) -> Locator:
+        """What is said in passing."""
+        return self.page.locator("#news")
+
     def tab(self, name: str) -> Locator:
         """Choose a tab; what it shows."""
         self.page.get_by_role("tab", name=name).click()
@@ -90,8 +95,11 @@ class Console:
 
     def generate(self) -> Asked:
         """Returns when the page has asked."""
+        return self.asks_by(self.button("Generate"))
+
+    def asks_by(self, button: Locator) -> Asked:
         with self.page.expect_request(lambda asked: asked.method == "POST" and "/v1/" in asked.url) as asked:
-            self.button("Generate").click()
+            button.click()
         body = asked.value.post_data
         assert body is not None
         return Asked(asked.value.url.removeprefix(self.url), json.loads(body))
@@ -103,6 +111,16 @@ class Console:
         self.set("Max tokens", str(num_tokens))
         self.set("JSON schema", json.dumps({"type": "string", "minLength": 10_000}))
         return self.generate()
+
+    def copied(self, name: str) -> str:
+        """Press a button that copies; what is in the clipboard then. The page's context must be allowed to use it."""
+        self.page.get_by_role("button", name=name, exact=True).click()
+        return str(self.page.evaluate("navigator.clipboard.readText()"))
+
+    def until_answered(self) -> None:
+        from playwright.sync_api import expect
+
+        expect(self.region("Answer").get_by_role("status").first).to_have_text("complete", timeout=SLOW_MS)
 
     def answer(self, number: int = 0) -> Locator:
         return self.region("Answer").locator(f'output[data-answer="{number}"]')

@@ -63,6 +63,18 @@ def test_a_crowd_stays_usable(crowd: Console) -> None:
     assert page.evaluate("document.querySelectorAll('*').length") < MOST_NODES
     frames = hurry(page, 300, 1)
     assert max(frames) < LONGEST_FRAME_MS, f"median {statistics.median(frames):.0f} ms, longest {max(frames):.0f} ms"
+    listed = requests.get_by_role("group", name="List of requests")
+    listed.focus()
+    page.keyboard.press("End")
+    count = int(listed.get_by_role("table").get_attribute("aria-rowcount") or 0)
+    assert count > NUM_REQUESTS
+    last = listed.locator(f'tr[aria-rowindex="{count}"]')
+    expect(last).to_be_in_viewport()
+    page.keyboard.press("Home")
+    expect(listed.get_by_role("button", name="Cancel").first).to_be_in_viewport()
+    requests.get_by_label("Find requests").fill(f"{NUM_REQUESTS // 2:032x}")
+    expect(listed.locator("tr[data-request]")).to_have_count(1)
+    requests.get_by_label("Find requests").fill("")
     for name in ("Workers", "Requests", "Plan"):
         crowd.tab(name)
         assert page.evaluate("document.querySelectorAll('*').length") < MOST_NODES, name

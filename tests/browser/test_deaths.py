@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -88,4 +89,48 @@ def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -
         expect(console.connection).to_contain_text("reconnecting")
         expect(console.stages).to_have_count(3)  # what was known stays, until it is known better
     console.until_live()
+    ends_as_ever(console, swarm, asked)
+
+
+# What the region says, as often as it says anything else.
+LISTEN = """() => {
+  const region = document.querySelector("[aria-label=Recovery]");
+  const stateOf = ({ dataset, style, children }) =>
+    [dataset.phase, dataset.state, style.getPropertyValue("--delay"), children[4].textContent];
+  const say = () => {
+    const phases = [...region.querySelectorAll("li[data-phase]")].map(stateOf);
+    window.told.push({ at: performance.now(), words: region.innerText, phases });
+  };
+  window.told = [];
+  new MutationObserver(say).observe(region, { subtree: true, childList: true, characterData: true, attributes: true });
+}"""
+SEEN_S = 0.15  # a phase that takes longer is seen while it runs: looks are a tenth of a second apart at most
+
+
+def test_each_phase_is_told_as_it_happens(console: Console, swarm: Swarm) -> None:
+    """Under way before it is over; phases run and are done in their order, with what was predicted beside; those that
+    are told live wait for no animation; one sentence at the end."""
+    victim = swarm.chain()[1]
+    asked = console.ask_for_much(num_tokens=500)
+    expect(console.answer()).to_have_text(SOME_WORDS)
+    console.page.evaluate(LISTEN)
+    console.kill(victim)
+    region = console.region("Recovery")
+    expect(region).to_contain_text(re.compile(rf"{victim} was lost; .*1 answer went on after"), timeout=SLOW_MS)
+    told = console.page.evaluate("window.told")
+    live = [each for each in told if "under way" in each["words"] and victim in each["words"]]
+    ended = [each for each in told if "went on after" in each["words"]]
+    assert live, "its end was told, and not its beginning"
+    assert live[-1]["at"] < ended[-1]["at"]
+    order = {"waits": 0, "runs": 1, "done": 2}
+    states = [[order[state] for _, state, *_ in each["phases"]] for each in live]
+    assert all(one == sorted(one, reverse=True) for one in states), "phases are told in their order"
+    assert all(a <= b for former, later in itertools.pairwise(states) for a, b in zip(former, later, strict=True))
+    assert states[0][-1] == 0, "the last phase had not begun when it was first told"
+    assert {delay for each in live for _, _, delay, _ in each["phases"]} == {"0s"}
+    assert any("of" in predicted for _, _, _, predicted in live[-1]["phases"])
+    ran = {name for each in live for name, state, *_ in each["phases"] if state == "runs"}
+    (recovery, *_) = swarm.client.query("recoveries")["recoveries"][::-1]
+    took = {name: recovery["measured"][f"{name}_s"] or 0.0 for name in PHASES[1:]}
+    assert {name for name, seconds in took.items() if seconds > SEEN_S} <= ran, (took, states)
     ends_as_ever(console, swarm, asked)

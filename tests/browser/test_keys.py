@@ -17,6 +17,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import expect
 
+from tests.browser.commands import run
 from tests.browser.console import SOME_WORDS, Console
 from tests.integration.gateway import Gateway, request
 from tests.integration.processes import launch
@@ -116,19 +117,24 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     """Of others' requests it learns their number; what needs an admin's key is refused, with that reason."""
     show(visit, keyed.alice)
     visit.until_live()
-    body = {"model": "village", "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": False}
-    theirs = threading.Thread(
-        target=request, args=(keyed.url + "/v1/completions", body, [("authorization", f"Bearer {keyed.admin}")])
-    )
+    body = {"model": "village", "prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+    over = threading.Event()
+
+    def keep_asking() -> None:
+        while not over.is_set():
+            request(keyed.url + "/v1/completions", body, [("authorization", f"Bearer {keyed.admin}")])
+
+    theirs = threading.Thread(target=keep_asking)
     theirs.start()
     try:
-        visit.ask_for_much()
+        visit.ask_for_much(num_tokens=1500)  # more than can be looked at before it ends
         expect(visit.answer()).to_have_text(SOME_WORDS)
         requests = visit.tab("Requests")
         expect(requests.get_by_role("button", name="Cancel")).to_have_count(1)
         expect(requests).to_contain_text(re.compile(r"1 (more|other)"))
-    finally:
         visit.button("Stop").click()
+    finally:
+        over.set()
         theirs.join()
     workers = visit.tab("Workers")
     for name in ("Drain", "Cordon", "Stop worker", "Join a worker", "Rebalance"):
@@ -138,6 +144,22 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     for name in ("Logs", "Keys"):
         expect(visit.tab(name)).to_contain_text(re.compile("admin", re.IGNORECASE))
     assert visit.page.get_by_role("button", name="Kill this worker").count() == 0, "this gateway is no demo's"
+
+
+def test_what_is_copied_takes_the_key_from_a_variable(visit: Console, keyed: Keyed) -> None:
+    """It is not among what is copied, and all works with it."""
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    show(visit, keyed.alice)
+    visit.until_live()
+    visit.choose("Raw")
+    visit.write("Anna")
+    visit.set("Max tokens", "8")
+    shell, python = visit.copied("Copy as curl"), visit.copied("Copy as Python")
+    visit.tab("Connect a client")
+    greeting = visit.copied("Copy the settings for Python")
+    for command in (["sh", "-c", shell], [sys.executable, "-c", python], [sys.executable, "-c", greeting]):
+        assert keyed.alice not in command[-1]
+        assert run(command, SWARM_API_KEY=keyed.alice)
 
 
 def test_an_admin_sees_quotas_and_no_secrets(visit: Console, keyed: Keyed) -> None:

@@ -16,7 +16,6 @@ from playwright.sync_api import expect
 from tests.browser.console import SLOW_MS, SOME_WORDS, Console, text_of
 
 if TYPE_CHECKING:
-    from tests.browser.conftest import OpenContext
     from tests.browser.swarms import Swarm
 
 EVIL = "</output><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
@@ -46,6 +45,35 @@ def test_several_continuations(console: Console, swarm: Swarm) -> None:
     whole = swarm.answer(asked.path, asked.body)
     for number in range(3):
         expect(console.answer(number)).to_have_text(text_of(whole, number), timeout=SLOW_MS)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer"},
+        "pet": {"enum": ["cat", "dog"]},
+    },
+    "required": ["name", "age", "pet"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_keeps_to_a_json_schema(console: Console, swarm: Swarm) -> None:
+    """What is no schema is said before anything is asked."""
+    console.write("Who lives in the village?")
+    console.set("JSON schema", '{"type": "object",')
+    expect(console.region("Prompt")).to_contain_text("JSON schema: not valid JSON")
+    expect(console.button("Generate")).to_be_disabled()
+    console.set("JSON schema", json.dumps(PERSON))
+    asked = console.generate()
+    console.until_answered()
+    text = console.answer().text_content() or ""
+    assert text == text_of(swarm.answer(asked.path, asked.body))
+    person = json.loads(text)
+    assert set(person) == {"name", "age", "pet"}
+    assert isinstance(person["age"], int)
+    assert person["pet"] in ("cat", "dog")
 
 
 def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:
@@ -111,20 +139,3 @@ def test_a_request_of_somebody_else_is_cancelled(console: Console, swarm: Swarm)
         asker.join()
     assert codes == [499]
     assert swarm.is_idle()
-
-
-def test_it_is_copied_for_a_terminal_and_for_a_program(open_context: OpenContext, swarm: Swarm) -> None:
-    """What is copied asks for the same; it has a place for the key, and no key."""
-    context = open_context(permissions=["clipboard-read", "clipboard-write"])
-    console = Console(context.new_page(), swarm.url)
-    console.open()
-    console.write("Who is Anna's friend?")
-    console.set("Max tokens", "7")
-    for name, words in {
-        "Copy as curl": ("curl", f"{swarm.url}/v1/"),
-        "Copy as Python": ("import", f"{swarm.url}/v1"),
-    }.items():
-        console.page.get_by_role("button", name=name).click()
-        copied = console.page.evaluate("navigator.clipboard.readText()")
-        for word in (*words, "Anna", "7"):
-            assert word in copied

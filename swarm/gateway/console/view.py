@@ -25,8 +25,9 @@ MAX_RECOVERIES: Final = 8
 STEADY_S: Final = 1.5  # by which the same moment may be reckoned otherwise at two looks
 _BROKER: Final = "broker"
 _BEAT: Final = re.compile(r", last beat \d+ ms ago")
-_BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s")
+_BY_THE_CLOCK: Final = ("beat_age_s", "verdict_for_s", "clock_ahead_s", "here_for_s", "next")
 _COARSE_S: Final = 0.01  # of a loop's lag: what is less is noise
+_BY_THE_STEP: Final = ("tokens_total", "steps_in_flight", "kv_reserved", "kv_cached")  # of a status: rates tell it
 _OF_ADMINS: Final = ("pid", "endpoint")  # of workers: nobody else's business
 
 
@@ -84,7 +85,7 @@ def seen_by(tenant: str | None, whole: Tree) -> Tree:
     }
 
 
-def _without(row: Tree, names: Sequence[str]) -> Tree:
+def _without(row: Row, names: Sequence[str]) -> Tree:
     return {key: value for key, value in row.items() if key not in names}
 
 
@@ -96,7 +97,7 @@ def steady(was: object, moment: float) -> float:
 
 
 def _status(known: Known, former: Tree) -> Tree:
-    body = dict(known.status)
+    body = _without(known.status, _BY_THE_STEP)
     uptime_s = body.pop("uptime_s", None)
     if isinstance(uptime_s, int | float):
         body["started_at"] = steady(former.get("status", {}).get("started_at"), known.at - uptime_s)

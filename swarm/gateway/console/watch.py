@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +18,7 @@ from swarm.gateway.console.figures import Figures
 from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Load, Pace, What
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.console.view import Known, seen_by, view
-from swarm.govern.events import AWAY, NOTHING, Event, Look, happened
+from swarm.govern.events import AWAY, NOTHING, Event, Look, happened, remembered
 from swarm.log import get_logger
 from swarm.wire.messages import Json
 
@@ -93,6 +94,7 @@ class Watch:
         self._known = Known(time.time())
         self._view: Tree = {}
         self._events: list[Tree] = []
+        self._untold: list[Tree] = []  # what has happened as well, and waits for room
         self._before: Look = NOTHING
         self._heard_at = 0.0
         self._is_away = False
@@ -100,6 +102,7 @@ class Watch:
         self._planning: asyncio.Task[Json] | None = None  # the question for the plan, under way
         self._tasks: set[asyncio.Task[None]] = set()  # the one that looks, and those that are ending
         self._first = asyncio.Event()  # there has been a look
+        self._call = asyncio.Event()  # somebody hurries us
         self._is_over = False
 
     @property
@@ -109,6 +112,11 @@ class Watch:
     @property
     def known(self) -> Known:
         return self._known
+
+    def hurry(self) -> None:
+        """An order is given: look at what comes of it, from its beginning on."""
+        self._pace.hurry(time.monotonic())
+        self._call.set()
 
     # --- readers
 
@@ -201,15 +209,22 @@ class Watch:
                     began = time.monotonic()
                     fresh = await self._asked(client)
                     computing = time.thread_time()
-                    num_told = self._heard(fresh, time.monotonic())
+                    self._heard(fresh, time.monotonic())
                     cost_s, load = time.thread_time() - computing, self._load.now(time.process_time(), time.monotonic())
-                    wait_s = self._pace.wait_s(cost_s, num_told, load)
-                    await asyncio.sleep(max(0.0, began + wait_s - time.monotonic()) if fresh else wait_s)
+                    await self._rest(began if fresh else time.monotonic(), cost_s, load)
             finally:
                 if self._planning is not None:
                     self._planning.cancel()
                     await asyncio.gather(self._planning, return_exceptions=True)
                     self._planning = None
+
+    async def _rest(self, since: float, cost_s: float, load: float) -> None:
+        """Until the pace wants another look. An order changes what it wants."""
+        while (wait_s := since + self._pace.wait_s(since, cost_s, load) - time.monotonic()) > 0:
+            self._call.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._call.wait()
 
     async def _asked(self, client: AsyncClient) -> dict[What, Json] | None:
         """The answers; None: the broker gives none. While it is away that is told, and waited on."""
@@ -253,8 +268,8 @@ class Watch:
             return {}
         return {"plan": planning.result()}
 
-    def _heard(self, fresh: dict[What, Json] | None, now: float) -> int:
-        """Make a view of what is known, and tell it. How many events that made."""
+    def _heard(self, fresh: dict[What, Json] | None, now: float) -> None:
+        """Make a view of what is known, and tell it."""
         unix, before = time.time(), self._known
         if fresh is None:
             self._known = replace(self._known, at=unix, away_s=now - self._heard_at)
@@ -265,10 +280,13 @@ class Watch:
             if "stats" in fresh:
                 self._figures.add(fresh["stats"], now)
             self._figures.tick(unix)
-        self._view = view(self._known, self._figures.rates, self._view, before)
+        was, self._view = self._view, view(self._known, self._figures.rates, self._view, before)
         if fresh is not None:
-            self._pace.heard(self._known.status, is_recovering=self._view["recovery"] is not None)
-        return self._tell(self._news(fresh, unix))
+            self._pace.heard(self._known.status, now, is_recovering=self._view["recovery"] is not None)
+        self._untold = [*self._untold, *self._news(fresh, unix)][-KEPT_EVENTS:]
+        is_of_recoveries = any(self._view[name] != was.get(name) for name in ("recovery", "recoveries"))
+        if self._pace.may_tell(now, is_of_recoveries=is_of_recoveries):
+            self._pace.told(self._tell(self._tellable(now)), now)
 
     def _news(self, fresh: dict[What, Json] | None, unix: float) -> list[Tree]:
         if fresh is None:
@@ -276,13 +294,20 @@ class Watch:
             self._is_away = True
         else:
             after = Look(self._known.status, self._known.nodes, self._known.recoveries)
-            found, self._before, self._is_away = happened(self._before, after), after, False
+            found, self._before, self._is_away = happened(self._before, after), remembered(self._before, after), False
         at = unix if self._first.is_set() else None
-        news = [_event(each, at) for each in found]
+        return [_event(each, at) for each in found]
+
+    def _tellable(self, now: float) -> list[Tree]:
+        """What happened, once there is room for it."""
+        if not self._pace.may_tell_news(now):
+            return []
+        news, self._untold = self._untold, []
         self._events = [*self._events, *news][-KEPT_EVENTS:]
         return news
 
     def _tell(self, news: list[Tree]) -> int:
+        """How many events one reader gets, at most."""
         most, now = 0, time.monotonic()
         for viewer in self._viewers:
             viewer.audience.read_at = now

@@ -1,4 +1,4 @@
-"""``swarmctl`` draws what is out of the ordinary: workers that are doubted, a plan that was laid down by hand."""
+"""``swarmctl nodes`` names workers that are doubted."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ def shown(*workers: dict[str, object]) -> list[str]:
 
 def worker(name: str, lies: int = 0, **disagreed_with: int) -> dict[str, object]:
     return {"name": name, "state": "member", "lies": lies, "confirmed": 3, "disagreed_with": disagreed_with}
-
-
-def test_a_plan_by_hand_is_told_as_such() -> None:
-    """Part by part; a plan by the settings has no word of it."""
-    console = Console(width=200)
-
-    def lines(**said: object) -> str:
-        with console.capture() as capture:
-            console.print(render.plan({"state": "serving", "stages": [], "by_hand": said}))
-        return capture.get()
-
-    told = lines(pins={"w0": [0, 3]}, caps={"w1": 2}, exclude=["w2"], objective="latency")
-    words = "w0 holds just layers 0–2; w1 holds at most 2; w2 gets none; the objective is latency"
-    assert f"· by hand, until the broker is started again: {words}" in told
-    assert "by hand" not in lines()
 
 
 def test_no_doubts_no_words() -> None:

@@ -24,6 +24,7 @@ from setproctitle import setproctitle
 
 from swarm.cli import entry
 from swarm.cli.up.nursery.ours import CONTROL_VARIABLE, MAX_ORDER_BYTES
+from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ModelError
 
 Run = Callable[[Sequence[str]], int]  # what a child does: the exit code
@@ -48,7 +49,7 @@ def serve(way: socket.socket, run: Run) -> int:
     """Fork a child for each order, until the supervisor is gone; the exit code. Returns in children, too."""
     if len(os.listdir("/proc/self/task")) != 1:
         print("swarm: the nursery has threads, so it can't fork: workers start by themselves", file=sys.stderr)
-        return 1
+        return EX_CONFIG
     gc.collect()
     gc.freeze()  # children share these pages for as long as nobody writes to them
     supervisor = os.getppid()

@@ -45,5 +45,5 @@ export function predictedOf(recovery) {
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 }
 
-// Which recovery it is: when it began isn't known of those that nobody saw.
-export const keyOf = (recovery) => `${recovery.epoch ?? ""} ${recovery.began_at ?? ""} ${recovery.cause ?? ""}`;
+// Which recovery it is. The first moment names it, since its epoch and its causes may still change while it lasts.
+export const keyOf = ({ key, epoch, began_at: began, cause }) => key ?? `${epoch ?? ""} ${began ?? ""} ${cause ?? ""}`;

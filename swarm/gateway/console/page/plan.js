@@ -48,7 +48,8 @@ export function mount(root, store, api) {
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
     keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
-    drawSentences(why, plan?.why ?? []);
+    const sentences = (plan?.why ?? []).filter((words) => !words.endsWith("swarmctl plan --apply goes back to the settings")); // the note above says that
+    drawSentences(why, sentences);
   });
 }
 
@@ -68,6 +69,10 @@ export function drawSentences(list, sentences) {
   );
 }
 
+// Both times are for as many sequences: more steps in flight have more.
+const withOneMore = ({ like, step_s: then, now_step_s: now, sequences }) =>
+  `${seconds(then)} a step instead of ${seconds(now)}, for ${sequences} sequences, with one more like ${like}`;
+
 function drawFacts(list, plan) {
   const forecast = plan?.forecast ?? {};
   const measured = plan?.measured ?? {};
@@ -79,7 +84,7 @@ function drawFacts(list, plan) {
     [
       "With one more",
       forecast.one_more
-        ? `${seconds(forecast.one_more.step_s)} a step, with one more like ${forecast.one_more.like}`
+        ? withOneMore(forecast.one_more)
         : "–",
     ],
   ];

@@ -44,7 +44,7 @@ export function mount(root, store, api) {
     setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
-    drawPhases(phases, shown);
+    drawPhases(phases, shown, running !== null);
     figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken, from the verdict on");
     figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
@@ -83,21 +83,19 @@ function figure(element, value, words) {
   text(element.lastElementChild, words);
 }
 
-function drawPhases(list, recovery) {
+// What was seen while it ran ticks off as it happens; what was over before anybody saw it is played after.
+function drawPhases(list, recovery, isLive) {
   keyed(
     list,
     rowsOf(recovery).map((row) => ({ ...row, key: `${keyOf(recovery)} ${row.name}` })),
     (row) => row.key,
-    (row) =>
-      h(
-        "li",
-        { "data-phase": row.name },
-        h("span", { class: "phase-mark", "aria-hidden": "true" }),
-        h("span", { class: "phase-name" }, row.words),
-        h("span", { class: "phase-track", "aria-hidden": "true" }, h("i")),
-        h("span", { class: "phase-took" }),
-        h("span", { class: "phase-predicted" }),
-      ),
+    (row) => {
+      const parts = ["phase-took", "phase-predicted"].map((name) => h("span", { class: name }));
+      const mark = h("span", { class: "phase-mark", "aria-hidden": "true" });
+      const track = h("span", { class: "phase-track", "aria-hidden": "true" }, h("i"));
+      const name = h("span", { class: "phase-name" }, row.words);
+      return Object.assign(h("li", { "data-phase": row.name }, mark, name, track, parts), { isLive });
+    },
     (element, row) => {
       const [mark, , , took, predicted] = element.children;
       set(element, {
@@ -105,7 +103,7 @@ function drawPhases(list, recovery) {
         vars: {
           "--from": row.from.toFixed(4),
           "--to": row.to.toFixed(4),
-          "--delay": `${(row.from * TOLD_S).toFixed(2)}s`,
+          "--delay": element.isLive ? "0s" : `${(row.from * TOLD_S).toFixed(2)}s`,
         },
       });
       text(mark, { done: "✓", runs: "…", waits: "" }[row.state] ?? "");

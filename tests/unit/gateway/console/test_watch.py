@@ -144,6 +144,31 @@ async def test_a_plan_that_takes_long_to_report_holds_nothing_back(quick: None) 
     await watch.aclose()
 
 
+async def test_an_order_is_followed_at_once(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of the recovery that it brings about is told, though the next usual look is far away."""
+    monkeypatch.setattr("swarm.gateway.console.pace.IDLE_S", 1000.0)
+    broker = Broker()
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: reader.events)
+    row: Json = {"detected_at": 7.5, "epoch": 2, "cause": "w1 was lost", "workers": ["w1"]}
+    broker.reports["recoveries"] = {"recoveries": [row]}
+    watch.hurry()
+    await reader.until(lambda: any(delta.get("recovery") for delta in reader.of("delta")))
+    broker.reports["recoveries"] = {"recoveries": [row | {"planned_at": 7.6}]}
+    await reader.until(lambda: watch.known.recoveries == broker.reports["recoveries"])
+    broker.reports["recoveries"] = {"recoveries": [row | {"resumed_all_at": 7.7}]}
+    await reader.until(lambda: any("recoveries" in delta for delta in reader.of("delta")))
+    told = [
+        [phase["state"] for phase in delta["recovery"]["phases"]]
+        for delta in reader.of("delta")
+        if delta.get("recovery")
+    ]
+    assert [states[:3] for states in told] == [["done", "runs", "waits"], ["done", "done", "runs"]]
+    await reader.leave()
+    await watch.aclose()
+
+
 async def test_a_reader_gets_the_whole_and_then_what_changes(quick: None) -> None:
     broker = Broker()
     watch = made(broker)

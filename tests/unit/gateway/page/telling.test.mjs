@@ -35,6 +35,7 @@ test("what it took counts from the verdict on, as the report's total does", () =
   assert.equal(predictedOf(RECOVERY), 0.05);
   assert.equal(predictedOf({ phases: [] }), null);
   assert.equal(rowsOf({})[0].from, 0);
+  assert.equal(keyOf({ key: "7.5", epoch: 0, cause: "w1 was lost" }), keyOf({ key: "7.5", epoch: 3, cause: "w1, w2" }));
   assert.notEqual(keyOf({ epoch: 2, began_at: null }), keyOf({ epoch: 3, began_at: null }));
 });
 

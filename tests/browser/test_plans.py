@@ -1,0 +1,109 @@
+"""Plans by hand and by button: what is tried, what is applied, and that it is so everywhere then."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.browser.console import SLOW_MS, Console
+
+if TYPE_CHECKING:
+    from tests.browser.swarms import Swarm
+
+
+def swarmctl(swarm: Swarm, *words: str) -> Any:
+    """What the command says, as JSON."""
+    command = [
+        sys.executable,
+        "-c",
+        "from swarm.ctl.main import main; main()",
+        *words,
+        "--url",
+        swarm.broker_url,
+        "--json",
+    ]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.fixture
+def steered(swarm: Swarm) -> Iterator[Swarm]:
+    """Afterwards plans go by the settings alone, and nobody is kept out."""
+    before = swarm.chain()
+    yield swarm
+    swarm.ask("/console/orders", {"verb": "plan", "suppose": {}})
+    for worker in before:
+        swarm.ask("/console/orders", {"verb": "uncordon", "worker": worker})
+    swarm.ask("/console/orders", {"verb": "rebalance"})
+    swarm.until_well()
+
+
+def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steered: Swarm) -> None:
+    """What was tried is what comes: in the page's stages and its plan, and for ``swarmctl plan``. An answer that is
+    under way goes on. Cleared and applied, plans go by the settings again."""
+    plan = console.tab("Plan")
+    before = swarmctl(steered, "plan")
+    last = steered.chain()[-1]
+    console.ask_for_much(num_tokens=1900)
+    plan.get_by_label(f"Just layers: {last}").fill("0-1")
+    plan.get_by_role("button", name="Try").click()
+    tried = plan.get_by_role("row", name=re.compile("^Stages"))
+    expect(tried).to_contain_text(f"{last} 0–1,")
+    (_, then) = tried.get_by_role("cell").all_inner_texts()
+    assert steered.client.query("plan")["epoch"] == before["epoch"]
+
+    plan.get_by_role("button", name="Apply").click()
+    console.agree()
+    expect(console.news).to_contain_text("plan")
+    expect(console.stages.first).to_have_attribute("aria-label", f"Stage 1: {last}", timeout=SLOW_MS)
+    now = swarmctl(steered, "plan")
+    assert now["epoch"] > before["epoch"]
+    assert ", ".join(f"{s['worker']} {s['layers'][0]}–{s['layers'][1] - 1}" for s in now["stages"]) == then
+    held = plan.get_by_role("table", name="Stages of the plan").get_by_role("row").filter(has_text=last)
+    expect(held).to_contain_text("0–1")
+    console.button("Stop").click()
+    expect(console.region("Answer").get_by_role("status").first).to_have_text("stopped")  # it was still under way
+
+    plan.get_by_role("button", name="Clear").click()
+    plan.get_by_role("button", name="Apply").click()
+    expect(console.dialog).to_contain_text("Plans go by the settings alone again")
+    console.agree()
+    steered.until(lambda: swarmctl(steered, "plan")["stages"][0]["layers"][1] > 2, "the settings alone decide")
+
+
+def test_rebalance_brings_back_who_was_drained(console: Console, steered: Swarm) -> None:
+    """By its button, after a question: a plan is made from what is there now."""
+    last = steered.chain()[-1]
+    steered.ask("/console/orders", {"verb": "drain", "worker": last})
+    expect(console.stage(last)).to_have_count(0, timeout=SLOW_MS)
+    steered.ask("/console/orders", {"verb": "uncordon", "worker": last})
+    workers = console.tab("Workers")
+    workers.get_by_role("button", name="Rebalance").click()
+    console.dialog.get_by_role("button", name="No").click()
+    workers.get_by_role("button", name="Rebalance").click()
+    console.agree()
+    expect(console.news).to_contain_text("plan")
+    expect(console.stage(last)).to_be_visible(timeout=SLOW_MS)
+
+
+def test_who_keeps_which_layers_warm_is_told(console: Console, swarm: Swarm) -> None:
+    """As ``swarmctl standby`` tells it: beside each worker, and in its stage."""
+    rows = swarm.until(
+        lambda: all((found := swarmctl(swarm, "standby"))["workers"]) and not found["not_kept"] and found["workers"],
+        "all layers are kept warm by somebody",
+    )
+    workers = console.tab("Workers")
+    for row in rows:
+        kept = ", ".join(f"{a}–{b - 1}" if b - a > 1 else f"{a}" for a, b in row["standby"])
+        expect(workers.get_by_role("row").filter(has_text=row["name"])).to_contain_text(kept or "none")
+        if kept:
+            expect(console.stage(row["name"])).to_contain_text(f"standby {kept}")
