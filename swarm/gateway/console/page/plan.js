@@ -8,6 +8,7 @@ import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
 
+const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence that says for a terminal what the note says here
 const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
 
 export function mount(root, store, api) {
@@ -48,8 +49,10 @@ export function mount(root, store, api) {
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
     keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
-    const sentences = (plan?.why ?? []).filter((words) => !words.endsWith("swarmctl plan --apply goes back to the settings")); // the note above says that
-    drawSentences(why, sentences);
+    drawSentences(
+      why,
+      (plan?.why ?? []).filter((words) => !words.includes(OF_THE_NOTE)),
+    );
   });
 }
 
