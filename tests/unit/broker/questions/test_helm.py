@@ -114,6 +114,21 @@ def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
     assert set(layers(serving)) == {"w0", "w1"}
 
 
+def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
+    """Each part as long as it counts, and nothing where all is by the settings."""
+
+    def told() -> object:
+        return serving.ask(Query(what="plan")).body.get("by_hand")
+
+    assert told() is None
+    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 1)),), caps=(Cap("w1", 5),)))
+    assert told() == {"pins": {"w0": [0, 1]}, "caps": {"w1": 5}}
+    steer(serving, "plan", by_hand=ByHand(exclude=("w1",), objective="latency"))
+    assert told() == {"exclude": ["w1"], "objective": "latency"}
+    steer(serving, "plan")
+    assert told() is None
+
+
 @pytest.mark.parametrize(
     ("hand", "words"),
     [
