@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # In the place of a program that reads the settings from its environment: it asks the address that they name.
 STAND_IN = """#!/bin/sh
 curl -fsS -H "Authorization: Bearer ${OPENAI_API_KEY:-$ANTHROPIC_AUTH_TOKEN}" \\
-  "${OPENAI_API_BASE_URL:-$ANTHROPIC_BASE_URL/v1}/models" > "$STAND_IN_FOUND" && echo >> "$STAND_IN_FOUND" && env >> "$STAND_IN_FOUND"
+  "${OPENAI_API_BASE_URL:-$ANTHROPIC_BASE_URL/v1}/models" -w '\\n' > "$STAND_IN_FOUND" && env >> "$STAND_IN_FOUND"
 """
 
 
