@@ -106,8 +106,8 @@ def status(body: Body) -> RenderableType:
 def nodes(body: Body) -> RenderableType:
     workers = [_in_few_columns(worker) for worker in rows_of(body.get("workers"))]
     table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
-    parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers))
-    return Group(_with_rest(table, body, {"workers"}), *parts)
+    parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers), *_sent_away(body))
+    return Group(_with_rest(table, body, {"workers", "refused"}), *parts)
 
 
 def standby(body: Body) -> RenderableType:
@@ -273,6 +273,17 @@ def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
                 )
             told.add(pair)
     return [Text(line) for line in lines]
+
+
+def _sent_away(body: Body) -> list[RenderableType]:
+    """Tell who may not join, the latest last."""
+    return [
+        Text(
+            f"· {row.get('name')} was sent away {row.get('ago_s')} s ago (process {row.get('pid')} on "
+            f"{row.get('host')}): {row.get('reason')}"
+        )
+        for row in rows_of(body.get("refused"))
+    ]
 
 
 def _times(count: object) -> str:

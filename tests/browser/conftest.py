@@ -20,8 +20,8 @@ OpenContext = Callable[..., "BrowserContext"]
 
 @pytest.fixture(scope="package")
 def swarms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Without keys, for this machine alone."""
-    with Swarm(tmp_path_factory.mktemp("swarm")) as swarm:
+    """Without keys, for this machine alone. It reads prompts in small pieces, so that one is seen being read."""
+    with Swarm(tmp_path_factory.mktemp("swarm"), SWARM_BROKER__PREFILL_CHUNK="8") as swarm:
         yield swarm
 
 

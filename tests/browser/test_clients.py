@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # In the place of a program that reads the settings from its environment: it asks the address that they name.
 STAND_IN = """#!/bin/sh
 curl -fsS -H "Authorization: Bearer ${OPENAI_API_KEY:-$ANTHROPIC_AUTH_TOKEN}" \\
-  "${OPENAI_API_BASE_URL:-$ANTHROPIC_BASE_URL/v1}/models" > "$STAND_IN_FOUND" && env >> "$STAND_IN_FOUND"
+  "${OPENAI_API_BASE_URL:-$ANTHROPIC_BASE_URL/v1}/models" -w '\\n' > "$STAND_IN_FOUND" && env >> "$STAND_IN_FOUND"
 """
 
 
@@ -81,8 +81,8 @@ def test_settings_for_clients_work_as_they_are_copied(
     """Commands and programs get an answer; settings name an address that answers, and the model that is served."""
     copying.tab("Connect a client")
     settings = {name: copying.copied(f"Copy the settings for {name}") for name in ("Python", "curl", "Codex")}
-    assert len(run([sys.executable, "-c", settings["Python"]])) > 20
-    assert len(streamed(run(["sh", "-c", settings["curl"]]))) > 20
+    assert run([sys.executable, "-c", settings["Python"]])
+    assert streamed(run(["sh", "-c", settings["curl"]]))
     _check_codex(swarm, tomllib.loads(settings["Codex"]))
     for name in ("Claude Code", "Open WebUI"):
         run(["sh", "-c", copying.copied(f"Copy the settings for {name}")], **stand_ins)

@@ -37,9 +37,11 @@ def swarmctl(swarm: Swarm, *words: str) -> Any:
 
 @pytest.fixture
 def steered(swarm: Swarm) -> Iterator[Swarm]:
-    """Afterwards plans go by the settings alone, and nobody is kept out."""
+    """Afterwards plans go by the settings alone, nobody is kept out, and nothing runs."""
     before = swarm.chain()
     yield swarm
+    for row in swarm.client.query("requests")["requests"]:
+        swarm.ask("/console/orders", {"verb": "cancel", "request": row["request_id"]})
     swarm.ask("/console/orders", {"verb": "plan", "suppose": {}})
     for worker in before:
         swarm.ask("/console/orders", {"verb": "uncordon", "worker": worker})
@@ -51,33 +53,35 @@ def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steere
     """What was tried is what comes: in the page's stages and its plan, and for ``swarmctl plan``. An answer that is
     under way goes on. Cleared and applied, plans go by the settings again."""
     plan = console.tab("Plan")
-    before = swarmctl(steered, "plan")
+    before = steered.client.query("plan")
     last = steered.chain()[-1]
     console.ask_for_much(num_tokens=1900)
     plan.get_by_label(f"Just layers: {last}").fill("0-1")
     plan.get_by_role("button", name="Try").click()
     tried = plan.get_by_role("row", name=re.compile("^Stages"))
-    expect(tried).to_contain_text(f"{last} 0–1,")
+    expect(tried).to_contain_text(f"{last} 0–1,", timeout=SLOW_MS)
     (_, then) = tried.get_by_role("cell").all_inner_texts()
     assert steered.client.query("plan")["epoch"] == before["epoch"]
 
     plan.get_by_role("button", name="Apply").click()
     console.agree()
-    expect(console.news).to_contain_text("plan")
+    expect(console.news).to_contain_text("plan", timeout=SLOW_MS)
     expect(console.stages.first).to_have_attribute("aria-label", f"Stage 1: {last}", timeout=SLOW_MS)
     now = swarmctl(steered, "plan")
     assert now["epoch"] > before["epoch"]
     assert ", ".join(f"{s['worker']} {s['layers'][0]}–{s['layers'][1] - 1}" for s in now["stages"]) == then
     held = plan.get_by_role("table", name="Stages of the plan").get_by_role("row").filter(has_text=last)
-    expect(held).to_contain_text("0–1")
+    expect(held).to_contain_text("0–1", timeout=SLOW_MS)
     console.button("Stop").click()
-    expect(console.region("Answer").get_by_role("status").first).to_have_text("stopped")  # it was still under way
+    expect(console.region("Answer").get_by_role("status").first).to_have_text(
+        "stopped", timeout=SLOW_MS
+    )  # it was still under way
 
     plan.get_by_role("button", name="Clear").click()
     plan.get_by_role("button", name="Apply").click()
     expect(console.dialog).to_contain_text("Plans go by the settings alone again")
     console.agree()
-    steered.until(lambda: swarmctl(steered, "plan")["stages"][0]["layers"][1] > 2, "the settings alone decide")
+    steered.until(lambda: steered.client.query("plan")["stages"][0]["layers"][1] > 2, "the settings alone decide")
 
 
 def test_rebalance_brings_back_who_was_drained(console: Console, steered: Swarm) -> None:
@@ -91,7 +95,7 @@ def test_rebalance_brings_back_who_was_drained(console: Console, steered: Swarm)
     console.dialog.get_by_role("button", name="No").click()
     workers.get_by_role("button", name="Rebalance").click()
     console.agree()
-    expect(console.news).to_contain_text("plan")
+    expect(console.news).to_contain_text("plan", timeout=SLOW_MS)
     expect(console.stage(last)).to_be_visible(timeout=SLOW_MS)
 
 

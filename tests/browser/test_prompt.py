@@ -76,6 +76,38 @@ def test_an_answer_keeps_to_a_json_schema(console: Console, swarm: Swarm) -> Non
     assert person["pet"] in ("cat", "dog")
 
 
+THIN = "\u202f"  # between thousands
+PROGRESS = re.compile(r"reading the prompt\W.*?(\d+) of (\d+) prompt tokens", re.DOTALL)
+# What is said of its progress, where it is asked and in the list of requests.
+LISTEN = """() => {
+  window.told = [];
+  for (const name of ["Answer", "Requests"]) {
+    const region = document.querySelector(`[aria-label=${name}]`);
+    const say = () => window.told.push([name, region.innerText]);
+    new MutationObserver(say).observe(region, { subtree: true, childList: true, characterData: true });
+  }
+}"""
+
+
+def test_a_long_prompt_is_seen_being_read(console: Console, swarm: Swarm) -> None:
+    """How much of it is computed is told while that goes on, until the first token."""
+    console.choose("Raw")
+    prompt = "Where" + " is" * 1500
+    _, counted = swarm.ask("/tokenize", {"prompt": prompt})
+    console.write(prompt)
+    console.set("Max tokens", "4")
+    console.tab("Requests")
+    console.page.evaluate(LISTEN)
+    console.generate()
+    console.until_answered()
+    for name in ("Answer", "Requests"):
+        texts = [text.replace(THIN, "") for where, text in console.page.evaluate("window.told") if where == name]
+        told = [PROGRESS.search(text) for text in texts]
+        read = [int(found[1]) for found in told if found is not None and int(found[2]) == counted["count"]]
+        assert any(0 < each < counted["count"] for each in read), (name, texts[-20:])
+        assert read == sorted(read)
+
+
 def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:
     console.ask_for_much(num_tokens=1500)
     expect(console.answer()).to_have_text(SOME_WORDS)

@@ -387,6 +387,28 @@ def test_a_prompt_that_is_too_long_is_refused_before_a_stream_begins(client: Ope
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_a_chat_that_goes_on_fills_the_context_and_is_then_refused_at_once(client: OpenAI) -> None:
+    """Each answer ends by itself or where the context does, and the one for which there is no position is refused by
+    its code: nobody waits for an answer that can't come."""
+    messages, ends = list(QUESTION), []
+    while (said := _turn(client, messages, ends)) is not None:
+        messages += [{"role": "assistant", "content": said}, *QUESTION]
+    assert len(ends) > 2
+    assert set(ends) == {"length"}
+
+
+def _turn(client: OpenAI, messages: list[dict[str, str]], ends: list[str]) -> str | None:
+    """What is answered, while there is room for an answer; how it ended is added to ``ends``."""
+    try:
+        chunks = list(chat(client, messages=messages, max_tokens=600, stream=True, temperature=0, extra_body=LONG))
+    except openai.BadRequestError as error:
+        if error.code != "context_length_exceeded":
+            raise
+        return None
+    ends += [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    return streamed(chunks)[0]
+
+
 def test_unknown_models_and_places_are_not_found(client: OpenAI, served: Served) -> None:
     for ask in (lambda: chat(client, model="another"), lambda: client.models.retrieve("another")):
         with pytest.raises(openai.NotFoundError) as caught:

@@ -157,13 +157,27 @@ class Table:
         if isinstance(line, Shortage):
             return None
         honest = self._honest(problem, chosen)
-        if self._rules.mode == "auto" and not problem.takes_turns and len(line) > 1 and self._on_one_machine(line):
-            return None  # they would take turns, and are looked at so
+        if self._rules.mode == "auto" and not problem.takes_turns and self._on_one_machine(line):
+            over = self._over_machines(problem, line)  # those of one would take turns, and are looked at so
+            if over is None:
+                return None
+            line = over
         return tables.told_seconds(honest, line), problem, line, chosen
 
+    def _over_machines(self, problem: Problem, line: Line) -> Line | None:
+        """Find a way that doesn't stay on this line's machine: with the quickest worker that is elsewhere."""
+        hosts = {problem.devices[share.device].host for share in line}
+        others = [i for i, device in enumerate(problem.devices) if device.host not in hosts or device.kind != "cpu"]
+        if not others:
+            return None
+        found = solve(problem, frozenset((min(others, key=lambda i: problem.devices[i].layer_s),)))
+        return None if isinstance(found, Shortage) or self._on_one_machine(found) else found
+
     def _on_one_machine(self, line: Line) -> bool:
+        """Whether several stages would share the cores of one."""
         used = [self._workers[share.device].hello for share in line]
-        return all(h.device == "cpu" for h in used) and len({self._host(share.device) for share in line}) == 1
+        on_cores = len(line) > 1 and all(h.device == "cpu" for h in used)
+        return on_cores and len({self._host(share.device) for share in line}) == 1
 
     @property
     def _lacks_a_second(self) -> Shortage | None:

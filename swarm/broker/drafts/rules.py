@@ -106,9 +106,9 @@ def why_excluded(said: Steering, name: str) -> str:
     """Say by whose word a worker gets no layers, and what takes it back."""
     if name in said.cordoned:
         state = "drained" if name in said.drained else "cordoned"
-        return f"it is {state}: swarmctl uncordon lets it have layers again"
+        return f"it is {state} (swarmctl uncordon lets it have layers again)"
     if name in said.exclude:
-        return "it is excluded by hand: swarmctl plan --apply takes that back"
+        return "it is excluded by hand (swarmctl plan --apply takes that back)"
     return "it is excluded by the settings (plan.exclude)"
 
 
@@ -139,4 +139,4 @@ def _overruled_pin(state: State, rules: PlanRules, hand: ByHand, kept: Mapping[s
 
 
 def _keeps(name: str, layers: LayerRange) -> str:
-    return f"first swarmctl uncordon {name}: it is cordoned, so it keeps layers {layers}"
+    return f"first swarmctl uncordon {name}: it is cordoned, so it keeps {layers.in_words}"

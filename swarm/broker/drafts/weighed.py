@@ -54,8 +54,9 @@ def _why_not(quickest: Option, stands: Proposal) -> str:
 def _with_one_less(table: Table, stands: Proposal) -> tuple[Weighed, ...]:
     if len(table) > EXACT:
         return ()
-    used = [name for name, _ in stands.named[:MAX_EXPLAINED]]
-    options = [each for name in used if (rest := table.without(name)) and (each := rest.quickest())]
+    pairs = zip(stands.shares, stands.named, strict=True)
+    used = [name for (incarnation, _), (name, _) in pairs if incarnation]  # who is only supposed is not taken away
+    options = [each for name in used[:MAX_EXPLAINED] if (rest := table.without(name)) and (each := rest.quickest())]
     if not options:
         return ()
     best, now_s = min(options, key=lambda option: option.step_s), stands.forecast.step_s

@@ -7,6 +7,8 @@ mistake, say the same Hello. Within a moment it shows which of the two it is:
 who has the name                                    what becomes of the newcomer
 ==================================================  ====================================================
 nobody; one that is out, or has left                it is let in at once
+one that is out for its closed connection, and      it waits: that one is about to come back over the next
+beats on                                            connection
 one that has said that it leaves                    it is let in at once
 one from elsewhere, and the newcomer is on the      it is let in at once: whoever joins from elsewhere
 broker's own machine                                chose its name itself
@@ -24,18 +26,29 @@ is frozen, is out within the beats' timeout. So a supervisor that replaces a dea
 from __future__ import annotations
 
 from swarm.broker.recovery.restart import REJOIN_S
-from swarm.broker.state import State, Worker
+from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state.workers import Verdict
 from swarm.wire.messages import NOBODYS, Hello
 
 # After the newcomer's Hello. What was on its way when its sender died comes within less, and so does the news of its
 # death.
 PROOF_S = 1.0
+BEATS_ON_S = 0.15  # after its connection closed: a dead process's last beat comes within less
+FRESH_S = 1.0  # who has not beaten for longer does so no more
 
 
 def holder(hello: Hello, state: State) -> Worker | None:
     """Find the process that has the name of this one, and counts as alive."""
-    living = (worker for worker in state.workers.values() if not worker.is_gone)
-    return next((w for w in living if w.name == hello.name and w.incarnation != hello.incarnation), None)
+    others = (w for w in state.workers.values() if w.name == hello.name and w.incarnation != hello.incarnation)
+    return next((worker for worker in others if not worker.is_gone or _beats_on(worker, state.now)), None)
+
+
+def _beats_on(worker: Worker, now: float) -> bool:
+    """Whether it is out for its closed connection alone."""
+    judged, beat_at = worker.judged, worker.pulse.beat_at
+    if worker.state is not WorkerState.OUT or worker.is_revoked or judged is None or beat_at is None:
+        return False
+    return judged.verdict is Verdict.DEAD and beat_at >= judged.since + BEATS_ON_S and now - beat_at <= FRESH_S
 
 
 def gives_way(former: Worker, hello: Hello, owner: str, state: State) -> bool:

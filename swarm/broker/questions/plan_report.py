@@ -35,7 +35,7 @@ def plan(state: State) -> Json:
 
 def by_hand(said: Steering) -> list[str]:
     """Say what an operator has said that counts before the settings, and what takes it back."""
-    parts = [f"{name} is pinned to layers {layers}" for name, layers in sorted(said.pins.items())]
+    parts = [f"{name} is pinned to {layers.in_words}" for name, layers in sorted(said.pins.items())]
     parts += [f"{name} has at most {most} of them" for name, most in sorted(said.caps.items())]
     parts += [f"{name} is excluded" for name in sorted(said.exclude)]
     parts += [f"the objective is {said.objective}"] if said.objective else []

@@ -20,9 +20,9 @@ MAX_TOKENS = 1 << 20
 MAX_ROWS = 4096
 MAX_SEQUENCES = 1 << 16
 MAX_LAYERS = 1 << 12
+MAX_TEXT = 4096
 MAX_STAGES = 1 << 10
 MAX_NAME = 128
-MAX_TEXT = 4096
 # The part of what the weights leave that a worker gives to keys and values, if it doesn't say otherwise.
 KV_SHARE: Final = 0.25
 BLOCK: Final = 32  # positions: the unit in which room for keys and values is counted, by broker and stages alike

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from swarm import version
 from swarm.cli.up.processes import PARENT_FD_VARIABLE, Lifeline, LogFile, Process
-from swarm.cli.up.supervisor import EX_CONFIG, describe_exit
+from swarm.cli.up.supervisor import describe_exit
 
 CONTROL_VARIABLE = "SWARM_NURSERY_FD"
 MAX_ORDER_BYTES = 64 << 10
@@ -101,7 +101,7 @@ class Nursery:
         self._unborn: deque[Forked] = deque()  # in the order in which they were asked for
         self._loop = asyncio.get_running_loop()
         self._patience: asyncio.TimerHandle | None = None
-        self._is_deaf = False  # it did not answer in time
+        self._problem = ""  # why it can't ever begin a life
         self._made_of = _installed()
         take_orphans_in()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -146,14 +146,12 @@ class Nursery:
     @property
     def end_in_words(self) -> str:
         """Of one that has ended."""
-        if self._is_deaf:
-            return f"did not answer within {BIRTH_S:g} s"
-        return describe_exit(self._process.returncode)
+        return self._problem or describe_exit(self._process.returncode)
 
     @property
     def is_hopeless(self) -> bool:
         """Another one would end like this one: it can't fork, or doesn't answer."""
-        return self._is_deaf or self._process.returncode == EX_CONFIG
+        return bool(self._problem)
 
     @property
     def is_outdated(self) -> bool:
@@ -189,17 +187,20 @@ class Nursery:
         """Take what it has said; whether that is all that it will ever say."""
         with suppress(BlockingIOError):
             while self._control.fileno() >= 0 and (message := self._next_message()):
-                self._unborn.popleft().born(json.loads(message))
-                self._be_patient()
+                said = json.loads(message)
+                if isinstance(said, str):
+                    self._problem = said
+                else:
+                    self._unborn.popleft().born(said)
+                    self._be_patient()
             return True
         return False
 
     def _next_message(self) -> bytes:
-        """Empty at its end, orders that it hasn't read among what is lost or not."""
-        try:
+        """Empty at its end. That it has left orders unread is told once, before what it has said."""
+        with suppress(ConnectionResetError):
             return self._control.recv(MAX_ORDER_BYTES)
-        except ConnectionResetError:
-            return b""
+        return self._control.recv(MAX_ORDER_BYTES)
 
     def _be_patient(self) -> None:
         assert self._patience is not None
@@ -208,7 +209,7 @@ class Nursery:
         self._look()  # it may have ended before we knew its number
 
     def _lose_patience(self) -> None:
-        self._is_deaf = True
+        self._problem = f"did not answer within {BIRTH_S:g} s"
         self.end()
 
     def end(self) -> None:

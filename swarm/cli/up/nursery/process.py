@@ -1,7 +1,7 @@
 """The nursery's own process: imports, then forks a worker for each order.
 
 An order is a JSON list, the arguments of ``swarm``, with the descriptor of a log. The answer is the number of a process
-that is the supervisor's child by then.
+that is the supervisor's child by then; or, in words, why there will never be one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from setproctitle import setproctitle
 
 from swarm.cli import entry
 from swarm.cli.up.nursery.ours import CONTROL_VARIABLE, MAX_ORDER_BYTES
-from swarm.cli.up.supervisor import EX_CONFIG
 from swarm.errors import ModelError
 
 Run = Callable[[Sequence[str]], int]  # what a child does: the exit code
@@ -49,7 +48,8 @@ def serve(way: socket.socket, run: Run) -> int:
     """Fork a child for each order, until the supervisor is gone; the exit code. Returns in children, too."""
     if len(os.listdir("/proc/self/task")) != 1:
         print("swarm: the nursery has threads, so it can't fork: workers start by themselves", file=sys.stderr)
-        return EX_CONFIG
+        way.send(json.dumps("has threads, so it can't fork").encode())
+        return 1
     gc.collect()
     gc.freeze()  # children share these pages for as long as nobody writes to them
     supervisor = os.getppid()

@@ -129,7 +129,8 @@ function schemaField(talk) {
 }
 
 function regexField(talk) {
-  const input = h("textarea", { rows: 1, class: "mono", spellcheck: "false", placeholder: "(yes|no), because [^\\n]+" });
+  const placeholder = "(yes|no), because [^\\n]+";
+  const input = h("textarea", { rows: 1, class: "mono", spellcheck: "false", placeholder });
   return valueField(talk, "regex", "Regular expression", input, { hint: "The answer will match it.", isWide: true });
 }
 

@@ -8,13 +8,14 @@ import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
 
+const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence that says for a terminal what the note says here
 const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
 
 export function mount(root, store, api) {
   const facts = h("dl", { class: "plan-facts" });
   const why = h("ul", { class: "why" });
-  const [said, saidHow] = [h("b"), h("span")];
-  const byHand = h("p", { class: "by-hand", role: "note" }, said, saidHow);
+  const said = h("b");
+  const byHand = h("p", { class: "by-hand", role: "note" }, said, UNTIL);
   const lacking = h("div", { class: "lacking", role: "note" });
   const body = h("tbody");
   const table = h("table", {}, h("caption", { class: "unseen" }, "Stages of the plan"), head(), body);
@@ -43,14 +44,15 @@ export function mount(root, store, api) {
     if (waits) fill(lacking, whyNot(waits));
     const hand = handWords(plan?.by_hand);
     byHand.hidden = hand === "";
-    text(said, `Made by hand: ${hand}. `);
-    text(saidHow, UNTIL);
+    text(said, hand && `Made by hand: ${hand}. `);
     const hasStages = (plan?.stages ?? []).length > 0;
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
     keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
-    const sentences = (plan?.why ?? []).filter((words) => !words.startsWith("by hand:")); // the note above says that
-    drawSentences(why, sentences);
+    drawSentences(
+      why,
+      (plan?.why ?? []).filter((words) => !words.includes(OF_THE_NOTE)),
+    );
   });
 }
 

@@ -163,6 +163,7 @@ export class Supposing {
       const byHand = [suppose.objective, suppose.exclude, Object.keys({ ...suppose.pins, ...suppose.caps })];
       const question = `${byHand.every((each) => each.length === 0) ? SETTINGS_ALONE : BY_HAND} ${MOVES}`;
       if (!(await ask({ title: "Apply this?", words: question, yes: "Yes, apply", isGrave: false }))) return;
+      fill(this.#result, h("p", { class: "quiet-words" }, "Applying …"));
       const words = told(await this.#api.order("plan", { suppose }));
       say(words);
       fill(this.#result, h("p", {}, words));

@@ -65,10 +65,17 @@ export function handWords(hand) {
   return words.join("; ");
 }
 
-// A supposed plan beside that in force, in words: [[what, now, then]].
+// A supposed plan beside that in force, in words: [[what, now, then]]; both for the same number of sequences, where the
+// broker has reckoned it so.
 export function compared(now, then) {
   const forecast = then?.forecast ?? {};
-  const before = now?.forecast ?? {};
+  const before = { ...now?.forecast };
+  const asMany = then?.now_step_s;
+  const isLikeWork = (now?.objective ?? "") === (then?.objective ?? "");
+  if (asMany && isLikeWork && before.step_s) {
+    before.tokens_per_second *= before.step_s / asMany;
+    before.step_s = asMany;
+  }
   return [
     ["Tokens/s", rate(before.tokens_per_second), rate(forecast.tokens_per_second ?? then?.tokens_per_second)],
     ["One step", seconds(before.step_s), seconds(forecast.step_s ?? then?.step_s)],

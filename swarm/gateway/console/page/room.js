@@ -18,9 +18,9 @@ export function countedOf({ usage, choices }, chosen, turns) {
   return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
 }
 
-// {used, left, context, level: "roomy" | "short" | "full", isCertain}; null while the model's context isn't known. `turns`: with
-// the last answer. `counted`: what was reported last of this conversation, or null. `wanted`: how long the answer may
-// become, 0 if that is not said.
+// {used, left, context, level: "roomy" | "short" | "full", isCertain}; null while the model's context isn't known.
+// `turns`: with the last answer. `counted`: what was reported last of this conversation, or null. `wanted`: how long
+// the answer may become, 0 if that is not said.
 export function roomOf({ context, mode, draft, system, turns, counted, wanted }) {
   if (!context) return null;
   const each = counted?.each ?? CHARACTERS;

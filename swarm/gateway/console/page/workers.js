@@ -28,7 +28,7 @@ export function mount(root, store, api) {
   const join = button("Join a worker", () => actions.join());
   const rebalance = button("Rebalance", () => actions.rebalance());
   const body = h("tbody");
-  const table = h("table", { class: "workers" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
+  const table = h("table", { class: "workers as-cards" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
   const scroller = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Workers, scrolls" }, table);
   const nothing = empty(
     "No worker is here",

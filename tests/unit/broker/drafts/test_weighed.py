@@ -125,3 +125,16 @@ def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Calla
     bench.ask(Steer(verb="plan"))
     bench.tick(1.0)
     assert not [text for text in why_of(bench) if "by hand" in text]
+
+
+def test_a_supposed_plan_is_not_weighed_against_itself(make_bench: Callable[..., Bench]) -> None:
+    """Who is only supposed is in every plan; of the others one may be left out."""
+    bench = make_bench(ruled())
+    join(bench, "w0", 0.010)
+    join(bench, "w1", 0.010)
+    bench.tick()
+    supposed = plan_of(bench, more=1)
+    (other,) = supposed["forecast"]["others"]  # type: ignore[index]
+    assert len(supposed["stages"]) == 3  # type: ignore[arg-type]
+    assert len(other["shares"]) == 2
+    assert other["why"] == "this one is 49% quicker"

@@ -92,6 +92,22 @@ def test_one_that_fell_silent_is_replaced_when_that_is_known(serving: Bench) -> 
     assert (answers(serving, "w1.1"), lives(serving, "w1.2")) == ([Denied], True)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_one_whose_connection_alone_was_cut_keeps_its_name(serving: Bench, comes_back: bool) -> None:
+    """It beats on while it knocks again. Should it end after all, the other one is let in."""
+    serving.feed(WorkerDisconnected(b"w1.1"))
+    serving.tick(0.3)
+    second = knocks(serving)
+    assert answers(serving) == []
+    if comes_back:
+        serving.tell("w1", serving.workers["w1"].hello())
+    else:
+        serving.workers["w1"] = second
+    serving.tick(PROOF_S + 0.3)
+    assert answers(serving) == [Denied if comes_back else Welcome]
+    assert lives(serving, "w1.1") is comes_back
+
+
 def test_one_that_has_said_that_it_leaves_is_replaced_at_once(serving: Bench) -> None:
     """A service that is restarted, say; also while others are still taking over its layers."""
     serving.mute = {"w0"}

@@ -104,3 +104,21 @@ def test_a_newcomer_is_not_promised_what_only_more_sequences_would_get(make_benc
         text for text in why_of(bench) if text.startswith("one more worker like w0, on a machine of its own, would")
     ]
     assert f"quicker for {more['sequences']} sequences at a time, which take" in told
+
+
+def test_a_way_over_machines_is_looked_at_though_one_machine_s_stages_are_as_quick(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """Three of one machine have two layers each, as with a fourth one elsewhere; but they would take turns, and slowly.
+    Nobody is left out of a quicker plan."""
+    bench = make_bench(ruled())
+    for name in ("w0", "w1", "w2"):
+        join(bench, name, 0.020, alone_s=0.018, host="here")
+    bench.tick()
+    join(bench, "far", 0.020, alone_s=0.018, host="there")
+    bench.tick(1.0)
+    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert forecast is not None
+    assert not forecast.takes_turns
+    assert "far" in ranges(bench)
+    assert forecast.step_s < 6 * 0.018

@@ -85,6 +85,13 @@ test("a supposed plan is compared with that in force", () => {
   assert.equal(step[2].replaceAll("\u202f", " "), "16.0 ms");
   assert.deepEqual(stages, ["Stages", "w2 0–7", "none"]);
   assert.equal(compared(null, {}).length, 4);
+  const more = { tokens_per_second: 1500, step_s: 0.0053, now_step_s: 0.00525, stages: [] };
+  const [faster, shorter] = compared(now, more); // for more sequences at a time than are planned for now
+  assert.deepEqual(
+    faster.map((each) => each.replaceAll("\u202f", " ")),
+    ["Tokens/s", "1.52 k", "1.50 k"],
+  );
+  assert.equal(shorter[1].replaceAll("\u202f", " "), "5.25 ms");
 });
 
 test("pages of a log are put before those that are there, and never more than can be held", () => {
