@@ -24,6 +24,9 @@ is: 4xx the caller's, 5xx ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class SwarmError(Exception):
     """The root of the tree. Its text is one clear sentence, fit to be shown to a person."""
@@ -123,3 +126,13 @@ class RequestTimeout(ClientError):
     """The caller's time limit passed; the request was cancelled."""
 
     hint_status = 504
+
+
+@contextmanager
+def whatever_ends_it(told: Callable[[BaseException], None]) -> Iterator[None]:
+    """Tell a thread's owner what ended the thread: a bug, so whatever it is. No thread may die unnoticed, and nobody
+    but its owner can say what becomes of the process."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001 (it is told)
+        told(error)

@@ -12,7 +12,16 @@ from swarm.stage.shell.waiting import wait_passively
 
 wait_passively()  # before torch: the cores are shared
 
+import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+# Files that take longest. They come first, so that the processes of a run end at about the same time.
+LONGEST = ("integration/test_systemd.py", "integration/test_hosts.py", "faults/test_weather.py", "unit/sim/test_sim.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
 
 # What is kept for the next process, such as proofs of kernels, is kept for the other processes of this run only.
 if "SWARM_CACHE" not in os.environ:

@@ -18,7 +18,7 @@ from time import perf_counter
 from bench_lib import numbers, report
 from rich.table import Table
 
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.events import StepFinished, Tick
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.requests.requests import RequestSettings

@@ -180,6 +180,13 @@ class Relay:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowOwnSettings:
+    """Tell this client by which settings the broker's process runs: only the process knows all of them."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A fact for the log."""
 
@@ -222,6 +229,7 @@ Action = (
     | OpenDoor
     | Admit
     | Relay
+    | ShowOwnSettings
     | Note
 )
 

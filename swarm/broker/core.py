@@ -10,11 +10,10 @@ steps as may be in flight are dispatched at once, which is why no part needs to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 
 from swarm.broker.actions import Action, Dispatch, OrderWorker, Outbox, WriteAnew
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.events import (
     AcceptanceWritten,
     Account,
@@ -49,25 +48,20 @@ from swarm.broker.events import (
     WorkerSaid,
 )
 from swarm.broker.members.doors import Doors
-from swarm.broker.members.entry import MemberSettings
-from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.hosts import Hosts
-from swarm.broker.members.recheck import RecheckSettings
 from swarm.broker.members.roster import Members
 from swarm.broker.members.vigil import LostSteps
 from swarm.broker.questions.inquiries import Inquiries
-from swarm.broker.recovery.procedure import PlanSettings, Procedure
+from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.reports.statistics import Latencies, PipelineStatistics
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.requests import Requests, RequestSettings
+from swarm.broker.requests.requests import Requests
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.past import Past
-from swarm.broker.state.prefix import PrefixCache, PrefixRules
+from swarm.broker.state.prefix import PrefixCache
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
-from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
-    NOBODYS,
     Ack,
     Attach,
     Cancel,
@@ -78,10 +72,10 @@ from swarm.wire.messages import (
     HostDone,
     HostHello,
     Join,
-    Lineage,
     Query,
     Recall,
     RequestMessage,
+    ShowSettings,
     Steer,
     StepDone,
     Stop,
@@ -94,42 +88,6 @@ PAUSE_S = 0.25
 # So much of a pause counts all the same: were all forgiven, a broker that is always late would never miss anybody.
 USUAL_GAP_S = 0.05
 MAX_NOTES = 8  # of what was wrong with the journal, for reports: the latest
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """What the core needs to know; the endpoints are those that workers are told."""
-
-    beat_endpoint: str
-    data_endpoint: str
-    version: str = "0"
-    beat_interval_s: float = 0.1
-    lease_s: float = 10.0
-    prefix: PrefixRules = field(default_factory=PrefixRules)
-    trace_steps: int = 4096
-    profile_every: int = 0
-    check_rules: bool = False
-    lineage: Lineage = NOBODYS  # of this life
-    key: str | None = None  # the broker's own, where doors go by keys
-    relay: str = ""  # where steps are passed on to workers that can only connect outwards, if they are
-    run: str = ""  # tells the ids of this broker's events from those of one before it
-    requests: RequestSettings = field(default_factory=RequestSettings)
-    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    plan: PlanSettings = field(default_factory=PlanSettings)
-    health: HealthSettings = field(default_factory=HealthSettings)
-    recheck: RecheckSettings = field(default_factory=RecheckSettings)
-
-    @property
-    def member_settings(self) -> MemberSettings:
-        return MemberSettings(
-            self.beat_endpoint,
-            self.data_endpoint,
-            self.beat_interval_s,
-            self.lease_s,
-            self.health,
-            self.recheck,
-            self.key,
-        )
 
 
 class BrokerCore:
@@ -324,8 +282,8 @@ class BrokerCore:
             self._out.note("profile", "info", **self._statistics.profile())
         self.state.costs.step_done(flight.num_tokens, flight.sent_at, now)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
-        rebuilding = not self.state.rebuilding.is_idle
-        self._procedure.recovered(self.state.recoveries.step_done(rebuilding=rebuilding, now=now))
+        if recovery := self.state.recoveries.step_done(rebuilding=not self.state.rebuilding.is_idle, now=now):
+            self._procedure.recovered(recovery)
         self._requests.growth.sampled(done.sampled, done.hops, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
@@ -356,6 +314,8 @@ class BrokerCore:
                 self._inquiries.stop_worker(client, message)
             case Steer():
                 self._inquiries.steer(client, message)
+            case ShowSettings():
+                self._inquiries.show_settings(client, message)
 
     def _worker_missed(self, event: WorkerDisconnected | KeyRevoked, now: float) -> None:
         if isinstance(event, KeyRevoked):
@@ -400,8 +360,8 @@ class BrokerCore:
         self._tracer.forget_old(now)
         self._doors.tick(now)
         self._procedure.rebuilder.tick(now)
-        if not self.state.running:
-            self._procedure.recovered(self.state.recoveries.nothing_runs(now))
+        if not self.state.running and (recovery := self.state.recoveries.nothing_runs(now)):
+            self._procedure.recovered(recovery)
         self._procedure.tick(now)
         self.state.ticked_at = now
         for wrong in self.state.check() if self.settings.check_rules else ():

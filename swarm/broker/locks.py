@@ -41,6 +41,7 @@ from swarm.wire.messages import (
     RotateMember,
     RotateYours,
     ServerMessage,
+    ShowSettings,
     Steer,
     StopWorker,
     Submit,
@@ -375,8 +376,8 @@ def _refused(message: ClientMessage, reason: str) -> ServerMessage:
             return Report(what=about, ok=False, body={"error": reason})
         case Invite() | Revoke() | Rotate() | Join():
             return Report(what=type(message).__name__.lower(), ok=False, body={"error": reason})
-        case StopWorker() | Steer():
-            about = "stop" if isinstance(message, StopWorker) else "steer"
+        case StopWorker() | Steer() | ShowSettings():
+            about = {StopWorker: "stop", Steer: "steer", ShowSettings: "settings"}[type(message)]
             return Report(what=about, ok=False, body={"error": reason})
     return Malformed(reason=reason)
 

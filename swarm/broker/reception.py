@@ -6,9 +6,12 @@ that workers are told when they join. What can't be understood is answered here,
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from swarm import failpoints
 from swarm.broker.events import (
@@ -33,7 +36,7 @@ from swarm.wire.codec import BEAT, CLIENT, DATA, SERVER, WORKER
 from swarm.wire.door.keys import address_and_key, is_address
 from swarm.wire.door.listener import Arrived, GateClosed, Overstepped, PeerLost
 from swarm.wire.greeting import greeting, read_greeting, spoken_with, why_strangers
-from swarm.wire.messages import AssetPart, ClientMessage, Hello, Malformed, StepDone, WorkerMessage
+from swarm.wire.messages import AssetPart, ClientMessage, Hello, Malformed, Stats, StepDone, WorkerMessage
 from swarm.wire.schema import client_schema, schema
 from swarm.wire.sockets import Frames
 
@@ -148,6 +151,8 @@ class Reception:
     def _worker_said(self, peer: bytes, key: str, message: WorkerMessage, payload: memoryview | None) -> None:
         if self._keeper.takes_of_worker(peer, key, message):
             return
+        if isinstance(message, Stats):
+            message = by_our_clock(message, time.time())
         if not isinstance(message, AssetPart):
             self._feed(WorkerSaid(peer, message, self._keeper.owner(key)))
             return
@@ -227,6 +232,13 @@ def _check_speaker(message: WorkerMessage, peer: bytes, key: str) -> None:
         raise WireError(f"hello.endpoint {shown!r} is no address like tcp://127.0.0.1:20000")
     if key and message.key != key:
         raise WireError("hello.key is not the key of this connection")
+
+
+def by_our_clock(stats: Stats, now_s: float) -> Stats:
+    """Say by how much the worker's clock is ahead of ours, in the place of what it says."""
+    values = dict(stats.values)
+    theirs_s = values.pop("clock_s", None)
+    return stats if theirs_s is None else replace(stats, values=values | {"clock_ahead_s": theirs_s - now_s})
 
 
 def _within(event: Arrived | Overstepped) -> Frames:

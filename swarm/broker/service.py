@@ -48,6 +48,7 @@ from swarm.broker.reception import Reception
 from swarm.broker.settings import Endpoints, core_settings, plan_rules
 from swarm.broker.state.past import Past, following
 from swarm.clock import Clock, SystemClock
+from swarm.config.shown import report
 from swarm.errors import WireError
 from swarm.log import get_logger
 from swarm.service import handed, words
@@ -56,7 +57,7 @@ from swarm.wire.codec import DATA, ORDER, SERVER
 from swarm.wire.door.keys import reached
 from swarm.wire.door.relay import Relay
 from swarm.wire.door.trying import why_unreachable
-from swarm.wire.messages import NOBODYS
+from swarm.wire.messages import NOBODYS, Report
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import bind
 from swarm.wire.tensors import Bytes
@@ -283,6 +284,9 @@ class BrokerService:
                 self._pipe = PushChannel(reached(endpoint, self._host), pair=self._keeper.pair)
             case act.ClosePipe():
                 self._close_pipe()
+            case act.ShowOwnSettings(client):
+                told = report("broker", self._unit.shown("broker"))
+                return self._send(act.SayClient(client, Report(what="settings", ok=True, body=told)))
             case act.Relay(tickets):
                 if self._relay is not None:
                     self._relay.admit(tickets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.recheck import RecheckSettings

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from swarm.cli import systemd
 from swarm.cli.about import completion
 from swarm.cli.about.show import show
 from swarm.cli.answers.attach import attach
@@ -20,6 +19,7 @@ from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile
 from swarm.cli.run import broker, config_app, gateway, worker
 from swarm.cli.sim import sim
+from swarm.cli.systemd import command as systemd
 from swarm.cli.up.command import up
 from swarm.version import __version__
 

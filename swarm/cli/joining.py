@@ -7,6 +7,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+import typer
+
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,27 +16,36 @@ if TYPE_CHECKING:
 
     from swarm.config import Settings
     from swarm.lock.access import Access
+    from swarm.lock.invitation import Invitation
     from swarm.lock.known import Known
 
 
 def join(text: str, state_dir: Path, *, name: str = "", roles: tuple[str, ...]) -> Known:
-    """Use the invitation, unless this machine has used it before. Raises ConfigError if it is none, or is for another
-    role; Unavailable if nobody answers or it isn't taken any more."""
-    from swarm.lock import invitation, known
+    """Use the invitation, unless this machine has used it before. Raises BadParameter if it is none, or is for another
+    role; Unavailable if nobody answers or it isn't taken any more; ConfigError if it can't be kept."""
+    from swarm.lock import known
     from swarm.lock.enrol import enrol
     from swarm.wire.door.keys import new_pair
 
-    read = invitation.read(text)
+    read = _read(text)
     if read.role not in roles:
-        raise ConfigError(
-            f"this invitation is for a {read.role}, and a {' or '.join(roles)} is wanted: ask for another"
-        )
+        wanted = " or ".join(roles)
+        raise typer.BadParameter(f"this invitation is for a {read.role}, and a {wanted} is wanted: ask for another")
     if (former := known.by_invitation(state_dir, read)) is not None:
         return former
     pair = new_pair()
     address, broker, enrolled = asyncio.run(enrol(read, pair.public, name or socket.gethostname()))
     addresses = (address, *(each for each in read.addresses if each != address))
     return known.keep(state_dir, read._replace(broker=broker), pair, addresses, enrolled)
+
+
+def _read(text: str) -> Invitation:
+    from swarm.lock import invitation
+
+    try:
+        return invitation.read(text)
+    except ConfigError as error:
+        raise typer.BadParameter(f"--join: {error}") from None
 
 
 def of_client(settings: Settings, invitation: str | None) -> Access | str | None:

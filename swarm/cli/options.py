@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +66,17 @@ def load_settings(context: typer.Context, config: Path | None, overrides: Mappin
     except ConfigError as error:
         settings_of.load(config)
         raise typer.BadParameter(str(error)) from None
+
+
+def readers(
+    context: typer.Context, config: Path | None, overrides: Mapping[str, object]
+) -> tuple[Callable[[], Settings], Callable[[], Mapping[str, tuple[object, str]]]]:
+    """What loads a process's settings, and what tells where each comes from: at its start, and when they are read
+    again."""
+    from swarm.config import origins
+
+    load = partial(load_settings, context, config, overrides)
+    return load, partial(origins, config, {**overrides_of(context), **overrides})
 
 
 def overrides_of(context: typer.Context) -> dict[str, object]:
@@ -160,3 +172,16 @@ ThreadsOption = Annotated[
         "--threads", metavar="N", help="Threads that compute, per worker. [default: an even share of the cores]"
     ),
 ]
+
+
+def in_bytes(text: str) -> int:
+    """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except ValidationError:
+        size = 0
+    if size <= 0:
+        raise typer.BadParameter(f"--memory-limit takes a size like 8GiB or 500MB, not {text!r}")
+    return size

@@ -22,9 +22,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_CODES = (
-    "Exit codes: 0, done; 1, it failed, and stderr says why in one line (or nobody reads the output any more); 2, the "
-    "command line or the request is wrong, and was not begun; 130, ended by Ctrl-C. Commands that run for long have "
-    "more to say in their own help."
+    "Exit codes: 0, done; 1, it failed or was refused, and stderr says why in one line (or nobody reads the output any "
+    "more); 2, the command line or the request is wrong, and was not begun; 130, ended by Ctrl-C. Commands that run "
+    "for long have more to say in their own help."
 )
 
 # typer exports only some of click's exceptions, and newer versions bring a click of their own: what is common to all
@@ -42,7 +42,7 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         code = load()(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except SwarmError as error:
-        return complain(name, str(error), EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED)
+        return complain(name, str(error), _code_of(error))
     except _UsageError as error:
         return complain(name, f"{_message(error)} ({_help_hint(error, name)})", EXIT_USAGE)
     except _ClickException as error:
@@ -59,6 +59,11 @@ def run_app(load: Callable[[], typer.Typer], name: str, arguments: Sequence[str]
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED  # as typer itself answers, where it notices first
     return code if isinstance(code, int) else 0
+
+
+def _code_of(error: SwarmError) -> int:
+    """Who names a request that isn't there is refused, as who names such a worker or key; else the request is wrong."""
+    return EXIT_USAGE if isinstance(error, InvalidRequest) and error.code != "unknown" else EXIT_FAILED
 
 
 def complain(name: str, text: str, code: int = EXIT_FAILED) -> int:

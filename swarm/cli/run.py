@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +24,7 @@ from swarm.cli.options import (
     ThreadsOption,
     UrlOption,
     load_settings,
+    readers,
 )
 from swarm.cli.output import EXIT_FAILED, complain, print_json
 from swarm.cli.up.http import missing_packages
@@ -72,7 +72,7 @@ def broker(
         "state_dir": str(state_dir) if state_dir else None,
     }
     with _hopeless_is_78():
-        load = partial(load_settings, context, config, overrides)
+        load, origins = readers(context, config, overrides)
         settings = load()
         if settings.broker.listen and settings.state_dir is None:
             from swarm.lock.known import default_state_dir
@@ -84,7 +84,7 @@ def broker(
 
         log.configure(settings.log)
         with _state_held(settings):
-            code = run(settings, Unit.begun(settings, load))
+            code = run(settings, Unit.begun(settings, load, origins))
     _exit(code)
 
 
@@ -140,7 +140,7 @@ def worker(
         "worker.threads": threads,
     }
     with _hopeless_is_78():
-        load = partial(load_settings, context, config, overrides)
+        load, origins = readers(context, config, overrides)
         settings = load()
         from swarm.stage.shell.waiting import prepare_openmp
 
@@ -151,7 +151,7 @@ def worker(
         from swarm.stage.shell.service import run
 
         log.configure(settings.log)
-        unit = Unit.begun(settings, load)
+        unit = Unit.begun(settings, load, origins)
         settings, known = of_worker(settings, join)
         if known is not None:
             from swarm.lock.known import default_state_dir
@@ -163,7 +163,7 @@ def worker(
 
 
 def _rotates(home: Home) -> str:
-    from swarm.ctl.machines import rotate_by_order
+    from swarm.cli.rotating import rotate_by_order
 
     return rotate_by_order(home)
 
@@ -210,7 +210,7 @@ def gateway(
         "state_dir": str(state_dir) if state_dir else None,
     }
     with _hopeless_is_78():
-        load = partial(load_settings, context, config, overrides)
+        load, origins = readers(context, config, overrides)
         settings = load()
         if missing := missing_packages():
             raise ConfigError(missing)
@@ -221,7 +221,7 @@ def gateway(
         from swarm.service.unit import Unit
 
         log.configure(settings.log)
-        unit = Unit.begun(settings, load)
+        unit = Unit.begun(settings, load, origins)
         _exit(run(settings, of_client(settings, join), unit, Household(logs, demo)))
 
 

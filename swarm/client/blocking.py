@@ -188,6 +188,10 @@ class Client:
         """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
         return self._run(self._client.steer(steer))
 
+    def settings(self, worker: str = "") -> Json:
+        """By which settings the broker runs, or the worker of this name, and where each comes from; no passwords."""
+        return self._run(self._client.settings(worker))
+
     def invite(self, invite: Invite) -> Json:
         """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
         return self._run(self._client.invite(invite))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -300,12 +301,10 @@ class AsyncClient(Governor):
 
         async def begin(mailbox: Mailbox) -> Opened:
             calls: Opened = {}
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(_leave, calls)
                 await self._open(wanted, mailbox, calls, on_error)
-            except BaseException:
-                for _, call in calls.values():
-                    call.leave()
-                raise
+                undo.pop_all()
             return calls
 
         return PieceStream(begin, on_error)
@@ -358,6 +357,11 @@ class AsyncClient(Governor):
             access = self._access
             self._link = Link(self._session, access.endpoint, access.pair, access.home)
         return self._link
+
+
+def _leave(calls: Opened) -> None:
+    for _, call in calls.values():
+        call.leave()
 
 
 def _wanted(prompt: Prompt, wish: Wish | InvalidRequest) -> Wanted:

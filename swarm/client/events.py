@@ -20,13 +20,14 @@ from swarm.wire.messages import (
     Recalled,
     Report,
     ServerMessage,
+    ShowSettings,
     Steer,
     StopWorker,
     Submit,
     TokenLogprob,
 )
 
-Question = Describe | GetAsset | Query | Recall | Join | StopWorker | Steer | LockMessage
+Question = Describe | GetAsset | Query | Recall | Join | StopWorker | Steer | ShowSettings | LockMessage
 Reply = Description | AssetPart | Recalled | Report
 
 # --- events ----------------------------------------------------------------------------------------------------------

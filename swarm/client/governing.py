@@ -17,6 +17,7 @@ from swarm.wire.messages import (
     Rotate,
     RotateBroker,
     RotateMember,
+    ShowSettings,
     Steer,
     StopWorker,
     Suppose,
@@ -67,6 +68,12 @@ class Governor:
         """Say who gets layers, or have the plan made anew; what is said lasts as long as the broker's process."""
         return await self._govern(steer, _GOVERN_TIMEOUT_S)
 
+    async def settings(self, worker: str = "") -> Json:
+        """By which settings the broker runs, or the worker of this name, and where each comes from; no passwords."""
+        if len(worker) > 128:
+            raise InvalidRequest("a worker's name has 1 to 128 characters", code="worker")
+        return await self._govern(ShowSettings(worker=worker), ASK_TIMEOUT_S)
+
     async def invite(self, invite: Invite) -> Json:
         """Have the broker take an invitation, whose secret stays here: its public key and the addresses to tell."""
         return await self._govern(invite, ASK_TIMEOUT_S)
@@ -92,7 +99,9 @@ class Governor:
             raise InvalidRequest("a key's name has 1 to 128 characters", code="name")
         return await self._govern(RotateMember(name=name), ASK_TIMEOUT_S)
 
-    async def _govern(self, question: Query | Join | StopWorker | Steer | LockMessage, timeout_s: float) -> Json:
+    async def _govern(
+        self, question: Query | Join | StopWorker | Steer | ShowSettings | LockMessage, timeout_s: float
+    ) -> Json:
         report = await self._ask(question, timeout_s)
         assert isinstance(report, Report)
         if not report.ok:

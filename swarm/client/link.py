@@ -102,13 +102,12 @@ class Link:
         self.num_connects = 0  # grows when the broker may be another one
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._context.term)
             self._channel = wire.DealerChannel(
                 self._context, endpoint or session.url, secrets.token_bytes(16), SERVER.frame_limit_bytes, pair
             )
-        except BaseException:
-            self._context.term()
-            raise
+            undo.pop_all()
         self._mailboxes: dict[str, Mailbox] = {}
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._keys = count()

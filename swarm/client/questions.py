@@ -1,4 +1,9 @@
-"""The questions of a client that are not answered yet: whom an answer is for, and who has waited too long. Pure."""
+"""The questions of a client that are not answered yet: whom an answer is for, and who has waited too long. Pure.
+
+An answer says which kind of question it is for, and no more. So questions of one kind stand in a line: the next one is
+asked when the one before it is answered. A question that nobody waits for any more keeps its place for a while, since
+its answer may still come, and would be taken for the next one's.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,12 @@ from swarm.wire.messages import (
     Rotate,
     RotateBroker,
     RotateMember,
+    ShowSettings,
     Steer,
     StopWorker,
 )
+
+LEFT_S: Final = 10.0  # with the time that a question is given, as long as a broker looks for an answer
 
 # Which report answers what.
 _REPORTED: Final = {
@@ -34,6 +42,7 @@ _REPORTED: Final = {
     "join": Join,
     "stop": StopWorker,
     "steer": Steer,
+    "settings": ShowSettings,
     "invite": Invite,
     "revoke": Revoke,
     "rotate": Rotate,
@@ -46,6 +55,16 @@ _REPORTED: Final = {
 class _Question:
     ask: Ask
     started: float
+    is_said: bool = False
+    left_at: float | None = None  # since when nobody waits for it any more
+
+    @property
+    def line(self) -> object:
+        """In which it stands. None, in none: its answer says whose it is, or is right for all who ask."""
+        question = self.ask.question
+        if isinstance(question, Describe | Recall):
+            return None
+        return question.what if isinstance(question, Query) else type(question)
 
 
 @dataclass(slots=True)
@@ -57,36 +76,57 @@ class Questions:
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    @property
-    def texts(self) -> list[ClientMessage]:
-        """The questions as they are sent."""
-        return [question.ask.question for question in self._asked.values()]
-
     def take(self, ask: Ask, now: float) -> None:
         self._asked[ask.key] = _Question(ask, now)
 
-    def withdraw(self, key: int) -> None:
-        self._asked.pop(key, None)
+    def due(self) -> list[ClientMessage]:
+        """The questions whose turn has come, as they are sent. They count as said."""
+        lines = {question.line for question in self._asked.values() if question.is_said} - {None}
+        due: list[ClientMessage] = []
+        for question in self._asked.values():
+            if not question.is_said and question.line not in lines:
+                question.is_said = True
+                lines |= {question.line} - {None}
+                due.append(question.ask.question)
+        return due
+
+    def withdraw(self, key: int, now: float) -> None:
+        question = self._asked.get(key)
+        if question is not None and question.is_said and question.line is not None:
+            question.left_at = now
+        else:
+            self._asked.pop(key, None)
+
+    def connect(self) -> list[ClientMessage]:
+        """What is said again to the broker that is there now: no answer to what was said before will come."""
+        self._asked = {key: question for key, question in self._asked.items() if question.left_at is None}
+        return [question.ask.question for question in self._asked.values() if question.is_said]
 
     def answered_by(self, message: Reply) -> list[int]:
-        """Forget the questions that this message answers; returns their keys."""
-        keys = [key for key, question in self._asked.items() if _answers(message, question.ask.question)]
+        """Forget the questions that this message answers; returns the keys of those that somebody waits for."""
+        said = [(key, question) for key, question in self._asked.items() if question.is_said]
+        found = [(key, question) for key, question in said if _answers(message, question.ask.question)]
         if not isinstance(message, Description):
-            keys = keys[:1]  # answers come in the order of the questions
-        for key in keys:
+            found = found[:1]
+        for key, _ in found:
             del self._asked[key]
-        return keys
+        return [key for key, question in found if question.left_at is None]
 
     def forgive(self, pause_s: float, now: float) -> None:
         """Let every question begin later by a pause of this process."""
         for question in self._asked.values():
             question.started = min(now, question.started + pause_s)
+            if question.left_at is not None:
+                question.left_at = min(now, question.left_at + pause_s)
 
     def late(self, now: float) -> Iterator[tuple[int, float]]:
-        """Name those whose time limit is over, and that limit."""
+        """Withdraw those whose time limit is over; names them, and that limit. Forget those that were left for long."""
         for key, question in list(self._asked.items()):
-            if now >= question.started + question.ask.timeout_s:
+            if question.left_at is None and now >= question.started + question.ask.timeout_s:
+                self.withdraw(key, now)
                 yield key, question.ask.timeout_s
+            elif question.left_at is not None and now >= question.left_at + LEFT_S:
+                del self._asked[key]
 
     def keys_where(self, holds: Callable[[float], bool]) -> list[int]:
         """The questions of whose beginning this holds."""
@@ -94,9 +134,8 @@ class Questions:
 
     def fail(self, keys: Sequence[int], error: ClientError) -> list[Action]:
         """Forget these questions; their askers get the error."""
-        for key in keys:
-            del self._asked[key]
-        return [Unanswered(key, error) for key in keys]
+        waiting = [key for key in keys if self._asked.pop(key).left_at is None]
+        return [Unanswered(key, error) for key in waiting]
 
     def fail_all(self, error: ClientError) -> list[Action]:
         return self.fail(list(self._asked), error)
@@ -119,6 +158,7 @@ def _answers(message: Reply, question: object) -> bool:
             | Join()
             | StopWorker()
             | Steer()
+            | ShowSettings()
             | Invite()
             | Revoke()
             | Rotate()

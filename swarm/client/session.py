@@ -50,6 +50,7 @@ from swarm.client.events import (
     Start,
     StopFound,
     Tick,
+    Unanswered,
     Unheard,
     Withdraw,
 )
@@ -138,7 +139,8 @@ class Session:
             case Ask():
                 actions = self._ask(event, now)
             case Withdraw(key):
-                self._questions.withdraw(key)
+                self._questions.withdraw(key, now)
+                actions = self._ask_on()
             case NotUnderstood():
                 self._contact.heard(now)
                 actions = self._not_understood(event, now)
@@ -177,7 +179,10 @@ class Session:
         self._contact.refuse_strangers()
         self._wake(now)
         self._questions.take(event, now)
-        return self._talk.say([event.question])
+        return self._ask_on()
+
+    def _ask_on(self) -> Actions:
+        return self._talk.say(self._questions.due())
 
     def _wake(self, now: float) -> None:
         """Begin to measure time, if nothing was live."""
@@ -209,7 +214,10 @@ class Session:
         It is never attached to, or its reader would hear of another reader, and not that it was cancelled."""
         submit = event.submit
         self._contact.refuse_strangers()
-        if submit.request_id in self._requests:
+        known = self._requests.get(submit.request_id)
+        if known is not None and known.left:  # it is being cancelled
+            return []
+        if known is not None:
             raise InvalidRequest(f"request_id {submit.request_id!r} is in use by this client", code="request_id")
         self._wake(now)
         continuations = [Continuation() for _ in range(submit.params.n)]
@@ -238,8 +246,7 @@ class Session:
         actions: Actions = []
         for request in self._requests.values():
             actions += self._talk.tell_again(request, now)
-        actions += [Send(question) for question in self._questions.texts]
-        return actions
+        return actions + self._talk.say(self._questions.connect()) + self._ask_on()
 
     def _estranged(self, reason: str, now: float) -> Actions:
         error = self._contact.estrange(reason)
@@ -268,7 +275,7 @@ class Session:
         keys = self._questions.answered_by(message)
         if not keys:
             self._talk.num_ignored += 1  # the answer to a sign of life, or to somebody who waits no more
-        return [Answered(key, message, payload) for key in keys]
+        return [*(Answered(key, message, payload) for key in keys), *self._ask_on()]
 
     def _misunderstood(self, reason: str) -> Actions:
         """The answer doesn't say which message was meant: whatever is unanswered, or else all that is live."""
@@ -324,8 +331,8 @@ class Session:
                 actions += self._talk.give_up([request], RequestTimeout(text), now)
         for key, limit_s in self._questions.late(now):
             text = f"the broker at {self.url} did not answer within {limit_s:g} s"
-            actions += self._questions.fail([key], RequestTimeout(text))
-        return actions
+            actions.append(Unanswered(key, RequestTimeout(text)))
+        return actions + self._ask_on()
 
     def _nudges(self, now: float) -> Actions:
         """A caller who has yet to take what came is owed nothing; the others may be waiting for a lost message."""

@@ -11,7 +11,7 @@ Every field states its unit, its default and the reason; ``python -m swarm.confi
 from __future__ import annotations
 
 from swarm.config.broker import BrokerSettings, HealthSettings, RecoverySettings
-from swarm.config.load import OTHER_VARIABLES, file_in_use, load, load_file, origins
+from swarm.config.load import DEFAULTS, OTHER_VARIABLES, file_in_use, load, load_file, origins
 from swarm.config.plan import PlanSettings
 from swarm.config.sections import (
     ClientSettings,
@@ -26,27 +26,3 @@ from swarm.config.sections import (
 from swarm.config.template import template
 from swarm.config.values import Section, is_loopback
 from swarm.config.worker import WorkerSettings
-
-__all__ = [
-    "OTHER_VARIABLES",
-    "BrokerSettings",
-    "ClientSettings",
-    "GatewaySettings",
-    "HealthSettings",
-    "LogSettings",
-    "PlanSettings",
-    "RecoverySettings",
-    "Section",
-    "Settings",
-    "UpstreamSettings",
-    "WorkerSettings",
-    "defaults",
-    "file_in_use",
-    "get",
-    "is_loopback",
-    "load",
-    "load_file",
-    "origins",
-    "setting_names",
-    "template",
-]

@@ -24,6 +24,7 @@ OTHER_VARIABLES = frozenset(
     | {"SWARM_FAILPOINTS", "SWARM_FAILPOINTS_TRACE", "SWARM_FAILPOINTS_FROM"}
 )  # ours, but not names of settings
 _ENVIRONMENT = "the environment"
+DEFAULTS = "the defaults"  # where a value comes from that nobody has set
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _source(key: str, layers: list[_Layer]) -> str:
     for layer in reversed(layers):
         if get(layer.values, key) is not None:
             return _variable(key) if layer.source == _ENVIRONMENT else layer.source
-    return "the defaults"
+    return DEFAULTS
 
 
 def _variable(key: str) -> str:

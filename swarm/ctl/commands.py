@@ -10,13 +10,14 @@ import typer
 
 from swarm.cli.about import completion
 from swarm.cli.about.completion import worker_names
-from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client
+from swarm.cli.options import JoinOption, JsonOption, UrlOption, in_bytes, open_client
 from swarm.cli.output import EXIT_CODES
 from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
 from swarm.ctl.keys import keys_app
 from swarm.ctl.look.doctor import doctor
 from swarm.ctl.look.follow import events
+from swarm.ctl.look.settings import config_app
 from swarm.ctl.top.command import top
 from swarm.ctl.upgrade import upgrade
 
@@ -275,7 +276,7 @@ def join(
     """Have a running `swarm up` start more workers."""
     from swarm.ctl import render
 
-    limit = None if memory_limit is None else _in_bytes(memory_limit)
+    limit = None if memory_limit is None else in_bytes(memory_limit)
     _answer(context, Common(url, as_json), lambda client: client.join(count, limit), render.fields)
 
 
@@ -380,20 +381,8 @@ def _answer(
         console().print(show(body))
 
 
-def _in_bytes(text: str) -> int:
-    """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text.strip()))
-    except ValidationError:
-        size = 0
-    if size <= 0:
-        raise typer.BadParameter(f"--memory-limit takes a size like 8GiB or 500MB, not {text!r}")
-    return size
-
-
 app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
 app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys")
+app.add_typer(config_app, name="config")
 app.command("completion", epilog="Example: swarmctl completion bash")(completion.command("swarmctl"))

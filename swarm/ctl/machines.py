@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from swarm.errors import RequestFailed, Unavailable
 from swarm.govern.rows import rows_of
@@ -17,8 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from swarm.client.blocking import Client
-    from swarm.lock.known import Known
-    from swarm.lock.rotation import Home
     from swarm.wire.messages import Json
 
 _FEWEST_DIGITS = 8  # by which the broker takes a key's beginning for one
@@ -55,6 +50,7 @@ def _with_age(row: Mapping[str, object], now: float) -> Json:
 def rotate(state_dir: Path, name: str | None) -> tuple[str, str]:
     """Give this machine a new key in the swarm where it has this name, or in the one that it joined last. As what it is
     known there, and the new public key. Raises ConfigError, and Unavailable or RequestFailed of the broker."""
+    from swarm.cli.rotating import change_key
     from swarm.errors import ConfigError
     from swarm.lock import known
     from swarm.lock.rotation import Home
@@ -66,53 +62,8 @@ def rotate(state_dir: Path, name: str | None) -> tuple[str, str]:
             f"this machine has joined {what} (looked in {state_dir}): a key is changed where it is kept, since its "
             "secret half never leaves that machine"
         )
-    successor = _rotate(Home(state_dir, found))
+    successor = change_key(Home(state_dir, found))
     return successor.name, successor.pair.public
-
-
-def rotate_by_order(home: Home) -> str:
-    """Give this machine a new key, unless another process here has done it since this one knocked. Returns why not;
-    what failed, the broker orders again when it is knocked at."""
-    from swarm.errors import ConfigError
-
-    kept = home.renewed()
-    if kept is not None and kept.secret != home.joined.secret:
-        return ""
-    try:
-        _rotate(home)
-    except (ConfigError, RequestFailed, Unavailable) as error:
-        return str(error)
-    return ""
-
-
-def _rotate(home: Home) -> Known:
-    from swarm.lock.rotation import rotate as change
-
-    return change(home, _tell, _knock)
-
-
-def _tell(joined: Known, key: str) -> None:
-    """Say it with the present key; if that counts no more, this was done before, and the new one does."""
-    with _as(joined) as client:
-        try:
-            client.rotate_key(key)
-        except Unavailable:
-            assert joined.next is not None
-            with _as(msgspec.structs.replace(joined, secret=joined.next)) as successor:
-                successor.rotate_key(key)
-
-
-def _knock(joined: Known) -> None:
-    """From now on the old key opens nothing."""
-    with _as(joined) as client, contextlib.suppress(RequestFailed):  # a worker may not ask, but it has knocked
-        client.query("status")
-
-
-def _as(joined: Known) -> Client:
-    from swarm.client.blocking import Client
-    from swarm.lock.access import Access
-
-    return Client(Access(joined.addresses[0], joined.endpoint, joined.pair))
 
 
 def joined(state_dir: Path) -> list[Json]:

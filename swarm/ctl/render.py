@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.output import in_bytes
-from swarm.govern.rows import rows_of
+from swarm.govern.rows import number, rows_of
 
 Body = Mapping[str, object]
 Column = tuple[str, str]  # key, heading
@@ -21,22 +21,16 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("steered", "by hand"),
     ("layers", "layers"),
     ("device", "device"),
-    ("dtype", "dtype"),
     ("standby", "standby"),
     ("verdict", "verdict"),
     ("verdict_for_s", "for"),
-    ("beat_age_s", "last beat"),
-    ("progress_per_s", "progress/s"),
     ("pace", "pace"),
-    ("loop_lag_s", "loop lag"),
-    ("kv", "kv used"),
-    ("memory_bytes", "memory"),
-    ("resident_bytes", "resident"),
-    ("host", "host"),
-    ("pid", "pid"),
+    ("kv", "kv"),
+    ("memory", "memory"),
+    ("process", "process"),
 )
-# For programs: --json has them. (Evidence and kernels are told below the table: sentences make no columns.)
-# Nor are doubts columns: hardly anybody ever has any.
+# For programs: --json has them. (Evidence and kernels, with the type of weights, are told below the table: sentences
+# make no columns. What is left has room in 120 columns.) Nor are doubts columns: hardly anybody ever has any.
 _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "kernels", "doing", "blocked_on"} | {
     "lies",
     "confirmed",
@@ -44,10 +38,23 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "evidence",
     "reason",
     "unreachable",
+    "dtype",
+    "beat_age_s",  # the evidence has it
+    "progress_per_s",
+    "loop_lag_s",
+    "memory_bytes",
+    "resident_bytes",
+    "host",
+    "pid",
+    "build",  # swarmctl version tells it
     "protocol",
     "messages",
     "round_trip_s",  # swarmctl doctor tells them
     "bytes_per_s",
+    "next",
+    "clock_ahead_s",
+    "last_layers",
+    "here_for_s",
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -97,10 +104,10 @@ def status(body: Body) -> RenderableType:
 
 
 def nodes(body: Body) -> RenderableType:
-    workers = [_with_kv(worker) for worker in rows_of(body.get("workers"))]
-    table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN) if workers else Text("no workers")
-    parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers))
-    return Group(_with_rest(table, body, {"workers"}), *parts)
+    workers = [_in_few_columns(worker) for worker in rows_of(body.get("workers"))]
+    table = _table(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
+    parts = (*_evidence(workers), *_kernels(workers, "name"), *_doubts(workers), *_sent_away(body))
+    return Group(_with_rest(table, body, {"workers", "refused"}), *parts)
 
 
 def standby(body: Body) -> RenderableType:
@@ -113,7 +120,7 @@ def standby(body: Body) -> RenderableType:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast"})]
+    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast", "by_hand"})]
     parts.append(_stages(body.get("stages")))
     parts += _kernels(rows_of(body.get("stages")), "worker")
     parts += [Text(f"· {value_of('', reason)}") for reason in _list(body.get("why"))]
@@ -268,6 +275,17 @@ def _doubts(workers: Sequence[Body]) -> list[RenderableType]:
     return [Text(line) for line in lines]
 
 
+def _sent_away(body: Body) -> list[RenderableType]:
+    """Tell who may not join, the latest last."""
+    return [
+        Text(
+            f"· {row.get('name')} was sent away {row.get('ago_s')} s ago (process {row.get('pid')} on "
+            f"{row.get('host')}): {row.get('reason')}"
+        )
+        for row in rows_of(body.get("refused"))
+    ]
+
+
 def _times(count: object) -> str:
     return "once" if count == 1 else f"{count} times"
 
@@ -298,18 +316,29 @@ def _evidence(workers: Sequence[Body]) -> list[RenderableType]:
     return lines
 
 
-def _with_kv(worker: Body) -> Body:
-    capacity = worker.get("kv_capacity")
-    return {**worker, "kv": f"{worker.get('kv_used', 0)} / {capacity}" if capacity else None}
+def _in_few_columns(worker: Body) -> Body:
+    """With what belongs together in one column. A member that is held back by hand is called so."""
+    capacity, resident, state = number(worker, "kv_capacity"), worker.get("resident_bytes"), worker.get("state")
+    memory = value_of("memory_bytes", worker.get("memory_bytes"))
+    return {
+        **worker,
+        "state": (worker.get("steered") or state) if state == "member" else state,
+        "steered": None,
+        "kv": f"{number(worker, 'kv_used') / capacity:.0%}" if capacity else None,
+        "memory": f"{value_of('resident_bytes', resident)} of {memory}" if resident else memory,
+        "process": f"{worker.get('pid')} on {worker.get('host')}",
+    }
 
 
-def _table(rows: Sequence[Body], known: Sequence[Column], hidden: set[str]) -> RenderableType:
+def _table(
+    rows: Sequence[Body], known: Sequence[Column], hidden: set[str], *, is_dense: bool = False
+) -> RenderableType:
     """Draw known columns first, then whatever else the rows have; leave out columns without any value."""
     names = {key for key, _ in known}
     unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
     columns = [*known, *((key, heading(key)) for key in unknown)]
     columns = [(key, title) for key, title in columns if any(not _is_empty(row.get(key)) for row in rows)]
-    table = Table(box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, collapse_padding=is_dense)
     for key, title in columns:
         is_number = all(isinstance(row.get(key), int | float | None) for row in rows)
         table.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
@@ -348,7 +377,8 @@ def value_of(key: str, value: object) -> str:
 
 def _listed(key: str, values: Sequence[object]) -> str:
     if key == "layers" and len(values) == 2 and isinstance(values[1], int):
-        return f"{values[0]}–{values[1] - 1}"
+        first, last = values[0], values[1] - 1
+        return f"{first}" if first == last else f"{first}–{last}"
     if key == "standby":
         return ", ".join(value_of("layers", item) for item in values)
     separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "

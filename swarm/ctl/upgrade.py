@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 BACK_S: Final = 120.0  # for a worker to be back: it loads its model's files first
 LAYERS_S: Final = 15.0  # then, for a plan that gives it layers; there may be none
 _LOOK_AGAIN_S: Final = 0.2
-_LIVES: Final = ("member", "leaving")
+_LIVES: Final = ("member", "leaving", "refused")
+_OUT: Final = "out"
 
 
 def upgrade(  # noqa: PLR0917 (options are parameters)
@@ -46,16 +47,22 @@ def upgrade(  # noqa: PLR0917 (options are parameters)
     """Start workers anew as what is installed where they run by now, while the swarm serves.
 
     Install the new version first. Each hands its layers over, ends and is started again by swarm up or systemd, and is
-    waited for; at the first that doesn't come back it ends, with exit code 1. Broker and gateways are restarted where
-    they run; nothing is lost.
+    waited for; at the first that doesn't come back it ends, with exit code 1. Who is out is told, and left as it is;
+    that is exit code 1, too, if it was named. Broker and gateways are restarted where they run; nothing is lost.
     """
     if not rolling:
         raise typer.BadParameter("say --rolling: workers are started anew (swarmctl version shows who runs which)")
     outer = context.obj
     ask_first(f"Start {', '.join(workers) if workers else 'all workers'} anew, one after the other?", yes=yes)
+    in_json = as_json or outer.as_json
     with open_client(context, url or outer.url) as client:
+        all_done = []
         for done in Rolling(client, force=force).run(workers or ()):
-            print(json.dumps(done, ensure_ascii=False) if as_json or outer.as_json else told(done), flush=True)
+            all_done.append(done)
+            print(json.dumps(done, ensure_ascii=False) if in_json else told(done), flush=True)
+        if not in_json:
+            print(summed_up(all_done))
+        demand_named(workers or (), all_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class Known:
     build: str
     is_member: bool
     has_layers: bool
+    absence: str = ""  # why it can't be started anew
 
 
 class Rolling:
@@ -86,7 +94,7 @@ class Rolling:
     def workers(self) -> list[Known]:
         from swarm.govern.rows import rows_of
 
-        rows = [row for row in rows_of(self._client.query("nodes").get("workers")) if row["state"] in _LIVES]
+        rows = rows_of(self._client.query("nodes").get("workers"))
         return [
             Known(
                 str(row["name"]),
@@ -94,20 +102,23 @@ class Rolling:
                 str(row["build"] or "0.1.0"),
                 is_member=row["state"] == "member",
                 has_layers=row["layers"] is not None,
+                absence="" if row["state"] in _LIVES else str(row.get("reason") or "it went"),
             )
             for row in rows
+            if row["state"] in (*_LIVES, _OUT)
         ]
 
     def run(self, names: Sequence[str]) -> Iterator[Json]:
         """Start these workers anew, one after the other; none means all. Yields what became of each. Raises SwarmError
         at the first that can't go or doesn't come back: the others are left as they are."""
-        there = {worker.name: worker for worker in self.workers()}
+        there = {each.name: each for each in sorted(self.workers(), key=lambda each: not each.absence)}
         if unknown := [name for name in names if name not in there]:
             raise Unavailable(f"no worker {', '.join(unknown)}: the workers are {', '.join(sorted(there)) or 'none'}")
-        if not there:
+        if all(each.absence for each in there.values()):
             raise Unavailable("there is no worker to start anew: swarmctl nodes shows who is out, and why")
         for name in names or sorted(there):
-            yield self._renew(there[name])
+            worker = there[name]
+            yield {"worker": name, "out": worker.absence} if worker.absence else self._renew(worker)
 
     def _renew(self, before: Known) -> Json:
         began = self._clock()
@@ -153,7 +164,21 @@ class Rolling:
 
 
 def told(done: Json) -> str:
-    """One line about a worker that is back."""
+    """One line about a worker that is back, or was left as it was."""
+    if "out" in done:
+        return f"{done['worker']} is out and was left as it was: {done['out']}"
     builds = f"swarm {done['is']}" if done["is"] == done["was"] else f"swarm {done['is']}, was {done['was']}"
     layers = "" if done["has_layers"] else "; it has no layers"
     return f"{done['worker']} is back after {done['back_s']} s ({builds}){layers}"
+
+
+def summed_up(done: Sequence[Json]) -> str:
+    num_out = sum("out" in each for each in done)
+    return f"{len(done) - num_out} upgraded" + (f", {num_out} out and left as it was" if num_out else "")
+
+
+def demand_named(names: Sequence[str], done: Sequence[Json]) -> None:
+    """Raise Unavailable if one that was asked for by its name was left as it was."""
+    left = [str(each["worker"]) for each in done if "out" in each and each["worker"] in names]
+    if left:
+        raise Unavailable(f"{', '.join(left)} could not be started anew: swarmctl nodes shows why")

@@ -51,7 +51,7 @@ def make_app(desk: Desk, accounts: Accounts | None = None, console: Console | No
     async def live(_: FastAPI) -> AsyncIterator[None]:
         yield
         if console is not None:
-            await console.watch.aclose()
+            await console.aclose()
         await accounts.aclose()
         await desk.aclose()
         await desk.client.aclose()

@@ -16,6 +16,7 @@ import uvloop
 
 from swarm import failpoints
 from swarm.client.client import AsyncClient
+from swarm.config.shown import report
 from swarm.errors import ConfigError
 from swarm.gateway.console.household import STRANGERS, Household
 from swarm.gateway.desk.desk import Desk
@@ -87,7 +88,7 @@ async def _main(
 
     client = make_client()
     desk = Desk(client, own.aliases)
-    doors = Doors(settings, desk, home, make_client)
+    doors = Doors(settings, desk, home, make_client, lambda: report("gateway", unit.shown("gateway")))
     config = uvicorn.Config(
         doors.app,
         http=connections_of(own, doors.numbers.refused_connection),

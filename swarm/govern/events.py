@@ -2,16 +2,19 @@
 
 The broker is asked how things are, and what is different from the last time has happened in between. So it goes on
 over a restart of the broker, and costs nothing while nobody looks. What came and went between two looks is told only
-where the broker remembers it: recoveries, and workers that are gone.
+where the broker remembers it: recoveries, workers that are gone, and newcomers that it has sent away.
+
+A broker that was started again knows its workers only as they come back. Until then they are no longer known, and not
+lost: ``remembered`` keeps who is still to come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from swarm.govern.rows import Row, is_here, rows_of
+from swarm.govern.rows import Row, counted, is_here, number, rows_of
 from swarm.wire.messages import Json
 
 
@@ -21,6 +24,7 @@ class Look(NamedTuple):
     status: Json
     nodes: Json
     recoveries: Json
+    awaited: Mapping[object, Row] = {}  # workers of before the broker's restart that have not come back, by incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Event:
 
 AWAY = Event("broker_away", "the broker does not answer; waiting for it", {})
 NOTHING = Look({}, {}, {})
+AWAITED_S: Final = 15.0  # of a broker's life: who is not back by then, does not come
 
 
 def happened(before: Look, after: Look) -> list[Event]:
@@ -41,12 +46,22 @@ def happened(before: Look, after: Look) -> list[Event]:
     found: list[Event] = []
     if _is_another_life(before.status, after.status):
         found.append(Event("broker_started", "the broker was started again", {"uptime_s": after.status["uptime_s"]}))
-        before = before._replace(recoveries={})
-    found += _workers(before.nodes, after.nodes)
+        before = _of_former_life(before)
+    found += _workers(before, after)
+    found += _refused(before.nodes, after.nodes)
     found += _recoveries(before.recoveries, after.recoveries)
     found += _plan(before.status, after.status)
     found += _problems(before.status, after.status)
     return found
+
+
+def remembered(before: Look, after: Look) -> Look:
+    """What the next look is to be compared with: this one, and who was here before the broker was started again."""
+    if _is_another_life(before.status, after.status):
+        before = _of_former_life(before)
+    known = _by_incarnation(after.nodes)
+    missed = {i: row for i, row in before.awaited.items() if i not in known and not _is_given_up(row, after)}
+    return after._replace(awaited=missed)
 
 
 def _is_another_life(before: Json, after: Json) -> bool:
@@ -54,17 +69,37 @@ def _is_another_life(before: Json, after: Json) -> bool:
     return isinstance(was, int | float) and isinstance(is_now, int | float) and is_now < was
 
 
-def _workers(before: Json, after: Json) -> Iterator[Event]:
-    known, found = _by_incarnation(before), _by_incarnation(after)
+def _of_former_life(look: Look) -> Look:
+    """Everybody is awaited, and what was told of others than workers is told anew."""
+    here = {i: row for i, row in _by_incarnation(look.nodes).items() if is_here(row)}
+    return look._replace(recoveries={}, nodes={}, awaited={**look.awaited, **here})
+
+
+def _is_given_up(awaited: Row, after: Look) -> bool:
+    """Whether it is of no use to wait for this worker any longer: another process has its name, or it is late."""
+    named = (row for row in rows_of(after.nodes.get("workers")) if row.get("name") == awaited.get("name"))
+    return any(map(is_here, named)) or number(after.status, "uptime_s") > AWAITED_S
+
+
+def _workers(before: Look, after: Look) -> Iterator[Event]:
+    known, found = _by_incarnation(before.nodes), _by_incarnation(after.nodes)
     for incarnation, row in known.items():  # whoever is gone went before its next life came
         if incarnation not in found and is_here(row):
             yield _of_worker("worker_lost", row, "is not known any more")
+    for incarnation, row in before.awaited.items():
+        if incarnation not in found and _is_given_up(row, after):
+            yield _of_worker("worker_lost", row, "did not come back to the broker that was started again")
     for incarnation, row in found.items():
-        yield from _worker(known.get(incarnation, {}), row)
+        yield from _worker(known.get(incarnation, {}), row, before.awaited.get(incarnation))
 
 
-def _worker(was: Row, row: Row) -> Iterator[Event]:
+def _worker(was: Row, row: Row, awaited: Row | None) -> Iterator[Event]:
+    """``awaited``: what was known of it before the broker was started again."""
     state = row.get("state")
+    if awaited is not None:
+        was = awaited
+        if is_here(row):
+            yield _of_worker("worker_back", row, f"is back (process {row.get('pid')} on {row.get('host')})")
     if not is_here(row):
         if is_here(was):
             name, word = ("worker_left", "has left") if state == "left" else ("worker_lost", "is out")
@@ -81,6 +116,17 @@ def _worker(was: Row, row: Row) -> Iterator[Event]:
 def _of_worker(name: str, row: Row, text: str, *more: str) -> Event:
     fields = {key: row.get(key) for key in (*more, "incarnation")}
     return Event(name, f"{row.get('name')} {text}", {"worker": row.get("name"), **fields})
+
+
+def _refused(before: Json, after: Json) -> Iterator[Event]:
+    """Newcomers that were sent away; of one that comes again and again, the broker tells now and then."""
+    told = {row.get("number") for row in rows_of(before.get("refused"))}
+    for row in rows_of(after.get("refused")):
+        if row.get("number") not in told:
+            often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
+            text = f"{row.get('name')} was sent away (process {row.get('pid')} on {row.get('host')}){often}"
+            fields = {"worker": row.get("name"), "reason": row.get("reason"), "times": row.get("times")}
+            yield Event("worker_refused", _with_reason(text, row.get("reason")), fields)
 
 
 def _recoveries(before: Json, after: Json) -> Iterator[Event]:
@@ -105,7 +151,7 @@ def _plan(before: Json, after: Json) -> Iterator[Event]:
     epoch, waits_for = after.get("epoch"), after.get("waits_for")
     if state == "serving":
         if was != "serving" or before.get("epoch") != epoch:
-            text = f"serving {after.get('model')} on {after.get('num_stages')} stages, epoch {epoch}"
+            text = f"serving {after.get('model')} on {counted(after.get('num_stages'), 'stage')}, epoch {epoch}"
             yield Event("serving", text, {"epoch": epoch, "num_stages": after.get("num_stages")})
     elif (was, before.get("waits_for")) != (state, waits_for):
         yield Event("not_serving", _with_reason(f"{state}", waits_for), {"state": state, "waits_for": waits_for})

@@ -6,16 +6,17 @@ metrics when somebody asks.
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Iterator
 
+import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from swarm.clock import Clock, SystemClock
 from swarm.numbers.families import histogram_family
-from swarm.numbers.process import GatewayProcess
 from swarm.series import LONG_S, SHORT_S, Histogram
 
 MOST_NAMES = 32  # of APIs, and of models; whatever comes after them is counted as "other"
@@ -177,3 +178,27 @@ class HttpNumbers(Collector):
 
 
 NAMES = {last: ("api", "model", last) for last in ("outcome", "kind")}
+
+
+class GatewayProcess(Collector):
+    """Looks when it is asked. What can't be read, as when no descriptor is left for it, is left out."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            with self._process.oneshot():
+                resident = self._process.memory_info().rss
+                times = self._process.cpu_times()
+                descriptors, threads = self._process.num_fds(), self._process.num_threads()
+        except (OSError, psutil.Error):
+            return
+        yield GaugeMetricFamily("swarm_gateway_resident_bytes", "Memory of the gateway's process", resident)
+        yield CounterMetricFamily(
+            "swarm_gateway_cpu_seconds_total", "Processor time of the gateway's process", times.user + times.system
+        )
+        yield GaugeMetricFamily("swarm_gateway_descriptors", "Descriptors that the gateway has open", descriptors)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        yield GaugeMetricFamily("swarm_gateway_descriptor_limit", "Descriptors that the gateway may have open", limit)
+        yield GaugeMetricFamily("swarm_gateway_threads", "Threads of the gateway's process", threads)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from swarm import log as logs
+from swarm.config.sections import get
+from swarm.config.shown import Process, Shown, shown
 from swarm.errors import ConfigError
 from swarm.log import get_logger
 from swarm.service import handed
@@ -18,6 +20,8 @@ from swarm.service.manager import Manager
 
 if TYPE_CHECKING:
     from swarm.config import Settings
+
+Origins = Mapping[str, tuple[object, str]]
 
 AT_ONCE: Final = frozenset({"log.level", "log.format"})  # in every process
 _BROKERS: Final = "plan"  # a section that nobody else reads
@@ -27,19 +31,25 @@ log = get_logger(__name__)
 
 @dataclass
 class Unit:
-    """``load``: reads flags, environment and file again, as the process did at its start."""
+    """``load``: reads flags, environment and file again, as the process did at its start; ``origins``: where each value
+    comes from then (``config.origins``)."""
 
     settings: Settings
     load: Callable[[], Settings]
     manager: Manager = field(default_factory=Manager)
+    origins: Callable[[], Origins] = dict
     _live: frozenset[str] = AT_ONCE
     _told: Callable[[Settings], None] | None = None
+    _origins: dict[str, tuple[object, str]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._origins = dict(self.origins())
 
     @classmethod
-    def begun(cls, settings: Settings, load: Callable[[], Settings]) -> Unit:
+    def begun(cls, settings: Settings, load: Callable[[], Settings], origins: Callable[[], Origins]) -> Unit:
         """This process, as systemd started it, if it did."""
         handed.take_all(os.environ)
-        return cls(settings, load, Manager.of(os.environ))
+        return cls(settings, load, Manager.of(os.environ), origins)
 
     @classmethod
     def nobodys(cls, settings: Settings) -> Unit:
@@ -63,12 +73,21 @@ class Unit:
         """Read them again. What is wrong in the file changes nothing."""
         self.manager.reloading()
         try:
-            new = self.load()
+            new, origins = self.load(), self.origins()
         except ConfigError as error:
             log.error("settings_refused", reason=str(error))
         else:
             self._take(sorted_out(self.settings, new, self._live))
+            self._origins |= {name: origin for name, origin in origins.items() if self._counts(name, origin[0])}
         self.manager.ready()
+
+    def _counts(self, name: str, value: object) -> bool:
+        """Is this the value that is in force?"""
+        return bool(get(self.settings.model_dump(mode="json"), name) == value)
+
+    def shown(self, process: Process, settings: Settings | None = None) -> tuple[Shown, ...]:
+        """By which settings it runs now, for people. ``settings``: as the process has completed them, if it has."""
+        return shown(settings or self.settings, self._origins, process)
 
     def _take(self, news: News) -> None:
         log.info("settings_reloaded", changed=list(news.at_once), need_a_restart=list(news.need_a_restart))

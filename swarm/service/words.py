@@ -16,12 +16,12 @@ def of_broker(status: Mapping[str, object]) -> str:
 
 
 def of_worker(*, is_welcome: bool, broker: str, epoch: int | None, layers: str, condition: str) -> str:
-    """``layers``: those that are computed here; empty: none. ``epoch``: of the plan in force."""
+    """``layers``: those that are computed here, in words; empty: none. ``epoch``: of the plan in force."""
     if not is_welcome:
         return f"knocking at the broker's door, {broker}"
     if not layers:
         return f"a member without a part; {condition}"
-    return f"layers {layers} of epoch {epoch}; {condition}"
+    return f"{layers} of epoch {epoch}; {condition}"
 
 
 def of_gateway(url: str) -> str:

@@ -99,7 +99,7 @@ def run_many(first_seed: int, count: int, *, faults: bool = True) -> Iterator[Ou
 def _set_up(world: World, schedule: Schedule) -> Cluster:
     cluster = Cluster(world, schedule)
     for spec in schedule.workers:
-        world.at(spec.joins_at, lambda s=spec: cluster.start_worker(s))  # type: ignore[misc]
+        world.at(spec.joins_at, lambda s=spec: cluster.join(s))  # type: ignore[misc]
     clients = [ClientNode(cluster, f"c{i}", consume_s) for i, consume_s in enumerate(schedule.clients)]
     for request in schedule.requests:
         _plan_request(world, cluster, clients[request.client], request)

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from swarm.errors import ConfigError, WireError
+from swarm.wire.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
 from swarm.wire.door.connection import set_options
-from swarm.wire.door.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
 from swarm.wire.door.keys import KeyPair, address_and_key, without_ticket
 from swarm.wire.door.knocking import Knocker, TurnedAway, Word, knocks
 from swarm.wire.door.nearby import found, is_own
@@ -29,6 +29,7 @@ from swarm.wire.door.relay.rendezvous import JOINED, Side, is_ticket, preamble
 from swarm.wire.door.sealing import Session
 from swarm.wire.door.watch import Wake
 from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting, written
+from swarm.wire.seen import Seen, seen_of
 from swarm.wire.tensors import Bytes
 
 DATA_QUEUE: Final = 4  # messages, each up to many MB; the broker bounds the steps in flight anyway
@@ -59,6 +60,7 @@ class PushChannel:
         self._lock = threading.Lock()  # of all that follows but the wakes
         self._socket: socket.socket | None = None  # connected, and through the handshake
         self._session: Session | None = None
+        self._first_seen: Seen | None = None  # at the handshake, which is answered at once
         self._waiting: deque[_Waiting] = deque()  # messages that were taken and have not left; the first maybe in part
         self._is_asked = False  # for room
         self._closes_at: float | None = None
@@ -112,6 +114,15 @@ class PushChannel:
     def fileno(self) -> int:
         """See ``asks_for_room``."""
         return self._room.fileno()
+
+    def seen(self) -> Seen | None:
+        """What was seen of the way there, from any thread: the time there and back at the handshake, for whoever only
+        listens lets the kernel answer late; and what has passed since. None: not connected, by relay, or not by tcp."""
+        with self._lock, contextlib.suppress(OSError):
+            now = None if self._socket is None else seen_of(self._socket)
+            if now is not None and self._first_seen is not None:
+                return now._replace(round_trip_s=self._first_seen.round_trip_s)
+        return None
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection. What was taken may still leave for so long, without anybody's waiting for it."""
@@ -247,8 +258,9 @@ class PushChannel:
 
     def _serve(self, made: socket.socket, session: Session | None) -> None:
         """Be connected, until either end has had enough. Raises OSError."""
+        first_seen = None if self._ticket else seen_of(made)
         with self._lock:
-            self._socket, self._session = made, session
+            self._socket, self._session, self._first_seen = made, session, first_seen
             self._tell_room()
         try:
             while not self._is_over() and self._goes_on(made):

@@ -21,7 +21,15 @@ VERSIONS: Final = tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1))
 
 # By version: the kinds and fields (``kind.field``) that it added, and whether an older peer may do without.
 ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
-    2: {"hello.build": True, "hello.kv_share": True, "release.again": False, "shun": False, "stop_worker.again": False},
+    2: {
+        "hello.build": True,
+        "hello.kv_share": True,
+        "hello.settings": True,
+        "release.again": False,
+        "show_settings": False,
+        "shun": False,
+        "stop_worker.again": False,
+    },
 }
 
 

@@ -19,9 +19,8 @@ import psutil
 from swarm import Client
 from swarm.errors import ClientError
 from swarm.govern.rows import is_here
-from swarm.stage.shell import keeper
 from tests.integration.gateway import request, status
-from tests.integration.processes import free_ports
+from tests.integration.processes import KEEPER, free_ports
 
 NUM_WORKERS = 3
 READY_S = 60.0
@@ -117,7 +116,7 @@ class Swarm:
         for process in psutil.Process(self._up.pid).children(recursive=True):
             try:
                 words = " ".join(process.cmdline()).split()
-                is_keeper = process.name() == keeper.NAME
+                is_keeper = process.name() == KEEPER
             except psutil.Error:
                 continue
             if "--name" in words and not is_keeper:

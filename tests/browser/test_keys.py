@@ -117,19 +117,24 @@ def test_who_is_no_admin_sees_its_own_and_why_it_may_do_no_more(visit: Console, 
     """Of others' requests it learns their number; what needs an admin's key is refused, with that reason."""
     show(visit, keyed.alice)
     visit.until_live()
-    body = {"model": "village", "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": False}
-    theirs = threading.Thread(
-        target=request, args=(keyed.url + "/v1/completions", body, [("authorization", f"Bearer {keyed.admin}")])
-    )
+    body = {"model": "village", "prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+    over = threading.Event()
+
+    def keep_asking() -> None:
+        while not over.is_set():
+            request(keyed.url + "/v1/completions", body, [("authorization", f"Bearer {keyed.admin}")])
+
+    theirs = threading.Thread(target=keep_asking)
     theirs.start()
     try:
-        visit.ask_for_much()
+        visit.ask_for_much(num_tokens=1500)  # more than can be looked at before it ends
         expect(visit.answer()).to_have_text(SOME_WORDS)
         requests = visit.tab("Requests")
         expect(requests.get_by_role("button", name="Cancel")).to_have_count(1)
         expect(requests).to_contain_text(re.compile(r"1 (more|other)"))
-    finally:
         visit.button("Stop").click()
+    finally:
+        over.set()
         theirs.join()
     workers = visit.tab("Workers")
     for name in ("Drain", "Cordon", "Stop worker", "Join a worker", "Rebalance"):

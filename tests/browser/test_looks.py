@@ -114,6 +114,40 @@ def test_a_phone_is_wide_enough(open_context: OpenContext, swarm: Swarm) -> None
     assert small == []
 
 
+def test_on_a_phone_each_worker_is_a_card(open_context: OpenContext, swarm: Swarm) -> None:
+    """Its state, its layers and how quick it is stand with its name, and all of its orders can be reached."""
+    context = open_context(viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2)
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    rows = console.tab("Workers").locator("tr[data-worker]")
+    expect(rows).to_have_count(3)
+    for row in rows.all():
+        for words in (re.compile(r"^w\d$"), re.compile("well|slow"), re.compile(r"^\d–\d$"), re.compile("tokens/s$")):
+            expect(row.get_by_text(words).first).to_be_in_viewport()
+        for name in ("Drain", "Cordon", "Stop worker"):
+            expect(row.get_by_role("button", name=name)).to_be_in_viewport(ratio=1)
+        row.evaluate("row => row.nextElementSibling.scrollIntoView()")
+
+
+def test_what_the_keys_go_back_to_is_not_under_the_top(console: Console) -> None:
+    """The top of the page stays where it is: what gets the focus comes to lie below it."""
+    page = console.page
+    console.tab("Requests")
+    page.evaluate("document.scrollingElement.scrollTo(0, 1e6)")
+    top = page.evaluate("document.querySelector('header').getBoundingClientRect().bottom")
+    for _ in range(MOST_STOPS):
+        page.keyboard.press("Shift+Tab")
+        place = page.evaluate(
+            """(() => { const at = document.activeElement; return { top: at.getBoundingClientRect().top,
+            isOfTop: at.closest('header, .skip') !== null, isStage: at.closest('.stage') !== null,
+            name: at.getAttribute('aria-label') || at.textContent.slice(0, 30) }; })()"""
+        )
+        if place["isStage"]:
+            return
+        assert place["isOfTop"] or place["top"] >= top - 1, place
+    raise AssertionError(f"{MOST_STOPS} times Shift+Tab, and never at a stage")
+
+
 def test_less_motion_is_less_motion(open_context: OpenContext, swarm: Swarm) -> None:
     """For who asks for it, nothing moves by itself, also while an answer comes."""
     context = open_context(reduced_motion="reduce")

@@ -13,21 +13,18 @@ from swarm import AsyncClient
 from tests.faults.bench import IS_ON_HOSTS, MODE_VARIABLE, Answers, Bench, Swarm, undisturbed
 from tests.faults.machines import machines
 from tests.faults.zygote import Zygote
-from tests.model.models import llama_config, random_model
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight layers with weights of high entropy: what goes wrong shows at once."""
-    folder = tmp_path_factory.mktemp("model")
-    random_model(llama_config()).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def zygote(model: Path) -> Iterator[Zygote]:
-    with Zygote(model) as zygote:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with Zygote(tmp_path_factory.mktemp("model")) as zygote:
         yield zygote
+
+
+@pytest.fixture(scope="session")
+def model(zygote: Zygote) -> Path:
+    """Eight layers with weights of high entropy: what goes wrong shows at once."""
+    return zygote.model
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from swarm.stage import native
 from swarm.stage.shell import keeper
 from tests.faults.bench import Swarm
 from tests.faults.zygote import Zygote
+from tests.integration.processes import KEEPER
 
 PATIENCE_S = 20.0
 
@@ -85,7 +86,7 @@ def test_it_holds_nothing_but_the_memory() -> None:
         assert pid is not None
         process = psutil.Process(pid)
         _until(lambda: process.num_fds() == 1 and os.getsid(pid) == pid, process)  # the one by which it sees the end
-        assert process.name() == keeper.NAME
+        assert process.name() == keeper.NAME == KEEPER
         assert process.cwd() == "/"
         assert os.listdir("/proc/self/fd") == before
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP, signal.SIGCONT):

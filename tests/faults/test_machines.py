@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
+from swarm.ctl.look.ailments import Reports, ailments
 from swarm.errors import Unavailable
 from swarm.lock import known
 from swarm.lock.access import Access, access_to
@@ -53,6 +54,29 @@ async def bench(swarm: Machines, expected: Answers) -> AsyncIterator[Bench]:
 async def _in_the_middle(bench: Bench, swarm: Machines) -> tuple[str, Host]:
     name = (await bench.order())[1]
     return name, swarm.hosts[name]
+
+
+async def test_the_ways_between_machines_are_told(bench: Bench, swarm: Machines) -> None:
+    """From each stage to the next, and from the last one to the broker: as the kernel saw them while steps went there;
+    so are the machines' clocks, which are one here. ``swarmctl doctor`` makes findings of it."""
+    await bench.serving()
+    await bench.right([0])
+
+    def are_told(report: dict[str, Any]) -> bool:
+        here = [row for row in report["workers"] if row["state"] == "member"]
+        return all(row["next"] and row["clock_ahead_s"] is not None for row in here)
+
+    nodes = await swarm.until(bench.client, "nodes", are_told)
+    order = await bench.order()
+    here = {row["name"]: row for row in nodes["workers"] if row["state"] == "member"}
+    assert [here[name]["next"]["to"] for name in order] == [*order[1:], "the broker"]
+    for row in here.values():
+        assert 0 < row["next"]["round_trip_s"] < 1
+        assert row["next"]["bytes_per_s"] > 0
+        assert abs(row["clock_ahead_s"]) < 1
+    found = ailments(Reports(await bench.client.query("status"), nodes, await bench.client.query("plan")))
+    assert len([each for each in found if each.about == "way"]) == 3
+    assert [each.level for each in found if each.about == "clock"] == ["ok"]
 
 
 # --- the network ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ name of its machine.
 ``{"ended": PID}`` is answered with the exit code of one that has ended.
 
 With ``"costs": true`` a worker reports what another one measured before it on the same machine, instead of measuring
-for another 0.7 s.
+for another 0.7 s. The folder of the model may be empty: then one is made there.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Zygote:
     """The parent's end: ``zygote(arguments, environment, log)`` starts a process."""
 
     def __init__(self, model: Path, *, same_costs: bool = True) -> None:
+        self.model = model
         self._costs_of = str(model) if same_costs else None
         self._asking = threading.Lock()  # a test may wait for a process in a thread
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -154,8 +155,10 @@ def main(model: str) -> None:
     import swarm.stage.shell.service  # noqa: F401
 
     torch.set_num_threads(1)
+    if not os.listdir(model):
+        _in_a_child(lambda: _made(model))
     _import_classes(model)
-    costs = _measured(model)
+    costs = _in_a_child(lambda: _measured(model))
     gc.freeze()
     codes: dict[int, int] = {}
     signal.signal(signal.SIGCHLD, lambda *_: _reap(codes))
@@ -188,24 +191,37 @@ def _import_classes(model: str) -> None:
     AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(model))]
 
 
-def _measured(model: str) -> bytes:
-    """Measure what a layer costs here, in a child: measuring starts threads."""
-    import msgspec
-
-    from swarm.stage.engine.torch_executor import TorchExecutor
-
+def _in_a_child(does: Callable[[], bytes]) -> bytes:
+    """What it returns there: it starts threads."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reads)
         with os.fdopen(writes, "wb") as pipe:
-            pipe.write(msgspec.msgpack.encode(TorchExecutor(model, threads=1, memory_limit=2 << 30).measure()))
+            pipe.write(does())
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads, "rb") as pipe:
-        costs = pipe.read()
+        told = pipe.read()
     os.waitpid(pid, 0)
-    return costs
+    return told
+
+
+def _made(model: str) -> bytes:
+    """Make one of eight layers with weights of high entropy."""
+    from tests.model.models import llama_config, random_model
+
+    random_model(llama_config()).save_pretrained(model)
+    return b""
+
+
+def _measured(model: str) -> bytes:
+    """Measure what a layer costs here."""
+    import msgspec
+
+    from swarm.stage.engine.torch_executor import TorchExecutor
+
+    return msgspec.msgpack.encode(TorchExecutor(model, threads=1, memory_limit=2 << 30).measure())
 
 
 def _be(order: dict[str, Any], costs: bytes) -> NoReturn:

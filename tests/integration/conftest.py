@@ -10,22 +10,19 @@ import zmq
 
 from tests.faults.zygote import Zygote
 from tests.integration.gateway import Served
-from tests.model.models import llama_config, random_model
 
 
 @pytest.fixture(scope="session")
-def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight layers of random weights, saved as a model's folder. No tokenizer."""
-    folder = tmp_path_factory.mktemp("random-llama")
-    random_model(llama_config()).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def zygote(random_llama: Path) -> Iterator[Zygote]:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """Fork for ``Processes(…, launch=zygote)``: starts take a tenth of a second. Not for those whose memory matters."""
-    with Zygote(random_llama) as zygote:
+    with Zygote(tmp_path_factory.mktemp("random-llama")) as zygote:
         yield zygote
+
+
+@pytest.fixture(scope="session")
+def random_llama(zygote: Zygote) -> Path:
+    """Eight layers of random weights, saved as a model's folder. No tokenizer."""
+    return zygote.model
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ from swarm.wire.messages import (
     RotateBroker,
     RotateMember,
     ServerMessage,
+    ShowSettings,
     Steer,
     Stop,
     StopWorker,
@@ -269,6 +270,10 @@ class FakeBroker:
                 )
             case Query() | Join() | StopWorker() | Steer() | Invite() | Revoke() | RotateBroker() | RotateMember():
                 self._report(peer, message)
+            case ShowSettings(worker=worker):
+                rows = [{"name": "log.level", "value": "debug", "from": "the command line"}]
+                body: dict[str, object] = {"process": worker or "broker", "settings": rows}
+                self._say(peer, self.reports.get("settings", Report(what="settings", ok=True, body=body)))
             case _:
                 self._about_known(peer, message)
 

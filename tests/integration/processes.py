@@ -24,6 +24,7 @@ Launch = Callable[[Sequence[str], dict[str, str], Path], Any]  # arguments of sw
 # ``SWARM_BROKER__MODE=overlapped pytest tests/integration``: with a step per stage in flight, not one at a time as is
 # usual on one machine.
 IS_OVERLAPPED = os.environ.get("SWARM_BROKER__MODE") == "overlapped"
+KEEPER = "swarm-keeper"  # a worker's keeper's name, for those that need no torch, which comes with its module
 START_S = 40.0  # importing torch thrice on two busy cores takes a while
 
 

@@ -25,7 +25,7 @@ from swarm.ctl.watch import watch_stats
 from swarm.govern.orders import kept
 from swarm.govern.rows import rows_of
 from swarm.params import Grammar
-from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, Revoke, Steer, StopWorker, Submit
+from swarm.wire.messages import Cancel, Join, Query, Rejected, Report, Revoke, ShowSettings, Steer, StopWorker, Submit
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
 
 SWARM = [sys.executable, "-m", "swarm"]
@@ -645,6 +645,18 @@ def test_rates_between_two_looks() -> None:
     before, now = {"steps": 10, "positions": 100, "tokens": 10}, {"steps": 20, "positions": 300, "tokens": 15}
     assert rates(before, now, 2.0) == "5.0 steps/s, 100.0 positions/s, 2.5 tokens/s"
     assert rates(now, before, 2.0) == ""
+
+
+def test_settings_of_who_runs(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the columns of ``swarm config show``; a refusal is an error in the broker's words."""
+    assert swarmctl(["config", "show", "--worker", "w1", "--changed"]) == 0
+    assert capsys.readouterr().out == 'log.level  "debug"  the command line\n'
+    assert broker.heard_of(ShowSettings) == [ShowSettings(worker="w1")]
+    assert swarmctl(["config", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["process"] == "broker"
+    broker.reports["settings"] = Report(what="settings", ok=False, body={"error": "no worker 'w9'"})
+    assert swarmctl(["config", "show", "--worker", "w9"]) == 1
+    assert capsys.readouterr().err == "swarmctl: no worker 'w9'\n"
 
 
 def test_join_and_stop(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from swarm import AsyncClient
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
@@ -19,6 +17,8 @@ async def test_who_begins_alike_starts_from_a_copy_and_gets_the_same_tokens(
 ) -> None:
     """The second request computes only what the first did not; so does a follow-up that goes on from the answer. All
     get the tokens of the whole model in one process."""
+    import torch
+
     whole = load_whole(random_llama)
 
     def expected(prompt: list[int]) -> list[int]:

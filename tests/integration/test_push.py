@@ -221,3 +221,27 @@ def test_another_user_is_not_heard(own_folder: Path, monkeypatch: pytest.MonkeyP
         assert not pull.wait(0.1)
         assert raw.recv(64) == b""
     pull.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="a system that tells nothing of its connections")
+def test_the_way_is_told_as_the_kernel_has_seen_it() -> None:
+    """Over tcp; nothing is known before somebody is there, nor after the end."""
+    pull = PullChannel(HOST, LIMIT)
+    push = PushChannel(pull.endpoint)
+    sent(push, pull, b"x" * (1 << 20))
+    seen = push.seen()
+    assert seen is not None
+    assert 0 < seen.round_trip_s < SOON_S
+    assert seen.bytes_per_s >= 0
+    push.close()
+    assert push.seen() is None
+    pull.close()
+
+
+def test_of_a_back_door_there_is_no_way_to_tell(own_folder: Path) -> None:
+    pull = PullChannel(HOST, LIMIT, nearby=True)
+    push = PushChannel(pull.endpoint)
+    sent(push, pull, b"step")
+    assert push.seen() is None
+    for each in (push, pull):
+        each.close()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from swarm.cli.up.nursery.ours import Forked
+from swarm.cli.up.nursery.renewal import MOST_SHORT_LIVES
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0  # far above anything that should happen; a loaded machine is slow
@@ -303,19 +305,49 @@ def _is_forked(child: Child) -> bool:
 
 @nurseries
 def test_workers_outlive_their_nursery(supervise: Supervise) -> None:
-    """It is killed: nobody else is touched, and who dies afterwards is started as a process of its own."""
+    """It is killed: nobody else is touched, another one is there at once, and forks who dies afterwards."""
     swarm = supervise(2)
     children = swarm.next_children(3)
     assert _is_forked(children["w0"])
     (nursery,) = _nurseries(swarm)
     nursery.kill()
+    assert swarm.next_line() == "the nursery was ended by SIGKILL; starting it again"
     children["w0"].exits(3)
     again = swarm.next_child()
-    assert (again.name, _is_forked(again)) == ("w0", False)
+    assert (again.name, _is_forked(again)) == ("w0", True)
+    assert [each.pid for each in _nurseries(swarm)] != [nursery.pid]
     children["w1"].says("still here")
     swarm.send(signal.SIGTERM)
     assert swarm.end() == (0, "")
     assert swarm.left() == []
+
+
+@nurseries
+def test_a_nursery_that_keeps_ending_is_given_up(supervise: Supervise) -> None:
+    """That is said, once; who dies afterwards is started as a process of its own."""
+    swarm = supervise(1)
+    children = swarm.next_children(2)
+    for _ in range(MOST_SHORT_LIVES):
+        _kill_nursery(swarm)
+        assert swarm.next_line() == "the nursery was ended by SIGKILL; starting it again"
+    _kill_nursery(swarm)
+    said = swarm.next_line()
+    assert said.startswith("workers start by themselves from now on, a few seconds later: the nursery was ended")
+    children["w0"].exits(3)
+    again = swarm.next_child()
+    assert (again.name, _is_forked(again)) == ("w0", False)
+    swarm.send(signal.SIGTERM)
+    assert swarm.end() == (0, "")
+    assert swarm.left() == []
+
+
+def _kill_nursery(swarm: Supervised) -> None:
+    """As soon as there is one: its process has another name until it runs."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := _nurseries(swarm)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    found[0].kill()
 
 
 @nurseries
@@ -337,12 +369,18 @@ def _nurseries(swarm: Supervised) -> list[psutil.Process]:
 
 
 @nurseries
-@pytest.mark.parametrize("kind", ["threaded", "late"])
-def test_without_a_nursery_workers_start_by_themselves(supervise: Supervise, kind: str) -> None:
-    """One that must not fork, and one that doesn't answer in time."""
+@pytest.mark.parametrize(
+    ("kind", "why"), [("threaded", "has threads, so it can't fork"), ("late", "did not answer within 0.3 s")]
+)
+def test_without_a_nursery_workers_start_by_themselves(supervise: Supervise, kind: str, why: str) -> None:
+    """One that must not fork, and one that doesn't answer in time: another one would be no better."""
     swarm = supervise(1, "obedient", kind)
     worker = swarm.next_children(2)["w0"]
     assert not _is_forked(worker)
+    said = swarm.next_line()
+    assert said.startswith(
+        f"workers start by themselves from now on, a few seconds later: the nursery {why} (its log: "
+    )
     if kind == "threaded":
         assert "the nursery has threads" in (swarm.directory / "nursery.log").read_text()
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 import zmq
 
 from swarm import AsyncClient, Completion, InvalidRequest, RequestCancelled
@@ -146,6 +145,8 @@ async def test_greedy_tokens_are_those_of_transformers(
     swarm: Processes, client: AsyncClient, random_llama: Path
 ) -> None:
     """The swarm gives what the whole model gives in one process."""
+    import torch
+
     whole = load_whole(random_llama)
     for length in (1, 33, 200):
         prompt = [(7 * i + length) % (VOCABULARY - 3) + 3 for i in range(length)]

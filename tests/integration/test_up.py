@@ -25,7 +25,6 @@ import zmq
 from swarm.cli.output import Progress
 from swarm.cli.up.host import BrokerLink
 from swarm.cli.up.supervisor import Answer, Asked, Event, Served
-from swarm.stage.shell import keeper
 from swarm.wire.channel import Place, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.door.listener import Arrived
@@ -38,6 +37,7 @@ from swarm.wire.messages import (
     ServerMessage,
     StartWorkers,
 )
+from tests.integration.processes import KEEPER
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0  # torch alone takes seconds to import, on a busy machine many
@@ -111,7 +111,7 @@ class Up:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 command = " ".join(process.cmdline()).split()
-                if process.name() == keeper.NAME:
+                if process.name() == KEEPER:
                     continue
                 if process.pid != self.process.pid and str(self.directory) in " ".join([*command, process.cwd()]):
                     found[_name(command)] = process

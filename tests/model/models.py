@@ -1,12 +1,13 @@
-"""Small random models."""
+"""Small random models. Whoever makes none needs no torch, which takes seconds to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaConfig
 
 VOCABULARY = 500
 
@@ -25,6 +26,8 @@ def llama_config(**changes: Any) -> LlamaConfig:
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
+    from transformers import LlamaConfig
+
     return LlamaConfig(**(values | changes))
 
 
@@ -81,19 +84,27 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 def named_config(kind: str) -> Any:
     """A small model of one of the ``ARCHITECTURES``."""
+    from transformers import AutoConfig
+
     return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES[kind]))
 
 
-def random_model(config: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """Weights of high entropy: a model that repeats itself hides errors."""
+def random_model(config: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
+    """Weights of high entropy: a model that repeats itself hides errors. In float32, unless told otherwise."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         offset = 1.0 if parameter.ndim == 1 else 0.0
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + offset
-    return model.to(dtype).eval().requires_grad_(False)
+    return model.to(dtype or torch.float32).eval().requires_grad_(False)
 
 
-def load_whole(folder: Path, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+def load_whole(folder: Path, dtype: torch.dtype | None = None, attention: str = "eager") -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, attn_implementation=attention)
     return model.eval().requires_grad_(False)

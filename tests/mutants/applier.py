@@ -38,6 +38,11 @@ def apply(patch: str, root: Path) -> list[Path]:
     return changed
 
 
+def names(patch: str) -> list[str]:
+    """The files that it changes."""
+    return [name for name, _ in _files(patch)]
+
+
 def _find(lines: list[str], hunk: Hunk, name: str) -> int:
     """The place nearest to where the lines once were."""
     places = [i for i in range(len(lines) - len(hunk.old) + 1) if lines[i : i + len(hunk.old)] == hunk.old]

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -108,18 +109,30 @@ def zygote() -> Iterator[Zygote]:
     made.end()
 
 
-def try_out(zygote: Zygote, patch: str | None, catcher: Catcher, root: Path) -> Done:
-    """Let the catcher look at a copy of the package, broken or not."""
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package and its tests, which are broken by one patch after the other."""
+    root = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "swarm", root / "swarm", ignore=LEFT_OUT)
     (root / "swarm/demo/village").symlink_to(ROOT / "swarm/demo/village")
-    if catcher.tests:
-        shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("mutants"))
-        shutil.copy(ROOT / "pyproject.toml", root)
-        for read_by_tests in ("docs", "config"):
-            (root / read_by_tests).symlink_to(ROOT / read_by_tests)
-    if patch is not None:
-        applier.apply(patch, root)
-    return zygote.look(root, catcher.command(root), root / "said.txt")
+    shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("mutants"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for read_by_tests in ("docs", "config"):
+        (root / read_by_tests).symlink_to(ROOT / read_by_tests)
+    return root
+
+
+@contextmanager
+def broken(copy: Path, patch: str) -> Iterator[None]:
+    """Within, the copy has the patch. Files come back with their times, by which Python knows what is compiled of
+    them; who looks leaves nothing compiled behind."""
+    try:
+        applier.apply(patch, copy)
+        yield
+    finally:
+        for name in applier.names(patch):
+            if (ROOT / name).exists():
+                shutil.copy2(ROOT / name, copy / name)
 
 
 def test_there_are_enough() -> None:
@@ -128,11 +141,12 @@ def test_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_a_mutant_is_caught(path: Path, tmp_path: Path, zygote: Zygote) -> None:
+def test_a_mutant_is_caught(path: Path, copy: Path, tmp_path: Path, zygote: Zygote) -> None:
     """It is noticed, as a broken rule or a failed test, not as a crash of whoever looks."""
     patch = path.read_text()
     catcher = Catcher.of(patch)
-    done = try_out(zygote, patch, catcher, tmp_path)
+    with broken(copy, patch):
+        done = zygote.look(copy, catcher.command(copy), tmp_path / "said.txt")
     assert done.code in NOTICED, f"nobody noticed that: {patch}\n{done.output}"
     if catcher.tests:
         assert "FAILED " in done.output, done.output
@@ -155,15 +169,16 @@ def unit_tests() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", sorted(unit_tests()))
-def test_without_a_patch_unit_tests_pass(folder: str, tmp_path: Path, zygote: Zygote) -> None:
+def test_without_a_patch_unit_tests_pass(folder: str, copy: Path, tmp_path: Path, zygote: Zygote) -> None:
     """The same copy, unbroken, passes: it is the patch that they notice."""
-    done = try_out(zygote, None, Catcher(tests=" ".join(sorted(unit_tests()[folder]))), tmp_path)
+    catcher = Catcher(tests=" ".join(sorted(unit_tests()[folder])))
+    done = zygote.look(copy, catcher.command(copy), tmp_path / "said.txt")
     assert done.code == 0, done.output
 
 
-def test_without_a_patch_schedules_hold(tmp_path: Path, zygote: Zygote) -> None:
+def test_without_a_patch_schedules_hold(copy: Path, tmp_path: Path, zygote: Zygote) -> None:
     """The same copy, unbroken, notices nothing."""
-    done = try_out(zygote, None, Catcher(), tmp_path)
+    done = zygote.look(copy, Catcher().command(copy), tmp_path / "said.txt")
     assert done.code == 0, done.output
 
 

@@ -32,6 +32,8 @@ def look(order: dict[str, Any]) -> NoReturn:
     root, command = order["root"], order["command"]
     os.chdir(root)
     os.environ["PYTHONPATH"] = root
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of what is broken now, and whole again a moment later
+    sys.dont_write_bytecode = True
     sys.path[0] = root
     sys.argv = command if command[0] != "-m" else command[1:]
     code: object = 1

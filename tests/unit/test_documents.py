@@ -38,6 +38,7 @@ RUN = {
             "swarm generate",
             "swarmctl cancel",
             "swarmctl completion",
+            "swarmctl config show",
             "swarmctl events",
             "swarmctl doctor",
             "swarmctl nodes",

@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "numbers": ("wire", *BASE),
     "gateway": ("wire", "client", "lock", "numbers", "keys", "govern", *BASE, *PROCESS),
     "bench": BASE,
-    "cli": ("wire", "client", "broker", "stage", "sim", "ctl", "gateway", "keys", "lock", "bench", *BASE, *PROCESS),
+    "cli": ("wire", "client", "broker", "stage", "sim", "gateway", "keys", "lock", "bench", *BASE, *PROCESS),
     "ctl": ("wire", "client", "cli", "numbers", "keys", "lock", "govern", *BASE, *PROCESS),
     "__main__": ("cli",),
     "": ("client", *BASE),

@@ -4,6 +4,7 @@ deadline; whoever does not answer is ended."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -51,14 +52,12 @@ class Helper:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True
         )
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._end)
             ready = await self.hear(START_S)
-        except BaseException:
-            await self._end()
-            raise
-        if not isinstance(ready, Ready):
-            await self._end()
-            raise SwarmError(f"{self._module} did not start")
+            if not isinstance(ready, Ready):
+                raise SwarmError(f"{self._module} did not start")
+            undo.pop_all()
         self.port = ready.port
         return self
 

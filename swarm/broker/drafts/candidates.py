@@ -6,22 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from swarm.broker.drafts.rules import PlanRules
+from swarm.broker.drafts import figures
+from swarm.broker.drafts.rules import PlanRules, why_excluded
 from swarm.broker.planner import tables
-from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, forecast, why_left_out
-from swarm.broker.planner.load import MOST_S, Load, Speeds
-from swarm.broker.planner.problem import Device, Line, Link, Model, Problem, Share, Shortage
+from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, NamedShares, forecast, why_left_out
+from swarm.broker.planner.load import Load, Speeds
+from swarm.broker.planner.problem import Device, Line, Model, Problem, Share, Shortage
 from swarm.broker.planner.recover import CHUNK_S, ORDERS_S, Replays, Return, soonest
 from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.solve import EXACT, in_this_order, solve
 from swarm.broker.planner.standby import standby
 from swarm.broker.state import Plan, State, Worker
 from swarm.broker.state.workers import BROKER, Way
-from swarm.wire.messages import LayerRange, LinkCost, Manifest, Suppose
+from swarm.wire.messages import LayerRange, Manifest, Suppose
 
-UNKNOWN_S = 0.001  # a layer's time, if nobody measured one: then all are alike
-MOST_BYTES_PER_S = 1e15  # whatever a worker says about its wire
-NEAR_S = 5e-4  # a shorter way is mostly what sockets and loops take, with all first and last stages alike
 MAX_HOSTS = 4  # machines that are looked at by themselves, the quickest
 
 
@@ -46,6 +44,11 @@ class Proposal:
     standby: tuple[tuple[str, tuple[LayerRange, ...]], ...] = ()
     back: Back | None = None
 
+    @property
+    def named(self) -> NamedShares:
+        """Its shares, by workers' names."""
+        return tuple((stage.worker, stage.layers) for stage in self.forecast.stages)
+
     def is_like(self, plan: Plan) -> bool:
         """Whether the same workers have the same layers, in the same order."""
         return list(self.shares) == [(stage.incarnation, stage.layers) for stage in plan.stages]
@@ -59,6 +62,19 @@ class Proposal:
         if self.now_s is None or (self.forecast.takes_turns and current.members < chosen):
             return True
         return self.now_s > self.forecast.step_s * (1 + margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A line that could be a plan, by workers' names, and what a step would take."""
+
+    shares: NamedShares
+    step_s: float
+    takes_turns: bool
+
+    @property
+    def in_flight(self) -> int:
+        return 1 if self.takes_turns else len(self.shares)
 
 
 class Table:
@@ -77,19 +93,23 @@ class Table:
         self._state = state
         self._manifest: Manifest = state.manifest
         self._rules = rules
+        self._suppose = suppose
         self._thorough = thorough
         self._current = state.book.current
         self._ids = [w.incarnation for w in workers] + [""] * suppose.more
         like = next((w for w in workers if w.name == suppose.like), workers[0])
         self._workers = [*workers, *([like] * suppose.more)]
         self._names = [w.name for w in workers] + [f"{like.name}+{n + 1}" for n in range(suppose.more)]
-        self._shut = _ways(state, workers, Way.SHUT)
-        self._relayed = _ways(state, workers, Way.RELAYED)
-        self._far = _far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
+        self._shut = figures.ways(state, workers, Way.SHUT)
+        self._relayed = figures.ways(state, workers, Way.RELAYED)
+        self._far = figures.far([(self._host(i), worker.hello.link) for i, worker in enumerate(self._workers)])
         self._is_latency = rules.objective == "latency"
         self._context = 0  # positions before those that are replayed
         self._devices: dict[tuple[int, bool], Device] = {}  # several problems are made of the same ones
         self._load = Load(1, rules.load.context, rules.load.prompt) if self._is_latency else rules.load
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def best(self) -> Proposal | Shortage:
         """Find the quickest way; with room for the keys and values that are wanted, or failing that, without."""
@@ -106,30 +126,58 @@ class Table:
         assert isinstance(shortage, Shortage)
         return shortage
 
-    def about(self) -> float | None:
+    def about(self) -> Option | None:
         """Bound a step's time from above, quickly: fixed order, only the last device moved; None: there is no way."""
-        found = []
         for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
-            for problem, chosen in self._problems(kv_positions):
-                line = in_this_order(problem)
-                if line is not None:
-                    found.append(tables.told_seconds(self._honest(problem, chosen), line))
+            problems = [(self._honest(*each), each[0]) for each in self._problems(kv_positions)]
+            found = [_option(honest, line) for honest, of in problems if (line := in_this_order(of)) is not None]
             if found:
-                return min(found)
+                return min(found, key=lambda option: option.step_s)
         return None
+
+    def quickest(self) -> Option | None:
+        """Find what is quickest by its figures alone, with all that counts beside layers: nothing is given for even
+        shares, or for staying in place."""
+        for kv_positions in dict.fromkeys((self._rules.kv_positions, 0)):
+            problems = [(self._honest(*each), each[1]) for each in self._problems(kv_positions)]
+            exact = [(replace(problem, tolerance=0.0), chosen) for problem, chosen in problems]
+            found = [each for problem, chosen in exact if (each := self._solve(problem, chosen))]
+            if found:
+                _, problem, line, _ = min(found, key=lambda each: each[0])
+                return _option(problem, line)
+        return None
+
+    def without(self, name: str) -> Table | None:
+        """Take a worker off the table; None if nobody would be left."""
+        rest = [w for w, own in zip(self._workers, self._ids, strict=True) if own and w.name != name]
+        return Table(self._state, self._rules, rest, self._suppose) if rest else None
 
     def _solve(self, problem: Problem, chosen: list[int]) -> tuple[float, Problem, Line, list[int]] | None:
         line = solve(problem)
         if isinstance(line, Shortage):
             return None
         honest = self._honest(problem, chosen)
-        if self._rules.mode == "auto" and not problem.takes_turns and len(line) > 1 and self._on_one_machine(line):
-            return None  # they would take turns, and are looked at so
+        if self._rules.mode == "auto" and not problem.takes_turns and self._on_one_machine(line):
+            over = self._over_machines(problem, line)  # those of one would take turns, and are looked at so
+            if over is None:
+                return None
+            line = over
         return tables.told_seconds(honest, line), problem, line, chosen
 
+    def _over_machines(self, problem: Problem, line: Line) -> Line | None:
+        """Find a way that doesn't stay on this line's machine: with the quickest worker that is elsewhere."""
+        hosts = {problem.devices[share.device].host for share in line}
+        others = [i for i, device in enumerate(problem.devices) if device.host not in hosts or device.kind != "cpu"]
+        if not others:
+            return None
+        found = solve(problem, frozenset((min(others, key=lambda i: problem.devices[i].layer_s),)))
+        return None if isinstance(found, Shortage) or self._on_one_machine(found) else found
+
     def _on_one_machine(self, line: Line) -> bool:
+        """Whether several stages would share the cores of one."""
         used = [self._workers[share.device].hello for share in line]
-        return all(h.device == "cpu" for h in used) and len({self._host(share.device) for share in line}) == 1
+        on_cores = len(line) > 1 and all(h.device == "cpu" for h in used)
+        return on_cores and len({self._host(share.device) for share in line}) == 1
 
     @property
     def _lacks_a_second(self) -> Shortage | None:
@@ -165,7 +213,7 @@ class Table:
             if worker.hello.device == "cpu":
                 found.setdefault(self._host(index), []).append(index)
         speed = {
-            host: min((alone_s(self._workers[i], self._load) for i in group), default=0.0)
+            host: min((figures.alone_s(self._workers[i], self._load) for i in group), default=0.0)
             for host, group in found.items()
         }
         groups = sorted((host for host in found), key=lambda host: speed[host])
@@ -179,7 +227,7 @@ class Table:
         devices = [self._device(i, alone=takes_turns) for i in chosen]
         free = takes_turns and not self._is_latency
         if takes_turns:
-            devices = _alike(devices)
+            devices = figures.alike(devices)
         if free:
             devices = [replace(device, stage_s=0.0) for device in devices]
         model = Model.of(self._manifest, positions=self._rules.step_positions, vocabulary_rows=self._rules.max_running)
@@ -196,13 +244,13 @@ class Table:
         """Restore what the choice left aside: hops, and what each stage costs beside its layers."""
         own = [self._device(i, alone=problem.takes_turns) for i in chosen]
         if problem.takes_turns:
-            own = _alike(own)
+            own = figures.alike(own)
         return replace(problem, devices=tuple(own), free_hops=False)
 
     def _unknown(self, *, alone: bool) -> float:
         """Guess a layer's time with somebody who has not measured it."""
         known = [s.layer_s(self._load) for w in self._workers if (s := Speeds.of(w.hello.costs, alone=alone))]
-        return median(known) if known else UNKNOWN_S
+        return median(known) if known else figures.UNKNOWN_S
 
     def _device(self, index: int, *, alone: bool) -> Device:
         key = index, alone
@@ -226,7 +274,7 @@ class Table:
             host=self._host(index),
             kind=hello.device,
             cores=hello.cores,
-            link=_link(hello.link),
+            link=figures.link(hello.link),
             held=worker.layers if own else None,
             kept=worker.kept if own else (),
             load_bytes_per_s=worker.load_bytes_per_s,
@@ -240,6 +288,9 @@ class Table:
             is_mute=self._is_mute(own),
             kv_share=hello.kv_share,
             broker_s=self._far.get(self._host(index), 0.0) if alone else 0.0,
+            away_s=self._far.get(self._host(index), 0.0),
+            rest_s=0.0 if alone else pace * figures.rest_s(hello.costs, self._load),
+            use=0.0 if alone or hello.device != "cpu" else figures.use(hello.costs, self._load),
         )
 
     def _is_mute(self, own: str) -> bool:
@@ -249,7 +300,8 @@ class Table:
 
     def _proposal(self, problem: Problem, line: Line, chosen: list[int]) -> Proposal:
         honest = self._honest(problem, chosen)
-        excluded = tuple((name, "it is excluded by hand") for name in sorted(self._rules.exclude))
+        said = self._state.steering
+        excluded = tuple((name, why_excluded(said, name)) for name in sorted(self._rules.exclude))
         objective = "latency" if self._is_latency else "throughput"
         others = self._others(problem, chosen, tables.told_seconds(honest, line))
         told = forecast(honest, line, self._load, objective, others + excluded, thorough=self._thorough)
@@ -288,7 +340,7 @@ class Table:
             missing = tables.moved_bytes(problem.model, problem.devices[share.device])
             to_load = missing[share.layers.first, share.layers.stop]
             how = f"{to_load / 2**20:.1f} MiB to load" if to_load else "warm"
-            parts.append(f"{self._names[share.device]} takes layers {share.layers} ({how})")
+            parts.append(f"{self._names[share.device]} takes {share.layers.in_words} ({how})")
         return "; ".join(parts) or "everybody keeps what it has"
 
     def _places(self) -> dict[str, int]:
@@ -358,58 +410,6 @@ class Table:
         return problem, line
 
 
-def _ways(state: State, workers: Sequence[Worker], kind: Way) -> dict[str, frozenset[str]]:
-    """To whom the ways of each of them, and of the broker, are of this kind: by incarnation, the names. One that is
-    supposed reaches all."""
-    if not state.ways.found:
-        return {BROKER: frozenset()}
-    names = {worker.incarnation: worker.name for worker in workers}
-    return {
-        source: frozenset(names[target] for target in state.ways.from_(source, kind, state.now) if target in names)
-        for source in (BROKER, *names)
-    }
-
-
-def _link(measured: LinkCost | None) -> Link:
-    """Take the way as it was measured, within bounds that can be reckoned with."""
-    if measured is None:
-        return Link()
-    return Link(min(measured.round_trip_s / 2, MOST_S), max(1.0, min(measured.bytes_per_s, MOST_BYTES_PER_S)))
-
-
-def _far(links: Sequence[tuple[str, LinkCost | None]]) -> dict[str, float]:
-    """Find what a step that takes turns waits for the way between the broker and each machine that is not next to it:
-    the least that was measured there, since whatever else goes on makes a message slower."""
-    ways: dict[str, float] = {}
-    for host, measured in links:
-        if measured is not None:
-            ways[host] = min(_link(measured).latency_s, ways.get(host, MOST_S))
-    return {host: way for host, way in ways.items() if way > NEAR_S}
-
-
-def alone_s(worker: Worker, load: Load) -> float:
-    """A layer's time with all cores of the host."""
-    speeds = Speeds.of(worker.hello.costs, alone=True)
-    return UNKNOWN_S if speeds is None else speeds.layer_s(load)
-
-
-def _alike(devices: Sequence[Device]) -> list[Device]:
-    """Make processes that use the same cores in turn equally quick: whatever tells them apart disturbed a measurement.
-    The best figure of each kind is the least disturbed."""
-    groups: dict[tuple[str, str, int], list[Device]] = {}
-    for device in devices:
-        groups.setdefault((device.host, device.kind, device.cores), []).append(device)
-    found = []
-    for device in devices:
-        group = groups[device.host, device.kind, device.cores] if device.host and device.kind == "cpu" else [device]
-        found.append(
-            replace(
-                device,
-                layer_s=min(d.layer_s for d in group),
-                stage_s=min(d.stage_s for d in group),
-                embed_s=min(d.embed_s for d in group),
-                head_s=min(d.head_s for d in group),
-                replay_s=min(d.replay_s for d in group),
-            )
-        )
-    return found
+def _option(problem: Problem, line: Line) -> Option:
+    shares = tuple((problem.devices[share.device].name, share.layers) for share in line)
+    return Option(shares, tables.told_seconds(problem, line), problem.takes_turns)

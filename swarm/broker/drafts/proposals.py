@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swarm.broker.drafts.candidates import Proposal, Table, alone_s
+from swarm.broker.drafts.candidates import Proposal, Table
+from swarm.broker.drafts.figures import alone_s
 from swarm.broker.drafts.rules import PlanRules, steered, without_the_cordoned
-from swarm.broker.planner.explain import Forecast
+from swarm.broker.drafts.weighed import weigh
+from swarm.broker.planner.explain import Forecast, OneMore, Weighed, quicker
 from swarm.broker.planner.problem import NOBODY, Shortage
 from swarm.broker.planner.recover import Replays
 from swarm.broker.planner.solve import EXACT
@@ -74,9 +76,10 @@ def _proposed(
         by_id = {w.incarnation: w for w in workers}
         refused = next((i for i, layers in found.shares if i and by_id[i].refuses(layers)), None)
         if refused is None:
-            if suppose == Suppose():
-                found = table.kept(found)
-            return found
+            stands = table.kept(found) if suppose == Suppose() else found
+            if not thorough:
+                return stands
+            return _with_others(stands, weigh(table, stands, found, state.book.current, rules.margin))
         refusing.append(by_id[refused])
         workers.remove(by_id[refused])
     text = _refusals(refusing, "a worker that can load the model: {}")
@@ -103,24 +106,49 @@ def come_back(state: State, rules: PlanRules, fallen: Plan, replays: Replays) ->
 
 
 def explained(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
-    """Complete the plan's forecast by all reasons, and by what one more worker would change. This takes as long as
-    making some plans, and nobody waits for it but who asks."""
+    """Complete the plan's forecast by all reasons, the other plans that were weighed, and what one more worker would
+    change. This takes as long as making some plans, and nobody waits for it but who asks."""
     if plan.forecast is None:
         return None
-    forecast = replace(plan.forecast, left_out=_left_out(state, rules, plan), is_thorough=True)
+    found = _reasons(state, rules, plan) or plan.forecast
+    others = found.others + _by_the_settings(state, rules, plan, found.step_s)
+    forecast = replace(plan.forecast, left_out=found.left_out, others=others)
     return _with_one_more(state, rules, plan, forecast)
 
 
-def _left_out(state: State, rules: PlanRules, plan: Plan) -> tuple[tuple[str, str], ...]:
+def _reasons(state: State, rules: PlanRules, plan: Plan) -> Forecast | None:
     """Find the reasons as if the plan were made now. It may be another one than would be made, as after a death."""
-    found: Proposal | Shortage | None = propose(state, rules, thorough=True)
-    if not isinstance(found, Proposal) or not found.is_like(plan):
-        now = steered(state, rules, plan)
-        workers = _usable(state, now)
-        found = Table(state, now, workers, Suppose(), thorough=True).in_force() if workers else None
-    if found is None:
-        return () if plan.forecast is None else plan.forecast.left_out
-    return found.forecast.left_out
+    made = propose(state, rules, thorough=True)
+    if isinstance(made, Proposal) and made.is_like(plan):
+        return made.forecast
+    now = steered(state, rules, plan)
+    workers = _usable(state, now)
+    table = Table(state, now, workers, Suppose(), thorough=True) if workers else None
+    stands = None if table is None else table.in_force()
+    if table is None or stands is None:
+        return None
+    if isinstance(made, Proposal):
+        stands = _with_others(stands, weigh(table, stands, made, plan, now.margin))
+    return stands.forecast
+
+
+def _with_others(found: Proposal, others: tuple[Weighed, ...]) -> Proposal:
+    return replace(found, forecast=replace(found.forecast, others=others))
+
+
+def _by_the_settings(state: State, rules: PlanRules, plan: Plan, now_s: float) -> tuple[Weighed, ...]:
+    """Find what a plan by hand was made in the place of. Another objective has another load: there, seconds can't be
+    compared, and nothing is told."""
+    if not state.steering.is_by_hand:
+        return ()
+    free = steered(state, rules, plan, state.steering.by_the_settings())
+    workers = _usable(state, free)
+    found = Table(state, free, workers, Suppose()).best() if workers else None
+    if not isinstance(found, Proposal) or found.is_like(plan) or found.forecast.objective != plan.objective:
+        return ()
+    gain = quicker(found.forecast.step_s, now_s)
+    why = f"{gain}, but this one is by hand" if gain else "no quicker, and this one is by hand"
+    return (Weighed(found.named, found.forecast.step_s, now_s, f"by the settings it would be so, {why}"),)
 
 
 def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecast) -> Forecast:
@@ -132,18 +160,47 @@ def _with_one_more(state: State, rules: PlanRules, plan: Plan, forecast: Forecas
     if not used:
         return forecast
     best = min(used, key=lambda worker: alone_s(worker, rules.load))
-    suppose = Suppose(more=1, like=best.name)
-    if len(workers) < EXACT:
-        more = Table(state, rules, workers, suppose).best()
-        step_s = None if isinstance(more, Shortage) else more.forecast.step_s
+    suppose, is_exact = Suppose(more=1, like=best.name), len(workers) < EXACT
+    if is_exact:
+        found = Table(state, rules, workers, suppose).best()
+        more = None if isinstance(found, Shortage) else (found.forecast.step_s, found.forecast.in_flight)
     else:
         rest = sorted((w for w in workers if w not in used), key=lambda worker: alone_s(worker, rules.load))
-        step_s = Table(state, rules, [*used, *rest[: max(0, MAX_BESIDE - len(used))]], suppose).about()
-    if step_s is None:
+        about = Table(state, rules, [*used, *rest[: max(0, MAX_BESIDE - len(used))]], suppose).about()
+        more = None if about is None else (about.step_s, about.in_flight)
+    if more is None:
         return forecast
-    if len(workers) >= EXACT:
-        step_s = min(step_s, forecast.step_s)
-    return replace(forecast, one_more_s=step_s, like=best.name)
+    step_s, in_flight = more
+    now_s = _for_as_many(state, rules, plan, in_flight) or forecast.step_s
+    step_s = step_s if is_exact else min(step_s, now_s)
+    return replace(forecast, one_more=OneMore(best.name, step_s, now_s, in_flight * forecast.load.rows))
+
+
+def _for_as_many(state: State, rules: PlanRules, plan: Plan, in_flight: int) -> float | None:
+    """Find what a step of the load takes with the plan in force if as many sequences decode as with so many steps in
+    flight: fewer steps with more of them each. None if it can't go on."""
+    assert plan.forecast is not None
+    if in_flight == plan.forecast.in_flight:
+        return plan.forecast.step_s
+    rows = max(1, rules.load.rows * in_flight // plan.forecast.in_flight)
+    workers = _usable(state, rules)
+    table = Table(state, replace(rules, load=replace(rules.load, rows=rows)), workers, Suppose()) if workers else None
+    found = None if table is None else table.in_force()
+    return None if found is None else found.forecast.step_s * rules.load.rows / rows
+
+
+def compared(state: State, rules: PlanRules, found: Proposal | Shortage) -> Proposal | Shortage:
+    """Compare a plan that is only supposed with the one in force for the same number of sequences: with more steps in
+    flight there are more."""
+    plan = state.book.current
+    if isinstance(found, Shortage) or plan is None or plan.forecast is None or found.now_s is None:
+        return found
+    told = found.forecast
+    if told.in_flight == plan.forecast.in_flight or told.objective != plan.objective:
+        return found
+    now_s = _for_as_many(state, steered(state, rules, plan), plan, told.in_flight)
+    note = f"both times are for {told.in_flight * told.load.rows} sequences at a time, per {told.load.rows} of them"
+    return replace(found, now_s=now_s, forecast=replace(told, notes=(*told.notes, note)))
 
 
 def _of_the_state(state: State) -> tuple[object, ...]:

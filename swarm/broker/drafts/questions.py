@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.broker.drafts.candidates import Proposal
-from swarm.broker.drafts.proposals import explained, propose
+from swarm.broker.drafts.proposals import compared, explained, propose
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.problem import Shortage
@@ -47,9 +47,10 @@ def answered(question: Question) -> Found:
         now=question.now,
     )
     if question.is_order:
-        return propose(state, question.rules)
+        return compared(state, question.rules, propose(state, question.rules))
     if question.without:
         return propose(state, question.rules, without=workers[question.without])
     if question.suppose is not None:
-        return propose(state, question.rules, suppose=question.suppose, thorough=True)
+        found = propose(state, question.rules, suppose=question.suppose, thorough=True)
+        return compared(state, question.rules, found)
     return None if question.current is None else explained(state, question.rules, question.current)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from swarm.broker.planner.load import Load, Speeds
 from swarm.broker.planner.standby import Standby
-from swarm.broker.state import Plan, State
-from swarm.wire.messages import Hello, LayerRange
+from swarm.broker.state import Plan, State, WorkerState
+from swarm.broker.state.plans import Steering
+from swarm.wire.messages import ByHand, Hello, LayerRange, Pin
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -60,10 +61,10 @@ class PlanRules:
         )
 
 
-def steered(state: State, rules: PlanRules, of: Plan | None) -> PlanRules:
-    """Put the operator's word before the settings'. Who is cordoned keeps its layers of the plan ``of``, and gets none
-    where it has none there."""
-    said = state.steering
+def steered(state: State, rules: PlanRules, of: Plan | None, said: Steering | None = None) -> PlanRules:
+    """Put the operator's word (``said``, or what counts now) before the settings'. Who is cordoned keeps its layers of
+    the plan ``of``, and gets none where it has none there."""
+    said = state.steering if said is None else said
     kept = dict(_kept(state, of))
     idle = {name for name in said.cordoned if name not in kept}
     return replace(
@@ -96,3 +97,46 @@ def _kept(state: State, of: Plan | None) -> Iterator[tuple[str, LayerRange]]:
             yield worker.name, stage.layers
         elif of is None and worker.layers == known:
             yield worker.name, known
+
+
+# --- where two words contradict each other ----------------------------------------------------------------------------
+
+
+def why_excluded(said: Steering, name: str) -> str:
+    """Say by whose word a worker gets no layers, and what takes it back."""
+    if name in said.cordoned:
+        state = "drained" if name in said.drained else "cordoned"
+        return f"it is {state} (swarmctl uncordon lets it have layers again)"
+    if name in said.exclude:
+        return "it is excluded by hand (swarmctl plan --apply takes that back)"
+    return "it is excluded by the settings (plan.exclude)"
+
+
+def overruled(state: State, rules: PlanRules, hand: ByHand) -> str:
+    """Say which word of a plan by hand another one would overrule, and what to do first; empty if none would."""
+    kept = dict(_kept(state, state.book.current))
+    found = next((text for pin in hand.pins if (text := _overruled_pin(state, rules, hand, kept, pin))), "")
+    if found:
+        return found
+    tight = next((cap for cap in hand.caps if cap.worker in kept and len(kept[cap.worker]) > cap.most), None)
+    return "" if tight is None else f"{_keeps(tight.worker, kept[tight.worker])}, more than {tight.most}"
+
+
+def _overruled_pin(state: State, rules: PlanRules, hand: ByHand, kept: Mapping[str, LayerRange], pin: Pin) -> str:
+    said, name = state.steering, pin.worker
+    if name in said.cordoned and (name in said.drained or name not in kept):
+        how = "drained" if name in said.drained else "cordoned"
+        return f"{name} is {how} and gets no layers, whatever is pinned to it: first swarmctl uncordon {name}"
+    if name in kept:
+        return "" if kept[name] == pin.layers else f"{_keeps(name, kept[name])}, and no others"
+    if name in hand.exclude:
+        return f"{name} can't be pinned and excluded at once: leave one of the two out"
+    if name in rules.exclude:
+        return f"{name} is excluded by the settings and gets no layers: first take it out of plan.exclude"
+    if any(w.name == name and w.state is WorkerState.LEAVING for w in state.workers.values()):
+        return f"{name} is leaving and gets no layers: wait until it has gone, or start another one"
+    return ""
+
+
+def _keeps(name: str, layers: LayerRange) -> str:
+    return f"first swarmctl uncordon {name}: it is cordoned, so it keeps {layers.in_words}"

@@ -22,7 +22,7 @@ from swarm.broker.journal.values import Damaged
 from swarm.broker.reports.ended import row_of
 from swarm.broker.state.archive import may_see
 from swarm.clock import Clock, SystemClock
-from swarm.errors import JournalError
+from swarm.errors import JournalError, whatever_ends_it
 from swarm.log import get_logger
 
 MAX_WAITING = 1 << 13  # the core asks for fewer; whoever comes when so many wait is told to come back
@@ -89,15 +89,16 @@ class JournalReader:
     # --- in the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
+        with whatever_ends_it(self._died):
             while asks := self._next():
                 began = self.clock.now()
                 found = self._answer(asks[0])
                 self.told([found, *(_for(ask, found) for ask in asks[1:])])
                 self._rest(self.rest * (self.clock.now() - began))
-        except BaseException as error:
-            log.exception("journal_reader_died")
-            self.failed(error)
+
+    def _died(self, error: BaseException) -> None:
+        log.exception("journal_reader_died")
+        self.failed(error)
 
     def _next(self) -> list[Ask]:
         """Wait for what was asked first, and take along some of those that ask for the same; nothing at the end."""

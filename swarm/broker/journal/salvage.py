@@ -135,13 +135,11 @@ def _saved_beside(directory: Path, bounds: Bounds, old: sqlite3.Connection | Non
             new.close()
         unfinished.rename(beside)
     except sqlite3.Error as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
         raise in_words(directory / FILE, error) from None
     except OSError as error:
         raise JournalError(f"a new journal can't be made in {directory} ({error.strerror})") from None
-    except BaseException:
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise
     return counts
 
 

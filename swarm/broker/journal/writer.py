@@ -23,7 +23,7 @@ from swarm.broker.journal.database import DamagedJournal, FullDisk
 from swarm.broker.journal.doubts import Doubts, Next, seen
 from swarm.broker.journal.store import Moment, Store
 from swarm.clock import Clock
-from swarm.errors import JournalError
+from swarm.errors import JournalError, whatever_ends_it
 from swarm.log import get_logger
 from swarm.series import SHORT_S, Histogram, Series
 from swarm.wire.messages import Json
@@ -141,11 +141,12 @@ class JournalWriter:
     # --- in the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
+        with whatever_ends_it(self._died):
             self._serve()
-        except BaseException as error:
-            log.exception("journal_thread_died")
-            self.failed(error)
+
+    def _died(self, error: BaseException) -> None:
+        log.exception("journal_thread_died")
+        self.failed(error)
 
     def _serve(self) -> None:
         if not self.store.reserve.fill():

@@ -1,7 +1,7 @@
 """A worker's way in: who may become a member, under which name, and what it is told.
 
-Members are of this build, with a device that can be planned with, the swarm's model and enough to offer. The newest
-process of a name is the one that counts.
+Members are of this build, with a device that can be planned with, the swarm's model and enough to offer. Of two
+processes with one name, ``names`` says which one counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from swarm.broker.actions import OrderWorker, Outbox
 from swarm.broker.drafts.rules import DEVICES, PlanRules, is_supported
+from swarm.broker.members import names
 from swarm.broker.members.assets import Uploads
 from swarm.broker.members.health import HealthSettings
 from swarm.broker.members.keyring import Keyring
@@ -20,6 +21,7 @@ from swarm.broker.recovery.rebuild import what_counts
 from swarm.broker.recovery.restart import Restart
 from swarm.broker.requests.requests import Requests
 from swarm.broker.state import State, Worker, WorkerState
+from swarm.broker.state.newcomers import Claim
 from swarm.wire.greeting import Greeting, why_strangers
 from swarm.wire.messages import Denied, Dismiss, Hello, Welcome
 from swarm.wire.schema import schema
@@ -74,17 +76,44 @@ class Entry:
 
     def hello(self, peer: bytes, hello: Hello, owner: str, now: float) -> None:
         restart, rules = self._procedure.restart, self._procedure.wanted.rules
-        # Who was told to end may not have heard of it yet: taken as the newest, it would drive out who came for it.
+        # Who was told to end may not have heard of it yet: let in all the same, it would be a member that ends.
         reason = self._state.replaced.get(hello.incarnation) or why_not(hello, self._state, restart, rules)
         reason = reason or why_not_called(hello.name, owner, self._state)
         if reason is not None:
-            self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
-            self._out.append(OrderWorker(peer, Denied(reason=reason)))
+            self._deny(peer, hello, reason, now)
             return
         known = self._state.workers.get(hello.incarnation)
         if known is not None and known.state is WorkerState.LEFT:
             self._out.append(OrderWorker(peer, known.told_to_go(self._state.book.written)))
             return
+        former = names.holder(hello, self._state)
+        if former is not None and not names.gives_way(former, hello, owner, self._state):
+            self._state.newcomers.wait(Claim(peer, hello, owner, now))
+            return
+        self._let_in(peer, hello, owner, known, now)
+
+    def settle(self, now: float) -> None:
+        """Answer those who wait for a name, as soon as it shows whether the one that has it lives."""
+        newcomers = self._state.newcomers
+        for claim in list(newcomers.claims.values()):
+            former = names.holder(claim.hello, self._state)
+            if former is None or names.gives_way(former, claim.hello, claim.owner, self._state):
+                newcomers.answered(claim.hello.incarnation)
+                self.hello(claim.peer, claim.hello, claim.owner, now)
+            elif names.is_proven(former, claim.since):
+                reason = names.why_taken(former)
+                remember(self._state.replaced, claim.hello.incarnation, reason)
+                self._deny(claim.peer, claim.hello, reason, now)
+
+    def _deny(self, peer: bytes, hello: Hello, reason: str, now: float) -> None:
+        self._state.newcomers.answered(hello.incarnation)
+        self._state.newcomers.refuse(hello, reason, now)
+        self._out.note("worker_denied", "warning", worker=hello.name, reason=reason)
+        self._out.append(OrderWorker(peer, Denied(reason=reason)))
+
+    def _let_in(self, peer: bytes, hello: Hello, owner: str, known: Worker | None, now: float) -> None:
+        """``known``: what it was before, if it says Hello again."""
+        self._state.newcomers.answered(hello.incarnation)
         if known is not None and not known.is_gone:
             self._lose(known, "it said Hello again: what was under way with it is void", now)
         for other in list(self._state.workers.values()):
@@ -121,10 +150,10 @@ class Entry:
             self._requests.durability.model_known(now)
 
     def _replace(self, former: Worker, hello: Hello, now: float) -> None:
-        """The newest process of a name is the one that counts; the one before, should it live, must end."""
+        """One process of a name is the one that counts; the one before, should it live, must end."""
         if not former.is_gone:
             reason = (
-                f"another process (pid {hello.pid} on {hello.host}) joined under the name {hello.name}: "
+                f"another process (pid {hello.pid} on {hello.host}) has the better right to the name {hello.name}: "
                 f"give every worker a name of its own"
             )
             self._out.append(OrderWorker(former.peer, Denied(reason=reason)))

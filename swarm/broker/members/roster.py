@@ -188,10 +188,12 @@ class Members:
     def disconnected(self, peer: bytes, now: float) -> None:
         """Dead at once. Should it live and only its connection be cut, it says Hello over the next one by itself: it is
         called only if that takes long, for an answer to that call would be a second Hello."""
+        self._state.newcomers.gone(peer)
         worker = self._member(peer)
         if worker is not None:
             self._lose(worker, "its connection closed", now, blame=True)
             worker.be_called(now)
+            self.entry.settle(now)
 
     def key_revoked(self, key: str, now: float) -> None:
         """Out at once, whatever it is doing, and not called back; its requests go on with the others, who neither hear
@@ -300,6 +302,7 @@ class Members:
                 blame = judgement.verdict is Verdict.HUNG and self.vigil.computes(incarnation)
                 self._lose(worker, judgement.evidence, now, blame=blame, verdict=judgement.verdict)
         self._lose_the_late(now)
+        self.entry.settle(now)
         for worker, names in self._uploads.ask_others(now):
             self.entry.welcome(worker, names)
         self._rechecker.tick(now)

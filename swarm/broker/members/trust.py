@@ -57,7 +57,7 @@ class Lies:
             s for s in concerned if len(s.not_finite) >= QUARANTINE_AFTER and (is_needed or len(set(s.not_finite)) > 1)
         ]
         evidence = (
-            f"it sent {reporter.name} hidden states that are not finite, out of layers {found.layers}: "
+            f"it sent {reporter.name} hidden states that are not finite, out of {found.layers.in_words}: "
             + ", ".join(f"sequence {row.sequence} from position {row.position} on" for row in found.rows[:4])
         )
         is_the_model = bool(concerned) and len(poisonous) == len(concerned)
@@ -98,6 +98,6 @@ class Lies:
         position = next(row.position for row in found.rows if row.sequence == sequence.id)
         return (
             f"quarantined: its hidden states were not finite {len(sequence.not_finite)} times "
-            f"(on {', '.join(sequence.not_finite)}), the last time at position {position} in layers {found.layers}; "
+            f"(on {', '.join(sequence.not_finite)}), the last time at position {position} in {found.layers.in_words}; "
             "the model's weights or their dtype are unfit for this input"
         )

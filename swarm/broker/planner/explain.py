@@ -16,6 +16,8 @@ from swarm.wire.messages import Json, LayerRange
 MAX_EXPLAINED = 4  # of those left out: each costs a search
 MAX_NAMED = 8  # in one sentence
 
+NamedShares = tuple[tuple[str, LayerRange], ...]  # who would have which layers, by workers' names
+
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
@@ -33,12 +35,35 @@ class StageForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """Another plan that was weighed: a step's seconds, and as things are now those of the plan that stands; why it is
+    not made."""
+
+    shares: NamedShares
+    step_s: float
+    now_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OneMore:
+    """What another worker like ``like`` would change. ``sequences``: that decode at a time then; a step of the load
+    takes ``now_s`` for as many of them with the plan that stands."""
+
+    like: str
+    step_s: float
+    now_s: float
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """``step_s``: from one step to the next; ``broker_s`` of it for the ways between the broker and the first and last
-    stage, and ``beside_s`` for what it takes whatever the plan. ``even_s``: the same if the same workers had even
-    shares; None if those would not fit. ``left_out``: (worker, why). What takes a search is looked for only when
-    somebody asks, never while a plan is waited for: ``one_more_s``, with another worker like the quickest, on a machine
-    of its own, and what a step would take with those left out. ``is_thorough``: that was done.
+    stage, and ``beside_s`` for what it takes whatever the plan. ``bound``: what it is the time of; ``way_s``: of a step
+    through all stages. ``even_s``: the same if the same workers had even shares; None if those would not fit.
+    ``left_out``: (worker, why). What takes a search is looked for only when somebody asks, never while a plan is waited
+    for: ``one_more``, with another worker like the quickest, on a machine of its own, ``others``, which were weighed,
+    and what a step would take with those left out.
     """
 
     objective: str
@@ -49,11 +74,17 @@ class Forecast:
     broker_s: float
     even_s: float | None
     left_out: tuple[tuple[str, str], ...]
-    one_more_s: float | None = None
-    like: str = ""
-    is_thorough: bool = False
+    one_more: OneMore | None = None
     notes: tuple[str, ...] = ()
     beside_s: float = 0.0
+    others: tuple[Weighed, ...] = ()
+    bound: tables.Bound = "turns"
+    way_s: float = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many steps, each with all rows of the load, are on their way at a time."""
+        return 1 if self.takes_turns else len(self.stages)
 
     @property
     def bottleneck(self) -> StageForecast:
@@ -81,17 +112,20 @@ def forecast(
 ) -> Forecast:
     """Forecast what this line of devices will do. ``left_out``: those who were not even looked at. ``thorough``: with
     searches for what a step would take with those left out, where that doesn't take too long."""
+    bounds = tables.bounds(problem, line)
+    bound = max(bounds, key=lambda name: bounds[name])
     return Forecast(
         objective=objective,
         load=load,
         takes_turns=problem.takes_turns,
         stages=_stages(problem, line),
-        step_s=tables.told_seconds(problem, line),
+        step_s=bounds[bound],
         broker_s=sum(_ways(problem, line)),
         beside_s=tables.beside_s(problem),
         even_s=_even(problem, line),
         left_out=left_out + _left_out(problem, line, thorough and len(problem.devices) <= EXACT),
-        is_thorough=thorough,
+        bound=bound,
+        way_s=tables.way_s(problem, line),
     )
 
 
@@ -177,23 +211,18 @@ def _too_small(problem: Problem, device: Device) -> str:
 def sentences(found: Forecast) -> tuple[str, ...]:
     """Tell a forecast to people, one thought a sentence."""
     load, slowest = found.load, found.bottleneck
-    if len(found.stages) == 1:
-        every = f"the only stage, {slowest.worker}, takes"
-    elif found.takes_turns:
-        every = "all stages one after the other take"
-    else:
-        every = f"the slowest stage, {slowest.worker}, takes"
     decoding = f"{_many(load.rows, 'sequence')} of {_many(load.context, 'position')}"
     decoding += " that decodes" if load.rows == 1 else " that decode together"
+    decoding += f" in each of {found.in_flight} steps in flight" if found.in_flight > 1 else ""
     said = [
         f"objective {found.objective}: for {decoding}, with {_many(load.prompt, 'position')} of prompt per token, "
-        f"{every} {_ms(found.step_s)} a step: {found.tokens_per_s:.0f} tokens/s"
+        f"{_takes(found)} {_ms(found.step_s)} a step: {found.tokens_per_s:.0f} tokens/s"
     ]
     if len(found.stages) > 1:
         after = f"the next {found.margin:.0%} less" if found.margin >= 0.005 else "the next as long"
-        said.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for layers {slowest.layers}; {after}")
+        said.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for {slowest.layers.in_words}; {after}")
     if found.even_s is not None and len(found.stages) > 1:
-        gain = _quicker(found.step_s, found.even_s)
+        gain = quicker(found.step_s, found.even_s)
         said.append(f"even shares would take {_ms(found.even_s)}: this is {gain}" if gain else "")
     if found.broker_s >= found.step_s / 100:
         said.append(f"{_ms(found.broker_s)} of a step are the broker's ways to the first stage and from the last")
@@ -201,16 +230,33 @@ def sentences(found: Forecast) -> tuple[str, ...]:
         said.append(f"{_ms(found.beside_s)} of a step pass beside the stages, whatever the plan")
     said += _said_of_relayed(found.stages)
     said += _said_of_left_out(found.left_out)
+    said += [_said_of_weighed(each) for each in found.others]
     return tuple(text for text in (*said, *found.notes) if text)
+
+
+def _takes(found: Forecast) -> str:
+    """Say what takes a step's time."""
+    if len(found.stages) == 1:
+        return f"the only stage, {found.bottleneck.worker}, takes"
+    if found.bound == "turns":
+        return "all stages one after the other take"
+    if found.bound == "cores":
+        return "stages that share the cores of a machine take"
+    if found.bound == "way":
+        return f"a step is {_ms(found.way_s)} on its way through all stages, so {found.in_flight} in flight take"
+    return f"the slowest stage, {found.bottleneck.worker}, takes"
 
 
 def of_one_more(found: Forecast) -> tuple[str, ...]:
     """Say what one more worker would change, if that was looked at."""
-    if found.one_more_s is None:
+    more = found.one_more
+    if more is None:
         return ()
-    gain = _quicker(found.one_more_s, found.step_s)
-    what = f"{_ms(found.one_more_s)} a step, {gain}" if gain else "no quicker step"
-    return (f"one more worker like {found.like}, on a machine of its own, would give {what}",)
+    gain = quicker(more.step_s, more.now_s)
+    what = f"{_ms(more.step_s)} a step, {gain}" if gain else "no quicker step"
+    if gain and more.sequences != found.load.rows * found.in_flight:
+        what = f"{what} for {more.sequences} sequences at a time, which take {_ms(more.now_s)} now"
+    return (f"one more worker like {more.like}, on a machine of its own, would give {what}",)
 
 
 def _said_of_relayed(stages: Sequence[StageForecast]) -> list[str]:
@@ -232,6 +278,17 @@ def _said_of_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
         f"{names[0]} is left out: {why}" if len(names) == 1 else f"{_listed(names)} are left out, each of them: {why}"
         for why, names in groups.items()
     ]
+
+
+def _said_of_weighed(other: Weighed) -> str:
+    seconds = f"{_ms(other.step_s)} a step instead of {_ms(other.now_s)}"
+    return f"weighed against {_shared(other.shares)}, {seconds}: {other.why}"
+
+
+def _shared(shares: NamedShares) -> str:
+    if len(shares) == 1:
+        return f"all layers with {shares[0][0]} alone"
+    return _listed([f"{worker} {layers}" for worker, layers in shares])
 
 
 def _listed(names: list[str]) -> str:
@@ -257,10 +314,24 @@ def as_json(found: Forecast) -> Json:
         "bottleneck": found.bottleneck.worker,
         "margin": round(found.margin, 4),
         "even_s": found.even_s,
-        "one_more": None if found.one_more_s is None else {"like": found.like, "step_s": found.one_more_s},
+        "one_more": None if found.one_more is None else _one_more_json(found.one_more),
+        "in_flight": found.in_flight,
         "left_out": [{"worker": name, "why": why} for name, why in found.left_out],
+        "others": [
+            {
+                "shares": {worker: [layers.first, layers.stop] for worker, layers in each.shares},
+                "step_s": each.step_s,
+                "now_step_s": each.now_s,
+                "why": each.why,
+            }
+            for each in found.others
+        ],
         "stages": [stage_json(stage) for stage in found.stages],
     }
+
+
+def _one_more_json(more: OneMore) -> Json:
+    return {"like": more.like, "step_s": more.step_s, "now_step_s": more.now_s, "sequences": more.sequences}
 
 
 def stage_json(stage: StageForecast) -> Json:
@@ -276,7 +347,7 @@ def stage_json(stage: StageForecast) -> Json:
     }
 
 
-def _quicker(quick_s: float, slow_s: float) -> str:
+def quicker(quick_s: float, slow_s: float) -> str:
     """Say how much quicker the one is than the other; empty if that is nothing worth mentioning."""
     ratio = slow_s / max(quick_s, LEAST_S)
     if ratio < 1.005:

@@ -15,6 +15,8 @@ NOBODY = "a worker: none is here"  # what is waited for where there is no device
 # before it says how much memory it has.
 OVERHEAD_BYTES = 64 << 20
 
+TOLERANCE = 0.02  # plans within this part of the best are equally good: what was measured is not more exact than that
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -36,7 +38,9 @@ class Device:
     broker's relay only. ``is_shut``, ``is_relayed``: the same of the broker's way to its own.
     ``is_mute``: it can't reach the broker's door for what the last stage sends. ``broker_s``: what the way between the
     broker and it takes, as far as a step waits for it. ``kv_share``: the part of what weights leave that it gives to
-    keys and values.
+    keys and values. Where several steps are in flight: ``away_s``, what a step's way from or to the broker takes;
+    ``rest_s``, how much longer its step takes if it has rested; ``use``, the part of its machine's cores that it takes
+    from other stages there while it computes.
     """
 
     name: str
@@ -63,6 +67,9 @@ class Device:
     is_mute: bool = False
     broker_s: float = 0.0
     kv_share: float = KV_SHARE
+    away_s: float = 0.0
+    rest_s: float = 0.0
+    use: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ class Problem:
     takes_turns: bool = False
     free_hops: bool = False
     kv_positions: int = 0
-    tolerance: float = 0.02
+    tolerance: float = TOLERANCE
 
     def least_bytes(self, device: Device) -> int:
         """Count the memory that this device needs for even the smallest layer."""

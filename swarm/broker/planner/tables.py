@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,8 @@ from swarm.broker.planner.problem import Device, Line, Model, Problem
 from swarm.wire.messages import loaded_layers
 
 Table = NDArray[np.float64]  # [first layer, layer after the last]: infinite where the device can't
+
+Bound = Literal["turns", "stage", "cores", "way"]  # what a step's time is that of
 
 RELAY_S = 1e-4  # what a message takes through the relay, beside both ways
 # What a step takes beside its stages where it goes through them alone, and what a hop takes at least: measured in
@@ -113,12 +117,43 @@ def step_seconds(problem: Problem, line: Line, between: Table | None = None) -> 
 
 
 def told_seconds(problem: Problem, line: Line) -> float:
-    """Tell the seconds from one step to the next, with what a step takes whatever the plan."""
-    return step_seconds(problem, line) + beside_s(problem)
+    """Tell the seconds from one step to the next, with what the search leaves aside."""
+    return max(bounds(problem, line).values())
+
+
+def bounds(problem: Problem, line: Line) -> dict[Bound, float]:
+    """Tell what keeps one step from following the other sooner. In turns, a step follows when the one before has gone
+    all its way. Else no stage is quicker than its own time, the stages of one machine not quicker than its cores, and
+    as many steps are in flight as there are stages: the next one begins when one of them has come back."""
+    if problem.takes_turns:
+        return {"turns": step_seconds(problem, line) + beside_s(problem)}
+    return {
+        "stage": step_seconds(problem, line),
+        "cores": max(_by_host(problem, line).values(), default=0.0),
+        "way": way_s(problem, line) / len(line),
+    }
+
+
+def way_s(problem: Problem, line: Line) -> float:
+    """Tell how long a step is on its way from the broker through all stages, none of which has to be waited for."""
+    used, between = [problem.devices[share.device] for share in line], hops(replace(problem, takes_turns=True))
+    ways = sum(float(between[a.device, b.device]) for a, b in itertools.pairwise(line))
+    ends = used[0].away_s + used[-1].away_s
+    return STEP_S + ends + ways + sum(stage_seconds(problem, line)) + sum(device.rest_s for device in used)
+
+
+def _by_host(problem: Problem, line: Line) -> dict[str, float]:
+    """Add up, for each machine, what its stages take of all its cores."""
+    found: dict[str, float] = {}
+    for share, seconds in zip(line, stage_seconds(problem, line), strict=True):
+        device = problem.devices[share.device]
+        found[device.host] = found.get(device.host, 0.0) + device.use * seconds
+    return found
 
 
 def beside_s(problem: Problem) -> float:
-    """Tell what a step takes whatever the plan. Where several are in flight, one waits while another computes."""
+    """Tell what a step takes whatever the plan, if it is alone. Where several are in flight, one waits while another
+    computes."""
     return STEP_S if problem.takes_turns else 0.0
 
 

@@ -11,15 +11,19 @@ from dataclasses import dataclass, replace
 from swarm.broker.actions import Outbox, SayClient
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.questions import Found
+from swarm.broker.drafts.rules import overruled
 from swarm.broker.planner.problem import Shortage
-from swarm.broker.questions import plan_report
+from swarm.broker.questions import absent, plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import State, Worker
 from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, Report, Steer
 
-LASTS = "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps in its settings"
+LASTS = (
+    "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps, plan.objective in its "
+    "settings"
+)
 ANYWAY = -1.0  # a margin by which any other plan is worth it
 
 
@@ -37,9 +41,9 @@ class Helm:
         if message.verb in ("rebalance", "plan"):
             self._plan_anew(client, message)
             return
-        worker = next((w for w in self.state.workers.values() if w.name == message.worker and not w.is_gone), None)
+        worker = absent.member(self.state, message.worker)
         if worker is None and not (message.verb == "uncordon" and message.worker in self.state.steering.cordoned):
-            self._say(client, {"error": self._nobody(message.worker)})
+            self._say(client, {"error": absent.why_none(self.state, message.worker)})
             return
         if worker is not None and message.verb == "drain":
             self._drain(client, worker)
@@ -71,7 +75,7 @@ class Helm:
         self.suppositions.order(Order(self.state.steering.drain(worker.name), told))
 
     def _plan_anew(self, client: bytes, message: Steer) -> None:
-        wrong = self._unknown(message)
+        wrong = self._unknown(message) or overruled(self.state, self.suppositions.wanted.rules, message.by_hand)
         if wrong:
             self._say(client, {"error": wrong})
             return
@@ -111,13 +115,9 @@ class Helm:
 
     def _unknown(self, message: Steer) -> str:
         hand = message.by_hand
-        known = {worker.name for worker in self.state.workers.values() if not worker.is_gone}
         named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps), *hand.exclude]
-        return next((self._nobody(name) for name in named if name not in known), "")
-
-    def _nobody(self, name: str) -> str:
-        known = ", ".join(sorted(w.name for w in self.state.workers.values() if not w.is_gone))
-        return f"no worker {name!r}: the workers are {known or 'none'}"
+        missing = (name for name in named if absent.member(self.state, name) is None)
+        return next((absent.why_none(self.state, name) for name in missing), "")
 
     def _stands(self, name: str) -> Json:
         known = self.state.steering

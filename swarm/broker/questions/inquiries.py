@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swarm.broker.actions import Outbox, ReadList, SayClient
+from swarm.broker.actions import Outbox, ReadList, SayClient, ShowOwnSettings
 from swarm.broker.events import ListRead, Solved
 from swarm.broker.members.roster import Members
-from swarm.broker.questions import status
+from swarm.broker.questions import absent, settings_report, status
 from swarm.broker.questions.helm import Helm
 from swarm.broker.questions.what_if import Departure, Suppositions
 from swarm.broker.recovery.procedure import Procedure
@@ -31,6 +31,7 @@ from swarm.wire.messages import (
     Json,
     Query,
     Report,
+    ShowSettings,
     Steer,
     StopWorker,
 )
@@ -150,14 +151,26 @@ class Inquiries:
     def steer(self, client: bytes, message: Steer) -> None:
         self._helm.steer(client, message)
 
+    def show_settings(self, client: bytes, message: ShowSettings) -> None:
+        """Tell by which settings a worker runs, as it said when it came; its own the broker's process tells."""
+        if not message.worker:
+            self._out.append(ShowOwnSettings(client))
+            return
+        worker = absent.member(self._state, message.worker)
+        if worker is None:
+            body: Json = {"error": absent.why_none(self._state, message.worker)}
+        elif not worker.hello.settings:
+            body = {"error": f"{message.worker} is of an older build, which does not tell its settings"}
+        else:
+            body = settings_report.of_worker(message.worker, worker.hello.settings)
+        self._out.append(SayClient(client, Report(what="settings", ok="error" not in body, body=body)))
+
     def stop_worker(self, client: bytes, message: StopWorker) -> None:
         """Find out whether a worker can be spared, then stop it; by force, stop it without asking."""
-        found = [w for w in self._state.workers.values() if w.name == message.worker and not w.is_gone]
-        if not found:
-            known = ", ".join(sorted(w.name for w in self._state.workers.values() if not w.is_gone))
-            self._stopped(client, {"error": f"no worker {message.worker!r}: the workers are {known or 'none'}"})
+        worker = absent.member(self._state, message.worker)
+        if worker is None:
+            self._stopped(client, {"error": absent.why_none(self._state, message.worker)})
             return
-        worker = found[0]
         if message.again:
             if max(worker.hello.wire_versions) < _TELLS_AGAIN:
                 error = (

@@ -6,7 +6,9 @@ from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.planner.explain import as_json, of_one_more, sentences
 from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
+from swarm.broker.questions import absent
 from swarm.broker.state import Plan, PlanBook, PlanPhase, State
+from swarm.broker.state.plans import Steering
 from swarm.wire.messages import Json, LayerRange, Manifest, Suppose
 
 
@@ -19,14 +21,38 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": _why(book.current, state) if book.current else [],
+        "why": [*by_hand(state.steering), *_why(book.current, state)] if book.current else [],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
         body["measured"] = _measured(book.gauge)
+    if laid_down := _laid_down(state.steering):
+        body["by_hand"] = laid_down
     if book.phase is PlanPhase.PREPARING and book.coming is not None:
         body["coming"] = {"epoch": book.coming.epoch, "stages": _stages(book.coming, state)}
     return body
+
+
+def by_hand(said: Steering) -> list[str]:
+    """Say what an operator has said that counts before the settings, and what takes it back."""
+    parts = [f"{name} is pinned to {layers.in_words}" for name, layers in sorted(said.pins.items())]
+    parts += [f"{name} has at most {most} of them" for name, most in sorted(said.caps.items())]
+    parts += [f"{name} is excluded" for name in sorted(said.exclude)]
+    parts += [f"the objective is {said.objective}"] if said.objective else []
+    told = [f"by hand: {', '.join(parts)}; swarmctl plan --apply goes back to the settings"] if parts else []
+    held = [f"{name} is {'drained' if name in said.drained else 'cordoned'}" for name in sorted(said.cordoned)]
+    return [*told, f"by hand: {', '.join(held)}; swarmctl uncordon takes that back"] if held else told
+
+
+def _laid_down(steering: Steering) -> Json:
+    """Report the same as values, each part only where there is something; nothing where all is by settings."""
+    said: Json = {
+        "pins": {name: [layers.first, layers.stop] for name, layers in steering.pins.items()},
+        "caps": dict(steering.caps),
+        "exclude": sorted(steering.exclude),
+        "objective": steering.objective,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def _why(plan: Plan, state: State) -> list[str]:
@@ -34,8 +60,8 @@ def _why(plan: Plan, state: State) -> list[str]:
     manifest = state.manifest
     assert manifest is not None
     said = [
-        f"{s.name} holds layers {s.layers}: {len(s.layers)} of {manifest.num_layers}, {_mib(s.weight_bytes, 1)} of its "
-        f"{_mib(s.memory_bytes)}"
+        f"{s.name} holds {s.layers.in_words}: {len(s.layers)} of {manifest.num_layers}, {_mib(s.weight_bytes, 1)} of "
+        f"its {_mib(s.memory_bytes)}"
         for s in plan.stages
     ]
     said += () if plan.forecast is None else sentences(plan.forecast)
@@ -52,9 +78,9 @@ def _why(plan: Plan, state: State) -> list[str]:
 
 def _kept(state: State, incarnation: str, ranges: tuple[LayerRange, ...], manifest: Manifest) -> str:
     size = _mib(sum(manifest.weight_bytes(layers) for layers in ranges), 1)
-    named = ", ".join(map(str, ranges))
+    named = ranges[0].in_words if len(ranges) == 1 else f"layers {', '.join(map(str, ranges))}"
     name = state.workers[incarnation].name
-    return f"{name} keeps layers {named} warm in case their holder dies: {size} (plan.standby)"
+    return f"{name} keeps {named} warm in case their holder dies: {size} (plan.standby)"
 
 
 def _mib(num_bytes: int, digits: int = 0) -> str:
@@ -142,10 +168,8 @@ def _measured(gauge: PlanGauge) -> Json:
 
 def unknown_worker(state: State, suppose: Suppose) -> str | None:
     """Say what is wrong if a worker is named that isn't there."""
-    known = sorted(w.name for w in state.workers.values() if not w.is_gone)
     named = [*suppose.without, *([suppose.like] if suppose.like else [])]
-    unknown = next((name for name in named if name not in known), None)
-    return None if unknown is None else f"no worker {unknown!r}: the workers are {', '.join(known) or 'none'}"
+    return next((absent.why_none(state, name) for name in named if absent.member(state, name) is None), None)
 
 
 def supposed(state: State, found: Proposal | Shortage) -> Json:
@@ -163,6 +187,6 @@ def supposed(state: State, found: Proposal | Shortage) -> Json:
         "step_s": found.forecast.step_s,
         "tokens_per_second": body["tokens_per_second"],
         "stages": body["stages"],
-        "why": list(sentences(found.forecast)),
+        "why": [*by_hand(state.steering), *sentences(found.forecast)],
         "forecast": body,
     }

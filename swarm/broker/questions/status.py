@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from swarm.broker.members.vigil import VitalSigns
 from swarm.broker.reports import scheduling
 from swarm.broker.reports.statistics import Latencies, PipelineStatistics
-from swarm.broker.state import Request, SequenceState, State
+from swarm.broker.state import Request, SequenceState, State, Worker, WorkerState
 from swarm.broker.state.archive import Account, may_see
 from swarm.broker.state.workers import BROKER, Judgement, Way
 from swarm.wire.door.keys import address_and_key
@@ -71,7 +71,7 @@ def nodes(
     state: State, judgements: Mapping[str, Judgement], signs_of: Callable[[str, float], VitalSigns], now: float
 ) -> Json:
     """Report every worker with its verdict and the evidence; ``progress_per_s``: layers and loaded tensors, about the
-    last second's; ``pace``: how many times longer than predicted its last steps took."""
+    last second's; ``pace``: how many times longer than predicted its last steps took. ``refused``: who may not join."""
     found: list[Json] = []
     current = state.book.current
     for incarnation, worker in state.workers.items():
@@ -93,6 +93,8 @@ def nodes(
                 "steered": _steered(state, worker.name),
                 "unreachable": "" if worker.is_gone else _unreachable(state, incarnation, now),
                 "layers": [stage.layers.first, stage.layers.stop] if stage else None,
+                "last_layers": _last_layers(worker),
+                "here_for_s": None if worker.is_gone else round(max(0.0, now - worker.joined_at), 3),
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.kept],
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_lies,
@@ -114,11 +116,34 @@ def nodes(
                 "endpoint": address_and_key(hello.endpoint)[0],  # the key is between the two
                 "round_trip_s": None if hello.link is None else hello.link.round_trip_s,
                 "bytes_per_s": None if hello.link is None else hello.link.bytes_per_s,
+                "next": _next_of(state, incarnation, worker),
+                "clock_ahead_s": worker.stats.get("clock_ahead_s"),
                 "protocol": list(hello.wire_versions),
                 "messages": hello.schema,
             }
         )
-    return {"workers": found}
+    return {"workers": found, "refused": state.newcomers.report(now)}
+
+
+def _last_layers(worker: Worker) -> list[int] | None:
+    """Of one that is out: what the last plan that it had a part in gave it. None: it had none, or went as it should."""
+    held = worker.planned if worker.state is WorkerState.OUT else None
+    return None if held is None else [held.first, held.stop]
+
+
+def _next_of(state: State, incarnation: str, worker: Worker) -> Json | None:
+    """To whom its steps go on, and what the kernel has seen of that way while it carried them; None where it told
+    nothing: over a Unix socket, by relay, or before there is a plan."""
+    plan, told_s = state.book.current, worker.stats.get("next.round_trip_s")
+    if plan is None or told_s is None or plan.stage_of(incarnation) is None:
+        return None
+    behind = plan.stages[[stage.incarnation for stage in plan.stages].index(incarnation) + 1 :]
+    return {
+        "to": behind[0].name if behind else "the broker",
+        "round_trip_s": told_s,
+        "bytes_per_s": worker.stats.get("next.bytes_per_s", 0.0),
+        "is_least": bool(worker.stats.get("next.is_least")),
+    }
 
 
 def _unreachable(state: State, target: str, now: float) -> str:

@@ -161,8 +161,7 @@ class Suppositions:
 
     def _is_question(self, query: Query) -> bool:
         current = self.state.book.current
-        explains = current is not None and current.forecast is not None and not current.forecast.is_thorough
-        return query.suppose is not None or explains
+        return query.suppose is not None or (current is not None and current.forecast is not None)
 
     def _question(self, suppose: Suppose | None) -> Question:
         workers = tuple(worker for worker in self.state.workers.values() if not worker.is_gone)

@@ -351,14 +351,13 @@ class Procedure:
             if not worker.is_gone and worker.incarnation not in plan.members:
                 self._out.append(OrderWorker(worker.peer, Dismiss(epoch=book.written)))
         self._out.note("plan_serving", epoch=plan.epoch, stages=stages, kv_capacity=capacity)
-        self.recovered(self._state.recoveries.activated(len(self._state.running), now))
+        if recovery := self._state.recoveries.activated(len(self._state.running), now):
+            self.recovered(recovery)
         self.rebuilder.begin(now)
         self._release_the_leaving(now)
 
-    def recovered(self, recovery: Recovery | None) -> None:
-        """A recovery has come to its end, if it has: what was predicted beside what it took."""
-        if recovery is None:
-            return
+    def recovered(self, recovery: Recovery) -> None:
+        """A recovery has come to its end: what was predicted beside what it took."""
         told = recovery.as_json()
         names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
         self._out.note("recovered", "info", **{name: told[name] for name in names})

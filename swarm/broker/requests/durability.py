@@ -7,10 +7,9 @@ journal, which asks for it before it takes an end. A journal that was begun anew
 from __future__ import annotations
 
 from swarm.broker.actions import NewTokens, Outbox, WriteAcceptance, WriteEnd, WriteTokens
-from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends, RequestSettings
 from swarm.broker.requests.intake import Intake, no_journal
-from swarm.broker.requests.tokens import Growth
+from swarm.broker.requests.tokens import Delivery, Growth
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.past import Past, RequestRecord
 

@@ -7,13 +7,14 @@ until it is old, or until there are too many (``archive``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from swarm.broker.actions import Outbox, WriteEnd
+from swarm.broker.actions import Note, Outbox, WriteEnd
 from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.delivery import Delivery, summary
 from swarm.broker.requests.intake import too_large
+from swarm.broker.requests.tokens import Delivery
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.wire.messages import TOO_LATE, TOO_SHORT, FinishReason
 
@@ -193,3 +194,40 @@ class Ends:
         del self._state.requests[request.id]
         for sequence in request.sequences:
             del self._state.sequences[sequence.id]
+
+
+def summary(request: Request, now: float) -> Note:
+    """One line per request. Times are seconds from its arrival; None where that never came, or came under a broker
+    before this one. ``tokens_per_s`` is from its start on, waiting in the queue left out; ``recomputed`` is how often a
+    sequence of it was computed again, ``preempted`` how often because it had to give its room to another."""
+    first = request.sequences[0]
+    num_tokens = sum(s.num_generated for s in request.sequences)
+    is_forgotten = any(s.num_restored for s in request.sequences)
+    started_at = None if is_forgotten else _earliest(s.started_at for s in request.sequences)
+    first_token_at = None if is_forgotten else _earliest(s.first_token_at for s in request.sequences)
+    busy_s = 0.0 if started_at is None else now - started_at
+    fields: dict[str, object] = {
+        "request": request.id,
+        "client": None if request.client is None else request.client.hex(),
+        "reasons": [s.reason for s in request.sequences],
+        "prompt": first.num_prompt,
+        "tokens": num_tokens,
+        "queued_s": _since(request, started_at),
+        "first_token_s": _since(request, first_token_at),
+        "total_s": round(now - request.arrived_at, 4),
+        "tokens_per_s": round(num_tokens / busy_s, 1) if busy_s > 0 else None,
+        "recomputed": sum(s.num_recomputed for s in request.sequences),
+        "preempted": sum(s.num_preempted for s in request.sequences),
+    }
+    detail = next((s.detail for s in request.sequences if s.detail), "")
+    if detail:
+        fields["detail"] = detail
+    return Note("request_ended", "info", fields)
+
+
+def _earliest(moments: Iterable[float | None]) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _since(request: Request, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - request.arrived_at, 4)

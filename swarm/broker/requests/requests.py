@@ -2,9 +2,9 @@
 client.
 
 Submitted -> (journalled) -> accepted -> waiting -> running -> ended -> delivered -> forgotten. Who is let in, says
-``intake``. A client sees a token once it is in the journal (``tokens``), and only so many unacknowledged ones at a time
-(``Delivery``): whoever reads slowly holds up nobody. Terminal states win (``endings``): what arrives for an ended
-sequence is counted and dropped.
+``intake``. A client sees a token once it is in the journal, and only so many unacknowledged ones at a time: whoever
+reads slowly holds up nobody (``tokens``). Terminal states win (``endings``): what arrives for an ended sequence is
+counted and dropped.
 
 A request is known by its id as long as the journal keeps it, whether it is in memory or not (``archive``). So with a
 journal, what is said about an id that memory doesn't know waits until the journal was asked.
@@ -15,11 +15,10 @@ from __future__ import annotations
 from swarm.broker.actions import Outbox, ReadRequest, SayClient, WriteAcceptance
 from swarm.broker.reports.statistics import Latencies
 from swarm.broker.reports.trace import Tracer
-from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery, finished
 from swarm.broker.requests.durability import Durability, derive_seed, remembered, was_taken_back
 from swarm.broker.requests.endings import Ends, RequestSettings
 from swarm.broker.requests.intake import Intake, limit_of, no_journal, taken, tenant_of
-from swarm.broker.requests.tokens import Growth
+from swarm.broker.requests.tokens import MAX_TOKENS_PER_MESSAGE, WINDOW, Delivery, Growth, finished
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.archive import RETRY_S, SUPERSEDED, About, Account, Refusal, may_see
 from swarm.broker.state.past import RequestRecord
@@ -43,7 +42,7 @@ class Requests:
         self._intake = Intake(state, settings.max_queue, settings.too_large_patience_s)
         self._delivery = Delivery(state, out, has_journal=settings.has_journal)
         self.ends = Ends(state, settings, out, tracer=tracer, latencies=latencies, delivery=self._delivery)
-        self.growth = Growth(state, out, delivery=self._delivery, ends=self.ends, latencies=latencies)
+        self.growth = Growth(state, out, delivery=self._delivery, end=self.ends.end, latencies=latencies)
         self.durability = Durability(
             state,
             settings,

@@ -1,27 +1,36 @@
-"""How sequences grow: tokens from the last stage, to the journal and to the client.
+"""The way of tokens: from the last stage to the journal, and from there to their clients, with the end behind them.
 
-A client sees a token once it is in the journal; the next step needs neither.
+A client sees a token once it is in the journal; the next step needs neither. The broker keeps no buffer for a client
+beside the tokens themselves. Whoever doesn't acknowledge gets a window's worth and no more; what was sent and not
+acknowledged is sent again when the client attaches. A client that does not even take that from its connection, whose
+queue has become full, is *stuck*: it is told nothing more before it says something, or is tried again after a moment.
 """
 
 from __future__ import annotations
 
-from swarm.broker.actions import NewTokens, Outbox, WriteTokens
+from collections.abc import Callable
+
+from swarm.broker.actions import NewTokens, Outbox, SayClient, WriteTokens
 from swarm.broker.reports.statistics import Latencies
-from swarm.broker.requests.delivery import Delivery
-from swarm.broker.requests.endings import Ends
-from swarm.broker.state import Sequence, SequenceState, State
-from swarm.wire.messages import FinishReason, Hop, Sampled
+from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.archive import Refusal
+from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Tokens
+
+WINDOW = 256  # tokens of one continuation that may be on their way, unacknowledged
+MAX_TOKENS_PER_MESSAGE = 128
+
+End = Callable[[Sequence, FinishReason, float], None]
 
 
 class Growth:
-    """Methods append what is to be done to ``out``."""
+    """Takes tokens from the last stage. Methods append what is to be done to ``out``. ``end``: how a sequence ends."""
 
-    def __init__(self, state: State, out: Outbox, *, delivery: Delivery, ends: Ends, latencies: Latencies) -> None:
+    def __init__(self, state: State, out: Outbox, *, delivery: Delivery, end: End, latencies: Latencies) -> None:
         self._state = state
         self._out = out
         self._latencies = latencies
         self._delivery = delivery
-        self._ends = ends
+        self._end = end
 
     def sampled(self, sampled: tuple[Sampled, ...], hops: tuple[Hop, ...], now: float) -> None:
         """New tokens. They are journalled, then sent; the next step needs neither."""
@@ -44,7 +53,7 @@ class Growth:
         if written and self._state.journal_problem:
             self.committed(tuple((new.sequence, new.position + len(new.ids)) for new in written))
         for sequence, reason in ends:
-            self._ends.end(sequence, reason, now)
+            self._end(sequence, reason, now)
 
     def committed(self, committed: tuple[tuple[int, int], ...]) -> None:
         """The journal has these sequences up to these positions."""
@@ -84,3 +93,76 @@ class Growth:
         if sequence.num_generated >= params.max_tokens or sequence.sampled >= sequence.limit:
             return "length"
         return None
+
+
+class Delivery:
+    """Methods append what is to be said to ``out``. ``has_journal``: an end is told once that is in the journal."""
+
+    def __init__(self, state: State, out: Outbox, *, has_journal: bool) -> None:
+        self._state = state
+        self._out = out
+        self._has_journal = has_journal
+
+    def say(self, request: Request, message: Accepted | Tokens | Finished) -> None:
+        if request.listener is not None:
+            self._out.append(SayClient(request.listener, message))
+
+    def reject(self, client: bytes, request_id: str, refusal: Refusal) -> None:
+        """Not this, not now, or not any more: to the client that said it."""
+        self._state.count(f"rejected_{refusal.code}")
+        message = Rejected(
+            request_id=request_id, code=refusal.code, reason=refusal.reason, retry_after_s=refusal.retry_after_s
+        )
+        self._out.append(SayClient(client, message))
+
+    def deliver(self, sequence: Sequence) -> None:
+        """Send what is committed and within the window, then the end if there is one."""
+        request = sequence.request
+        if request.listener is None or not request.accepted or sequence.unsure:
+            return
+        while sequence.sent < sequence.committed and sequence.sent - sequence.delivered < WINDOW:
+            self.say(request, self._next_tokens(sequence))
+        if self._end_is_due(sequence):
+            sequence.tell_end()
+            self.say(request, finished(sequence))
+
+    def is_safe(self, sequence: Sequence) -> bool:
+        """Whether its end is as safe as it gets: in the journal, if there is one that can be written."""
+        return sequence.end_written or not self._has_journal or bool(self._state.journal_problem)
+
+    def _end_is_due(self, sequence: Sequence) -> bool:
+        if sequence.state is not SequenceState.ENDED or sequence.finish_sent:
+            return False
+        return sequence.sent >= sequence.sampled and self.is_safe(sequence)
+
+    def _next_tokens(self, sequence: Sequence) -> Tokens:
+        room = WINDOW - (sequence.sent - sequence.delivered)
+        stop = min(sequence.committed, sequence.sent + min(room, MAX_TOKENS_PER_MESSAGE))
+        start = sequence.sent - sequence.num_prompt
+        end = stop - sequence.num_prompt
+        wants_logprobs = sequence.request.submit.params.logprobs is not None
+        message = Tokens(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            start=start,
+            ids=tuple(sequence.tokens[sequence.sent : stop]),
+            logprobs=tuple(sequence.logprobs[start:end]) if wants_logprobs else (),
+            hops=tuple(sequence.hops[start:end]),
+        )
+        sequence.send(stop, self._state.now)
+        return message
+
+
+def finished(sequence: Sequence) -> Finished:
+    """How a continuation ended, for its client."""
+    assert sequence.reason is not None
+    return Finished(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        reason=sequence.reason,
+        num_prompt=sequence.num_prompt,
+        num_tokens=sequence.num_generated,
+        timing=sequence.timing(sequence.ended_at or 0.0),
+        detail=sequence.detail,
+        num_cached=sequence.num_cached,
+    )

@@ -48,6 +48,15 @@ class Steering:
         return self if self.margin is None else replace(self, margin=None)
 
     @property
+    def is_by_hand(self) -> bool:
+        """Whether something else than the settings says what a plan must keep to."""
+        return bool(self.pins or self.caps or self.exclude or self.objective)
+
+    def by_the_settings(self) -> Steering:
+        """As if no plan had been asked for; who is cordoned stays so."""
+        return Steering(cordoned=self.cordoned, drained=self.drained)
+
+    @property
     def key(self) -> tuple[object, ...]:
         """Equal where the same plan would be made."""
         parts = (self.cordoned, self.pins, self.caps)

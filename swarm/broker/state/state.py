@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from swarm.broker.state.archive import Archive, Gone, Shelf
 from swarm.broker.state.costs import StepCosts
+from swarm.broker.state.newcomers import Newcomers
 from swarm.broker.state.plans import PlanBook, Rebuilding, Return, Steering
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import Queue, Timers, TurnedAway, Unwritten
@@ -160,6 +161,7 @@ class State:
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_kept=False)))
     workers: dict[str, Worker] = field(default_factory=dict)
     strangers: dict[str, float] = field(default_factory=dict)  # incarnation -> when it was last told something
+    newcomers: Newcomers = field(default_factory=Newcomers)
     replaced: dict[str, str] = field(default_factory=dict)  # incarnation -> why it was told to end
     leases_renewed_at: float = 0.0
     ways: Ways = field(default_factory=Ways)
@@ -229,6 +231,7 @@ class State:
         self.book.changed_at += pause_s
         self.rebuilding.ordered_at += pause_s
         self.timers.forgive(pause_s)
+        self.newcomers.forgive(pause_s)
         for worker in self.workers.values():
             worker.pulse.forgive(pause_s, now)
         for flight in self.flights.values():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,7 +21,6 @@ _CREDENTIALS: Final = {
     "swarm.joined": "what joining another machine's swarm brought",
     "swarm.hub-token": "the token for the model hub",
 }
-_USER: Final = re.compile(r"://[^/@\s]+@")
 
 
 def show(
@@ -37,9 +35,10 @@ def show(
     """Show each setting's value, and where it comes from: the defaults, the file, a variable of the environment, the
     command line (what stands before the command's name), or a credential of systemd's. Passwords are hidden.
 
-    It tells of a process that would be started here, now, and so; a running one may have been started otherwise.
+    It tells of a process that would be started here, now, and so; swarmctl config show asks running ones.
     """
-    from swarm.config import origins
+    from swarm.config import DEFAULTS, origins
+    from swarm.config.shown import hidden
 
     if file is not None and config is not None:
         raise typer.BadParameter(f"two settings files are named, {file} and {config}: name one")
@@ -48,22 +47,13 @@ def show(
     rows: list[Json] = [
         {"name": name, "value": hidden(value), "from": origin}
         for name, (value, origin) in found.items()
-        if not changed or origin != "the defaults"
+        if not changed or origin != DEFAULTS
     ]
     handed = list(credentials(os.environ.get("CREDENTIALS_DIRECTORY")))
     if as_json:
         print_json({"settings": rows, "credentials": handed})
     else:
-        print("\n".join(_lines(rows, handed)) or "every setting is at its default")
-
-
-def hidden(value: object) -> object:
-    """The same without names and passwords in addresses."""
-    if isinstance(value, str):
-        return _USER.sub("://…@", value)
-    if isinstance(value, Mapping):
-        return {key: hidden(item) for key, item in value.items()}
-    return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
+        print("\n".join(lines(rows, handed)) or "every setting is at its default")
 
 
 def credentials(directory: str | None) -> Iterator[Json]:
@@ -74,7 +64,7 @@ def credentials(directory: str | None) -> Iterator[Json]:
             yield {"name": name, "what": what, "from": f"the credential {path}"}
 
 
-def _lines(rows: list[Json], handed: list[Json]) -> list[str]:
+def lines(rows: list[Json], handed: list[Json]) -> list[str]:
     """In columns, and never broken: paths are copied."""
     cells = [(str(row["name"]), _written(row["value"]), str(row["from"])) for row in rows]
     cells += [(str(row["what"]), "(hidden)", str(row["from"])) for row in handed]

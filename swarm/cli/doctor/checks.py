@@ -248,9 +248,9 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
             "outlook", "trouble", f"no plan: it waits for {found.wrong}", "give it more memory, or more machines"
         )
         return
-    rates = ", ".join(f"{rows}: {rate:.3g}" for rows, rate in found.tokens_per_s)
+    rates = ", ".join(f"{rows}: {_rate(rate)} tokens/s" for rows, rate in found.tokens_per_s)
     shares = " + ".join(map(str, found.layers))
-    text = f"with {shares} layers, tokens/s by sequences that decode together: {rates}; "
+    text = f"with {shares} layers, by sequences that decode together: {rates}; "
     yield Finding("outlook", "ok", f"{text}a prompt of {PROMPT} tokens takes {found.prompt_s:.2g} s")
     if found.needed_bytes:
         text = (
@@ -282,10 +282,11 @@ def _reach(facts: Facts) -> Iterator[Finding]:
         yield Finding("broker", "ok", text)
 
 
-def way(round_trip_s: float, bytes_per_s: float) -> str:
-    """In words, as it was measured."""
+def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> str:
+    """In words, as it was measured. ``is_least``: it has never had more to carry."""
     quick = bytes_per_s > _MEASURABLE_BYTES_PER_S
-    rate = "more passes in a second than can be measured" if quick else f"{in_bytes(bytes_per_s)} a second"
+    least = "at least " if is_least else ""
+    rate = "more passes in a second than can be measured" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
     return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"
 
 
@@ -303,6 +304,10 @@ def _units(facts: Facts) -> Iterator[Finding]:
             yield Finding("systemd", "trouble", f"{unit} has failed", f"journalctl -u {unit} -n 50")
         else:
             yield Finding("systemd", "ok", f"{unit} is {state}")
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
 
 
 def _size(num_bytes: int) -> str:

@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_fields
 
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.proposals import propose
+from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load, Shape, Speeds, StageGauge
 from swarm.broker.planner.problem import Model, Shortage
 from swarm.broker.planner.tables import HOP_S, STEP_S
@@ -64,24 +65,33 @@ def outlook(settings: Settings, hello: Hello, workers: int) -> Outlook:
     for name in [f"w{number}" for number in range(workers)]:
         own = with_fields(hello, name=name, incarnation=name, memory_bytes=hello.memory_bytes // workers)
         state.workers[name] = Worker(own, name.encode(), 0.0)
-    rates, plans = [], []
+    made = propose(state, rules)
+    if isinstance(made, Shortage):
+        return Outlook(wrong=made.text)
+    rates = []
     for rows in ROWS:
-        found = propose(state, replace(rules, load=Load(rows, rules.load.context, 0.0)))
+        found = propose(state, _cut_so(replace(rules, load=Load(rows, rules.load.context, 0.0)), state, made))
         if isinstance(found, Shortage):
             return Outlook(wrong=found.text)
         rates.append((rows, rows / found.forecast.step_s))
-        plans.append(found)
-    largest = plans[-1]
-    stages = largest.forecast.stages
+    stages = made.forecast.stages
     neediest = max(stages, key=lambda stage: stage.needed_bytes)
     return Outlook(
         tuple(rates),
-        _prompt_s(hello, largest, settings.broker.prefill_chunk),
-        tuple(len(layers) for _, layers in largest.shares),
+        _prompt_s(hello, made, settings.broker.prefill_chunk),
+        tuple(len(layers) for _, layers in made.shares),
         neediest.needed_bytes,
         neediest.memory_bytes,
         min(stage.kv_positions for stage in stages),
     )
+
+
+def _cut_so(rules: PlanRules, state: State, made: Proposal) -> PlanRules:
+    """These rules for the plan that a broker would make, whichever load it is reckoned for."""
+    shares = {state.workers[incarnation].name: layers for incarnation, layers in made.shares}
+    unused = {worker.name for worker in state.workers.values()} - set(shares)
+    pins = shares if len(shares) > 1 else {}  # who is alone has all layers anyway
+    return replace(rules, pins=pins, exclude=rules.exclude | unused)
 
 
 def _prompt_s(hello: Hello, found: Proposal, chunk: int) -> float:

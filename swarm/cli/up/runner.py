@@ -12,6 +12,7 @@ from typing import Protocol
 
 from swarm.cli.output import Progress
 from swarm.cli.up.nursery.ours import Forked, Nursery
+from swarm.cli.up.nursery.renewal import Renewals
 from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
 from swarm.cli.up.supervisor import (
     GATEWAY,
@@ -91,6 +92,8 @@ class Runner:
         self._lifeline = Lifeline()
         self._nursery_command = nursery
         self._nursery: Nursery | None = None
+        self._renewals = Renewals()
+        self._takes_orphans_in = os.getpid() == 1  # in a container; and whoever has had a nursery
         self._processes: dict[str, Process | Forked] = {}
         self._logs: dict[str, LogFile] = {}
         self._changed = asyncio.Event()
@@ -172,12 +175,31 @@ class Runner:
         log = LogFile(self._logs_dir / "nursery.log")
         try:
             self._nursery = Nursery(self._nursery_command, self._lifeline, log, self._reap)
+            self._takes_orphans_in = True
+            self._renewals.begun(time.monotonic())
         except OSError as error:
-            self._nursery_command = None
-            self._progress.say(f"workers start by themselves, a few seconds later: no nursery ({error})")
+            self._give_nursery_up(f"there is no nursery ({error})")
+
+    def _tend_nursery(self) -> None:
+        """One that has ended is made anew, so that whoever dies next is back soon, too; unless that is of no use."""
+        former = self._nursery
+        if former is None or former.is_there or self._policy.stopping:
+            return
+        former.end()
+        self._nursery = None
+        if former.is_hopeless or not self._renewals.allow(time.monotonic()):
+            self._give_nursery_up(f"the nursery {former.end_in_words} (its log: {self._logs_dir / 'nursery.log'})")
+            return
+        self._progress.say(f"the nursery {former.end_in_words}; starting it again")
+        self._open_nursery()
+
+    def _give_nursery_up(self, reason: str) -> None:
+        self._nursery_command = None
+        self._progress.say(f"workers start by themselves from now on, a few seconds later: {reason}")
 
     def _begun(self, name: str, command: Sequence[str], log: LogFile) -> Process | Forked:
         if name not in OURS:
+            self._tend_nursery()
             if self._nursery is not None and self._nursery.is_outdated:
                 self._nursery.end()
                 self._nursery = None
@@ -235,8 +257,9 @@ class Runner:
         if self._nursery is not None:
             self._nursery.look()
             own.add(self._nursery.pid)
-        if self._nursery is not None or os.getpid() == 1:  # 1: in a container
+        if self._takes_orphans_in:
             reap_orphans(own)
+        self._tend_nursery()
 
     async def _keep_time(self) -> None:
         while True:

@@ -1,2 +1,3 @@
-"""Looking at a swarm again and again: what happened between two looks is decided by ``govern.events``;
-``follow`` asks, waits and prints. ``versions`` tells which processes are of which build."""
+"""Looking at a swarm: ``events`` again and again (what happened between two looks is decided by ``govern.events``;
+``follow`` asks, waits and prints), ``doctor`` once (``ailments``, ``workers``, ``ways`` judge by the broker's reports),
+``versions`` which processes are of which build, ``settings`` by which settings one runs."""

@@ -53,7 +53,7 @@ def told(
     """What is known at first, then what happens, with the time of the look. None: only the first look. An absence at
     the first look is an error, as everywhere; later ones are waited out."""
     from swarm.errors import RequestTimeout, Unavailable
-    from swarm.govern.events import AWAY, NOTHING, happened
+    from swarm.govern.events import AWAY, NOTHING, happened, remembered
 
     before = _look(client)
     yield from ((event, None) for event in happened(NOTHING, before))
@@ -69,7 +69,7 @@ def told(
             is_away = True
             continue
         yield from ((event, time.time()) for event in happened(before, after))
-        before, is_away = after, False
+        before, is_away = remembered(before, after), False
 
 
 def _look(client: Client) -> Look:

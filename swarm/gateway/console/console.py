@@ -23,7 +23,7 @@ from swarm.keys.keys import Key
 from swarm.log import get_logger
 from swarm.wire.messages import Json, Steer
 
-MAX_QUESTIONS: Final = 16  # at a time, each with a connection of its own
+MAX_QUESTIONS: Final = 16  # at a time
 _NO_PLAN: Final = "nothing was changed: the swarm would wait for "
 
 log = get_logger(__name__)
@@ -34,20 +34,27 @@ MakeClient = Callable[[], AsyncClient]
 
 @dataclass(slots=True)
 class Console:
-    """One for a gateway. ``make_client``: a client of the broker; each question that takes a word with it has one of
-    its own, since the broker's answers don't say which question they are for. ``keys`` are those there are,
-    ``usage`` says what each has used: tokens of today, and answers under way."""
+    """One for a gateway. ``make_client``: a client of the broker that makes no requests, for it cannot cancel its own.
+    ``keys`` are those there are, ``usage`` says what each has used: tokens of today, and answers under way.
+    ``settings``: a report on those that the gateway runs by."""
 
     make_client: MakeClient
     keys: Callable[[], Iterable[Key]] = tuple
     usage: Callable[[str], tuple[int, int]] = lambda _: (0, 0)
     home: Household = STRANGERS
+    settings: Callable[[], Json] = dict
     files: dict[str, File] = field(default_factory=lambda: dict(shipped()))
     watch: Watch = field(init=False)
+    _client: AsyncClient = field(init=False)
     _asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_QUESTIONS))
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.make_client)
+        self._client = self.make_client()
+
+    async def aclose(self) -> None:
+        await self.watch.aclose()
+        await self._client.aclose()
 
     @property
     def open_paths(self) -> frozenset[str]:
@@ -55,15 +62,14 @@ class Console:
         return frozenset(self.files)
 
     @contextlib.asynccontextmanager
-    async def _client(self) -> AsyncIterator[AsyncClient]:
+    async def _asked(self) -> AsyncIterator[AsyncClient]:
         """Raises Problem for what goes wrong with the broker."""
         if self._asking.locked():
             text = "as many questions of consoles are under way as there may be"
             raise Problem(429, text, code="overloaded", retry_after_s=1.0)
         async with self._asking:
             try:
-                async with self.make_client() as client:
-                    yield client
+                yield self._client
             except RequestFailed as error:
                 raise _refused(error) from None
             except SwarmError as error:
@@ -73,7 +79,7 @@ class Console:
         """Carry an order out. Raises Problem."""
         order = orders.order_of(body)
         try:
-            async with self._client() as client:
+            async with self._asked() as client:
                 is_own = isinstance(order, Cancel) and await _is_own(client, order.request_id, owner)
                 orders.check_may(order, is_admin=owner.is_admin, is_demo=self.home.is_demo, is_own=is_own)
                 if not isinstance(order, Cancel):
@@ -89,7 +95,7 @@ class Console:
         """The plan that would be made, or why there is none. Raises Problem."""
         wanted = orders.supposed(body)
         try:
-            async with self._client() as client:
+            async with self._asked() as client:
                 return await (client.steer(wanted) if isinstance(wanted, Steer) else client.suppose_plan(wanted))
         except Problem as problem:
             if not problem.message.startswith(_NO_PLAN):
@@ -99,7 +105,7 @@ class Console:
     async def trace(self, request_id: str, owner: Owner) -> Json:
         """Where each token's time went. Raises Problem."""
         request_id = plain_id(request_id)
-        async with self._client() as client:
+        async with self._asked() as client:
             if not owner.is_admin and not await _is_own(client, request_id, owner):
                 raise Problem(404, "you have no such request", code="not_found")
             try:

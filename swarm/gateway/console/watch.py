@@ -18,7 +18,7 @@ from swarm.gateway.console.figures import Figures
 from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Load, Pace, What
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.console.view import Known, seen_by, view
-from swarm.govern.events import AWAY, NOTHING, Event, Look, happened
+from swarm.govern.events import AWAY, NOTHING, Event, Look, happened, remembered
 from swarm.log import get_logger
 from swarm.wire.messages import Json
 
@@ -294,7 +294,7 @@ class Watch:
             self._is_away = True
         else:
             after = Look(self._known.status, self._known.nodes, self._known.recoveries)
-            found, self._before, self._is_away = happened(self._before, after), after, False
+            found, self._before, self._is_away = happened(self._before, after), remembered(self._before, after), False
         at = unix if self._first.is_set() else None
         return [_event(each, at) for each in found]
 

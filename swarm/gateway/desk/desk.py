@@ -14,11 +14,11 @@ from swarm.errors import ClientError, SwarmError
 from swarm.gateway.ask import Ask, Tool, ToolUse
 from swarm.gateway.desk.keeping import Keeping
 from swarm.gateway.desk.parts import Parts
-from swarm.gateway.desk.prompts import encode
 from swarm.gateway.desk.reading import Keep, Reading
 from swarm.gateway.desk.served import Served
-from swarm.gateway.errors import Problem, problem_of
+from swarm.gateway.errors import Problem, problem_of, wrong
 from swarm.gateway.memo import Memo
+from swarm.gateway.tools.chat import prepare
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description
 
@@ -211,3 +211,16 @@ def with_grammar(ask: Ask, served: Served) -> Ask:
     if ask.tools.choice not in ("required", "named"):
         return ask
     return replace(ask, params=msgspec.structs.replace(ask.params, grammar=served.family.forced(ask.tools)))
+
+
+def encode(ask: Ask, served: Served) -> tuple[int, ...]:
+    """The prompt's tokens. Raises InvalidRequest, or Problem if the model has no tokenizer."""
+    if ask.messages is not None:
+        text = served.needs_text("pass token ids to /v1/completions")
+        if clash := ask.template.keys() & {"self", "messages", "tools"}:
+            raise wrong("chat_template_kwargs", f"{min(clash)} has a field of its own")
+        ready = prepare(ask.messages, ask.tools, served.family, served.habits)
+        return text.encode_chat(ready.messages, **{**ask.template, **ready.variables})
+    if isinstance(ask.prompt, tuple):
+        return ask.prompt
+    return served.needs_text("pass token ids").encode(ask.prompt)

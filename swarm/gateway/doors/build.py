@@ -23,8 +23,10 @@ from swarm.gateway.upstream.relay import Upstreams
 from swarm.keys.file import NAME, Watched
 from swarm.numbers.http import HttpNumbers
 from swarm.numbers.spans import make_tracer
+from swarm.wire.messages import Json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from swarm.config import Settings
@@ -34,9 +36,14 @@ class Doors:
     """A whole gateway as an application. Raises ConfigError for settings that would open it to everybody."""
 
     def __init__(
-        self, settings: Settings, desk: Desk, home: Household = STRANGERS, make_client: MakeClient | None = None
+        self,
+        settings: Settings,
+        desk: Desk,
+        home: Household = STRANGERS,
+        make_client: MakeClient | None = None,
+        shown: Callable[[], Json] = dict,
     ) -> None:
-        """``make_client``: as for ``Console``."""
+        """``make_client``, ``shown``: as for ``Console``, where they are ``make_client`` and ``settings``."""
         own = settings.gateway
         keys = Watched(keys_file(settings))
         self.needs_keys = keys.ring is not None
@@ -55,7 +62,11 @@ class Doors:
         self.console: Console | None = None
         if own.console:
             self.console = Console(
-                make_client or (lambda: desk.client), lambda: keys.ring.keys if keys.ring else (), guard.usage, home
+                make_client or (lambda: desk.client),
+                lambda: keys.ring.keys if keys.ring else (),
+                guard.usage,
+                home,
+                shown,
             )
             guard.page = self.console.open_paths
         accounts = Accounts(self.numbers, guard, make_tracer(own.traces, desk.client.trace))

@@ -146,11 +146,10 @@ class Counter:
                     for order, request_id in zip(orders, account.request_ids, strict=True)
                 ]
             )
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(reading.close)
             await reading.look()
-        except BaseException:
-            reading.close()
-            raise
+            undo.pop_all()
         return reading
 
     async def _streamed(
@@ -161,14 +160,13 @@ class Counter:
         close: Callable[..., None],
         patience_s: float,
     ) -> Response:
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(close, has_status=False)
             await tokenized
             await asyncio.wait({begun}, timeout=patience_s)
             if begun.done():
                 begun.result()  # raises what is wrong
-        except BaseException:
-            close(has_status=False)
-            raise
+            undo.pop_all()
         return EventStream(_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
 
 

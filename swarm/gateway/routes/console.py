@@ -96,6 +96,13 @@ async def keys(request: Request) -> Response:
     return JsonResponse(console_of(request).quotas())
 
 
+@router.get("/console/settings")
+async def settings(request: Request) -> Response:
+    """By which settings this gateway runs, and where each comes from."""
+    check_admin(is_admin=owner_of(request).is_admin)
+    return JsonResponse(console_of(request).settings())
+
+
 @router.get("/console/trace/{request_id}")
 async def trace(request: Request, request_id: str) -> Response:
     return JsonResponse(await console_of(request).trace(request_id[:200], owner_of(request)))

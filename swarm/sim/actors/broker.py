@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
-from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.core import BrokerCore
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.questions import answered
 from swarm.sim.actors.surroundings import Surroundings
 from swarm.sim.actors.ways import RELAY
@@ -258,7 +259,7 @@ class BrokerNode:
                 self._pipe, self._pipe_to = self._cluster.ways.link("broker", endpoint, self.key), endpoint
             case broker_act.ClosePipe():
                 self._close_pipe()
-            case broker_act.Note():
+            case broker_act.Note() | broker_act.ShowOwnSettings():
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)

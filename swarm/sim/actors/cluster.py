@@ -78,7 +78,7 @@ class Cluster:
         self.traps: list[Trap] = []
         self.struck: Counter[str] = Counter()  # by kind of fault
         self.num_garbled = self.num_refused = 0
-        self.let_go: set[str] = set()  # who may end: incarnations, or all processes of a name
+        self.let_go: set[str] = set()  # incarnations that may end
         self.is_healed = False
         self._num_coming = 0  # processes that are about to start
         self._links: dict[bytes, Link] = {}
@@ -94,10 +94,11 @@ class Cluster:
 
     # --- coming and going --------------------------------------------------------------------------------------------
 
-    def start_worker(self, spec: WorkerSpec) -> None:
+    def start_worker(self, spec: WorkerSpec) -> WorkerNode:
         self._num_started += 1
         node = WorkerNode(self, spec, self._num_started)
         self.workers[node.incarnation] = node
+        return node
 
     def join(self, spec: WorkerSpec) -> None:
         """Somebody starts a worker that was not there before."""
@@ -131,12 +132,10 @@ class Cluster:
         self._restart_after(ends_after + self.world.draw(RESTART_S), self.specs[node.name])
 
     def double(self, incarnation: str) -> None:
-        """Somebody starts a second process under the name of a living one."""
+        """Somebody starts a second process under the name of a living one, which must not suffer from it."""
         node = self.workers[incarnation]
-        self.watch.disturbed(node.name)
         self.promises.doubled(node.name)
-        self.let_go.add(node.name)  # either of them may have to end: the last one that says Hello stays
-        self.start_worker(self.specs[node.name])
+        self.let_go.add(self.start_worker(self.specs[node.name]).incarnation)
 
     def terminate(self, incarnation: str) -> None:
         """Stop a worker as an operator would; its supervisor starts it again."""
@@ -180,10 +179,17 @@ class Cluster:
 
     def worker_exits(self, node: Worker) -> None:
         """End a worker in good order, as its core asked."""
-        if not {node.incarnation, node.name} & self.let_go:
+        if node.incarnation not in self.let_go and not self._has_lost_its_name(node):
             raise Violation(f"I8: {node.incarnation} ends, and nobody wanted it to")
         self.workers.pop(node.incarnation, None)
         node.kill()
+
+    def _has_lost_its_name(self, node: Worker) -> bool:
+        """While it was away, for some reason, another process of its name took its place."""
+        others = [
+            each for each in self.workers.values() if each.name == node.name and each.incarnation != node.incarnation
+        ]
+        return bool(others) and self.watch.was_disturbed(node.name)
 
     def client_gone(self, node: Client) -> None:
         self._cut(node.peer)

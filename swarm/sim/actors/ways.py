@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from swarm.broker.state import Plan
@@ -13,6 +14,12 @@ from swarm.wire.door.keys import without_ticket
 RELAY: Final = "tcp://relay:1"
 
 
+@lru_cache
+def ticket_in(endpoint: str) -> str:
+    """By which the relay knows the door; empty: it is knocked at without one. Asked of every message."""
+    return without_ticket(endpoint)[1]
+
+
 class Ways:
     """``hidden``: the names of those whose doors nobody reaches."""
 
@@ -22,7 +29,7 @@ class Ways:
 
     def behind(self, endpoint: str) -> Worker | None:
         """Who takes what is sent there."""
-        ticket = without_ticket(endpoint)[1]
+        ticket = ticket_in(endpoint)
         if not ticket:
             return self._scene.workers.get(endpoint)
         return next((node for node in self._scene.workers.values() if node.ticket == ticket), None)
@@ -30,7 +37,7 @@ class Ways:
     def reaches(self, source: str, endpoint: str) -> bool:
         """Can a connection be made from there to this door, or to the relay before it?"""
         node, network = self.behind(endpoint), self._scene.network
-        if node is None or without_ticket(endpoint)[1]:
+        if node is None or ticket_in(endpoint):
             return not network.is_blocked(source, "broker")
         return node.name not in self._hidden and not network.is_blocked(source, node.name)
 
@@ -44,7 +51,7 @@ class Ways:
         scene, node = self._scene, self.behind(endpoint)
         target = "broker" if node is None else node.name
         opens = None if key is None else lambda: self._opens(endpoint, key)
-        via = "broker" if without_ticket(endpoint)[1] else ""
+        via = "broker" if ticket_in(endpoint) else ""
         return scene.network.link(source, target, "data", scene.world.pace.data, opens, via=via)
 
     def _opens(self, endpoint: str, key: str) -> bool:
@@ -52,7 +59,7 @@ class Ways:
         broker, node = self._scene.broker, self.behind(endpoint)
         if endpoint == broker.core.settings.data_endpoint:
             return broker.hears("data", key)
-        ticket = without_ticket(endpoint)[1]
+        ticket = ticket_in(endpoint)
         if ticket and not (broker.passes_on(ticket) and (node is None or node.waits_at == endpoint)):
             return False
         if node is None:

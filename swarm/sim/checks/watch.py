@@ -36,6 +36,10 @@ class Watch:
         until = self._world.now + for_s + AFTERMATH_S
         self._disturbed[name] = max(until, self._disturbed.get(name, 0.0))
 
+    def was_disturbed(self, name: str) -> bool:
+        """Whether something has happened to this machine that may be the reason of a verdict."""
+        return self._disturbed.get(name, 0.0) >= self._world.now
+
     def killed(self, node: Worker) -> None:
         self.disturbed(node.name)
         self._demand_out_after(self._news_s + self._tick_s + SLACK_S, node, "was killed", lambda: True)
@@ -98,6 +102,6 @@ class Watch:
         out = {i for i, worker in state.workers.items() if worker.state is WorkerState.OUT}
         for incarnation in sorted(out - self._out):
             worker = state.workers[incarnation]
-            if self._disturbed.get(worker.name, 0.0) < self._world.now:
+            if not self.was_disturbed(worker.name):
                 raise Violation(f"I4: {incarnation} is out, and nothing had happened to it: {worker.reason}")
         self._out = out

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.load import Load
 from swarm.broker.recovery.procedure import PlanSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.sim.network import CALM, Weather
 from swarm.sim.world import Pace
 from swarm.wire.messages import Submit

@@ -21,7 +21,7 @@ import msgspec
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import SwarmError, WireError
+from swarm.errors import SwarmError, WireError, whatever_ends_it
 from swarm.log import bind, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
@@ -47,6 +47,7 @@ from swarm.wire.codec import DATA
 from swarm.wire.door.watch import Wake
 from swarm.wire.messages import REPLAY_STEP, Step, StepDone
 from swarm.wire.push import PushChannel
+from swarm.wire.seen import Seen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,6 +104,11 @@ class ComputeThread:
     def start(self) -> None:
         self._thread.start()
 
+    def seen_of_next(self) -> Seen | None:
+        """What was seen of the way to the next stage, from any thread."""
+        edge = self._next
+        return None if edge is None else edge.seen()
+
     def post(self, event: Event) -> None:
         """Tell the core a fact, from any thread."""
         self._inbox.put_nowait(event)
@@ -127,17 +133,19 @@ class ComputeThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                outgoing, takes = self._blocked_edge(), not self._outbox
-                self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
-                self._turn()
-        except BaseException as error:
-            log.exception("compute_thread_died")
-            self.fail(error)
+            with whatever_ends_it(self._died):
+                while not self._stopping:
+                    outgoing, takes = self._blocked_edge(), not self._outbox
+                    self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
+                    self._turn()
         finally:
             self._close_edge()
             self._aside.close()
             self._pull.close()
+
+    def _died(self, error: BaseException) -> None:
+        log.exception("compute_thread_died")
+        self.fail(error)
 
     def _has_leisure(self) -> bool:
         return self._core.wants_time and not self._outbox

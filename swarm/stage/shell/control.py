@@ -6,15 +6,17 @@ It obeys nothing: what is ordered goes to its ``Hearer``.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
 from swarm import failpoints
 from swarm.clock import Clock
+from swarm.config.shown import Shown
 from swarm.errors import ConfigError, ForeignMessage, WireError
 from swarm.lock.rotation import Home
 from swarm.log import Damper, get_logger
@@ -30,6 +32,7 @@ from swarm.wire.dealer import DealerChannel, Link
 from swarm.wire.door.keys import address_and_key
 from swarm.wire.greeting import Greeting, greeting, read_greeting, spoken_with, why_strangers
 from swarm.wire.messages import (
+    MAX_TEXT,
     PROTOCOL_VERSION,
     BrokerKey,
     BrokerKeyKept,
@@ -38,6 +41,7 @@ from swarm.wire.messages import (
     Order,
     Probed,
     RotateYours,
+    Setting,
     WorkerMessage,
 )
 from swarm.wire.schema import schema
@@ -301,6 +305,14 @@ def introduction(core: StageCore, equipment: Equipment, door: StepDoor, key: str
         held=core.introduction(),
         logs=tuple(core.log.ranges()),
         kept=core.preparation.kept,
+    )
+
+
+def as_told(settings: Iterable[Shown]) -> tuple[Setting, ...]:
+    """The worker's settings as its broker is told them. A value that is too long for a message is left out."""
+    texts = [(each.name, json.dumps(each.value, ensure_ascii=False), each.origin) for each in settings]
+    return tuple(
+        Setting(name, value if len(value) <= MAX_TEXT else '"…"', origin[:MAX_TEXT]) for name, value, origin in texts
     )
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import ModelError
+from swarm.errors import ModelError, whatever_ends_it
 from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded
@@ -69,15 +69,16 @@ class PlanLoader:
 
     def _run(self, load: Callable[[], Event]) -> None:
         self._vitals.set_loading(True)
-        try:
-            event = load()
-        except BaseException as error:
-            log.exception("loader_died")
-            self._vitals.set_loading(False)
-            self._owner.fail(error)
-        else:
-            self._vitals.set_loading(False)
+        with whatever_ends_it(self._died):
+            try:
+                event = load()
+            finally:
+                self._vitals.set_loading(False)
             self._owner.post(event)
+
+    def _died(self, error: BaseException) -> None:
+        log.exception("loader_died")
+        self._owner.fail(error)
 
     def _loaded(self, action: act.Load, lineage: Lineage) -> Event:
         """Load a plan. What the machine, the files or the plan don't allow is a refusal; anything else is a bug."""

@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ import psutil
 import uvloop
 import xxhash
 import zmq
+from msgspec.structs import replace
 
 from swarm import failpoints
 from swarm.clock import Clock, SystemClock
@@ -37,11 +39,11 @@ from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.shell import keeper
 from swarm.stage.shell.beats import BeatThread
 from swarm.stage.shell.compute import ComputeThread, Outward
-from swarm.stage.shell.control import LOOK_AGAIN_S, Control, Rotate, introduction
+from swarm.stage.shell.control import LOOK_AGAIN_S, Control, Rotate, as_told, introduction
 from swarm.stage.shell.equipment import Equipment, equip
 from swarm.stage.shell.leaving import PATIENCE_S, Departure, Farewell
 from swarm.stage.shell.vitals import LOOK_S, Vitals, process_figures
-from swarm.stage.shell.way import StepDoor, Way, broker_host
+from swarm.stage.shell.way import StepDoor, Way, broker_host, figures_of
 from swarm.wire.door.keys import KeyPair, address_and_key, new_pair
 from swarm.wire.messages import (
     ASSET_PART_BYTES,
@@ -124,6 +126,7 @@ class WorkerService:
         executor = equipment.executor
         self._unit = unit or Unit.nobodys(settings)
         self._progress = Progress()
+        self._told = as_told(self._unit.shown("worker", settings))
         self._equipment = equipment
         self._settings = settings
         self._executor = executor
@@ -294,7 +297,7 @@ class WorkerService:
             is_welcome=core.welcome is not None and not core.parked,
             broker=address_and_key(self._settings.client.url)[0],
             epoch=core.active,
-            layers=str(core.layers or ""),
+            layers=core.layers.in_words if core.layers else "",
             condition=self._vitals.shown,
         )
         (manager.ready if core.welcome is not None else manager.status)(said)
@@ -318,7 +321,8 @@ class WorkerService:
         values["knockers_refused"] = self._door.pull.num_refused
         values["door_shut"] = self._door.pull.num_shut
         values["threads"] = threading.active_count()
-        values |= self._vitals.process
+        values |= self._vitals.process | figures_of(self._compute.seen_of_next())
+        values["clock_s"] = time.time()  # compared with the broker's own when it comes
         return {name: float(value) for name, value in values.items()}
 
     async def _watch_lag(self) -> None:
@@ -353,7 +357,8 @@ class WorkerService:
 
     def _hello(self) -> Hello:
         """Introduce the worker, in the compute thread: what is held belongs to it."""
-        return introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
+        hello = introduction(self._core, self._equipment, self._door, self._way.pair.public, self._control.link)
+        return replace(hello, settings=self._told)
 
     def _start_beats(self, endpoint: str, interval_s: float) -> None:
         if self._beats is not None:

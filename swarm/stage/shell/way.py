@@ -18,6 +18,7 @@ from swarm.wire.door.keys import KeyPair, Lock, address_and_key, keyed, public_k
 from swarm.wire.messages import Edge
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
+from swarm.wire.seen import Seen
 from swarm.wire.tensors import Bytes
 
 if TYPE_CHECKING:
@@ -104,6 +105,14 @@ def _advertised(endpoint: str, host: str) -> str:
 def _ports(own: WorkerSettings) -> range:
     low, _, high = own.data_ports.partition("-")
     return range(int(low), int(high) + 1)
+
+
+def figures_of(seen: Seen | None) -> dict[str, float]:
+    """What was seen of the way to the next stage, as the broker is told it."""
+    if seen is None:
+        return {}
+    rate = {"next.bytes_per_s": seen.bytes_per_s, "next.is_least": float(seen.is_least)}
+    return {"next.round_trip_s": seen.round_trip_s, **rate}
 
 
 def key_in(edge: Edge) -> str | None:

@@ -13,7 +13,7 @@ Bounds, at every door
   time in which we looked counts: if this process stood still, what came meanwhile is read first.
 * *Strangers*: ``_MOST_SHAKING`` handshakes at a time; who gives way, ``strangers`` says. There, too, newcomers are
   accepted: the last ``RESERVE`` descriptors are not for them.
-* *Connections* of one key: ``MOST_OF_KEY``; the oldest gives way. (It may be half of one that nobody has ended.)
+* *Connections* of one key: ``peers``; the oldest gives way. (It may be half of one that nobody has ended.)
 * *What waits to be sent* to one peer: ``connection``; beyond it, ``send`` is False.
 """
 
@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 from swarm.errors import WireError
 from swarm.wire.door.connection import Connection, Read
 from swarm.wire.door.mechanisms import Mechanism
+from swarm.wire.door.peers import Peers
 from swarm.wire.door.strangers import Entrance, Strangers
 from swarm.wire.door.watch import Watch
 from swarm.wire.door.zmtp import Inlet, greeting
@@ -40,7 +41,6 @@ HANDSHAKE_S: Final = 3.0
 SWEEP_S: Final = 1.0
 _MOST_HELD: Final = 64 << 20
 _MOST_SHAKING: Final = 256
-MOST_OF_KEY: Final = 128  # processes of one machine; a thousand descriptors are for all of them together
 _AT_ONCE: Final = 256 << 10  # bytes of one reading
 _LEAVE_S: Final = 1.0  # for last words to who is hung up on
 
@@ -94,16 +94,14 @@ class Listener:
         names: Callable[[str, bytes], bool] | None = None,
     ) -> None:
         self._opens = opens
-        self._names = names
         self._limit_bytes = limit_bytes
         self._watch = watch
         self._wake = wake
         self._scratch = memoryview(bytearray(_AT_ONCE))
         self._lent: Connection | None = None  # what it has not taken yet of what came may lie there
         self._connections: set[Connection] = set()
-        self._peers: dict[bytes, Connection] = {}
+        self._peers = Peers(names)
         self._shaking: Strangers[Connection] = Strangers(_MOST_SHAKING)
-        self._of_key: dict[str, dict[Connection, None]] = {}  # the oldest first
         self._unfinished: dict[Connection, None] = {}  # has part of a message; the oldest first
         self._leaving: list[Connection] = []
         self._ready: deque[Connection] = deque()
@@ -135,11 +133,11 @@ class Listener:
 
     def has(self, peer: bytes) -> bool:
         """Is it connected?"""
-        return peer in self._peers
+        return self._peers.get(peer) is not None
 
     def known(self) -> list[tuple[bytes, str]]:
         """Who is connected and has shown a key, with it."""
-        return [(name, each.inlet.key) for name, each in self._peers.items() if each.inlet.key]
+        return self._peers.known()
 
     def reconsider(self) -> None:
         """Hang up at once on everybody whose key does not open this door any more; what came of them is not heard."""
@@ -208,34 +206,18 @@ class Listener:
                 self._make_ready(connection)  # a message may have come with it
 
     def _welcome(self, connection: Connection) -> None:
-        """The handshake is through. Who comes back under its name takes the place of its former connection."""
+        """The handshake is through."""
         self._shaking.passes(connection)
         if not connection.inlet.identity:
             connection.inlet.identity = secrets.token_bytes(16)
-        name = connection.name
-        former = self._peers.get(name)
-        if former is not None and not self._takes_over(connection.inlet.key, former):
-            self._end(connection, refused=True)  # the name is somebody else's
+        gives_way = self._peers.enter(connection)
+        if gives_way is None:
+            self._end(connection, refused=True)
             return
-        self._peers[name] = connection
-        if connection.inlet.key:
-            self._bound_of_key(connection)
-        if former is not None:
-            connection.has_spoken |= former.has_spoken
-            self._end(former)
-
-    def _bound_of_key(self, connection: Connection) -> None:
-        same = self._of_key.setdefault(connection.inlet.key, {})
-        same[connection] = None
-        if len(same) > MOST_OF_KEY:
-            self._end(next(iter(same)), refused=True)
-
-    def _takes_over(self, key: str, former: Connection) -> bool:
-        """Who has this key, the place of who is called so? Whoever shows none came in where none is asked for; others
-        can't drive it out."""
-        if key == former.inlet.key:
-            return True
-        return bool(former.inlet.key) and self._names is not None and self._names(key, former.name)
+        if gives_way.oldest is not None:
+            self._end(gives_way.oldest, refused=True)
+        if gives_way.former is not None:
+            self._end(gives_way.former)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -366,21 +348,14 @@ class Listener:
         self._connections.discard(connection)
         self._shaking.fails(connection, self._clock)
         self._unfinished.pop(connection, None)
-        same = self._of_key.get(connection.inlet.key, {})
-        same.pop(connection, None)
-        if not same:
-            self._of_key.pop(connection.inlet.key, None)
         self._count(connection)
         self._unwatch(connection)
         if connection.writes:
             self._watch.remove_writer(connection.fd)
         connection.close()
-        name = connection.inlet.identity
-        if name and self._peers.get(name) is connection:
-            del self._peers[name]
-            if connection.has_spoken:
-                self._news.append(PeerLost(name))
-                self._wake()
+        if self._peers.leave(connection) and connection.has_spoken:
+            self._news.append(PeerLost(connection.name))
+            self._wake()
 
     def sweep(self) -> None:
         """Hang up on who takes too long. To be called about every ``SWEEP_S``."""

@@ -172,6 +172,14 @@ class Steer(Message, frozen=True):
     dry_run: bool = False
 
 
+class ShowSettings(Message, frozen=True):
+    """``swarmctl`` asks by which settings a process runs: the broker's own, or those of the worker of this name. The
+    answer is a ``Report`` ("settings")."""
+
+    v: Version = 2
+    worker: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
 class HostHello(Message, frozen=True):
     """A running ``swarm up`` says that it can start workers."""
 
@@ -237,7 +245,17 @@ class RotateMember(Message, frozen=True):
 RequestMessage = Submit | Recall | Attach | Ack | Stop | Cancel | Detach
 LockMessage = Enrol | Invite | Revoke | Rotate | RotateBroker | RotateMember | BrokerKeyKept
 ClientMessage = (
-    RequestMessage | Describe | GetAsset | Query | Join | StopWorker | Steer | HostHello | HostDone | LockMessage
+    RequestMessage
+    | Describe
+    | GetAsset
+    | Query
+    | Join
+    | StopWorker
+    | Steer
+    | ShowSettings
+    | HostHello
+    | HostDone
+    | LockMessage
 )
 
 

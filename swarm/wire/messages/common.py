@@ -20,6 +20,7 @@ MAX_TOKENS = 1 << 20
 MAX_ROWS = 4096
 MAX_SEQUENCES = 1 << 16
 MAX_LAYERS = 1 << 12
+MAX_TEXT = 4096
 MAX_STAGES = 1 << 10
 MAX_NAME = 128
 # The part of what the weights leave that a worker gives to keys and values, if it doesn't say otherwise.
@@ -43,7 +44,7 @@ RequestId = Name
 Incarnation = Name
 Endpoint = Annotated[str, msgspec.Meta(max_length=256)]
 Part = Annotated[float, msgspec.Meta(gt=0, le=1)]  # of a whole
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # of CURVE; its secret half stays where it was made
 Ticket = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]  # by which the relay knows a door; empty: no relay

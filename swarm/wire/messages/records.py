@@ -17,6 +17,7 @@ from swarm.wire.messages.common import (
     Record,
     Seconds,
     SequenceId,
+    Text,
     TokenId,
     Whole,
 )
@@ -33,7 +34,14 @@ class LayerRange(Record, frozen=True):
 
     def __str__(self) -> str:
         """Show people the first and the last layer. One that is empty, which is a mistake, shows its bounds."""
+        if self.stop == self.first + 1:
+            return str(self.first)
         return f"{self.first}–{self.stop - 1}" if self.first < self.stop else f"[{self.first}, {self.stop})"
+
+    @property
+    def in_words(self) -> str:
+        """``layer 5``, ``layers 3–5``."""
+        return f"layer {self}" if self.stop == self.first + 1 else f"layers {self}"
 
 
 def layers_of(ranges: Iterable[LayerRange]) -> frozenset[int]:
@@ -75,6 +83,15 @@ class PayloadSpec(Record, frozen=True):
 
     num_bytes: Annotated[int, msgspec.Meta(ge=0, le=ASSET_PART_BYTES)]
     checksum: Whole
+
+
+class Setting(Record, frozen=True):
+    """A setting of a process, as it is told to people: no password is in it. ``value``: as JSON. ``origin``: where the
+    value comes from, in words."""
+
+    name: Name
+    value: Text
+    origin: Text
 
 
 class SequencePosition(Record, frozen=True):

@@ -31,7 +31,7 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.locks import BrokerKeyKept
 from swarm.wire.messages.manifest import AssetPart, Manifest
-from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, SequencePosition
+from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, SequencePosition, Setting
 
 
 class RangePosition(Record, frozen=True):
@@ -94,7 +94,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """A worker introduces itself, at its first contact and after every reconnection, with all it holds. ``key``: by
     which others know it when it knocks at their doors. ``ticket``: by which a relay knows its own door, if need be.
     ``build``: of which version of Swarm it is. ``kv_share``: the part of what weights leave of ``memory_bytes`` that it
-    gives to keys and values.
+    gives to keys and values. ``settings``: those that it runs by, for who asks.
 
     ``epoch`` is the last one it heard of, in the life that ``lineage`` names. The broker takes no number from a worker:
     whoever is welcomed by another life begins anew with that one's.
@@ -123,6 +123,7 @@ class Hello(Message, frozen=True, kw_only=True):
     v: Version = 2
     build: Annotated[str, msgspec.Meta(max_length=64)] = ""
     kv_share: Part = KV_SHARE
+    settings: Annotated[tuple[Setting, ...], msgspec.Meta(max_length=256)] = ()
 
 
 class Probe(Message, frozen=True):

@@ -27,7 +27,8 @@ from swarm.broker.actions import (
     WriteEpoch,
     WriteTokens,
 )
-from swarm.broker.core import BrokerCore, BrokerSettings
+from swarm.broker.core import BrokerCore
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.questions import answered
 from swarm.broker.events import (
     AcceptanceWritten,

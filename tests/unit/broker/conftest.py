@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.journal import writer
 from swarm.broker.state.past import Past
 from tests.unit.broker.bench import Bench, check_state, settings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm import config
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.settings import Endpoints, core_settings, plan_rules
 from swarm.wire.messages import NOBODYS
 

@@ -61,7 +61,7 @@ def test_a_swarm_that_is_well() -> None:
         ("serving", "ok", "village by 2 stages, epoch 3", ""),
         ("queue", "ok", "nobody waits, 4 run", ""),
         ("builds", "ok", f"all of {__version__}", ""),
-        ("w0", "ok", "well, with layers 0-3; its way to the broker: 0.2 ms there and back, 954 MiB a second", ""),
+        ("w0", "ok", "well, with layers 0–3; its way to the broker: 0.2 ms there and back, 954 MiB a second", ""),
         ("predicted", "ok", "w0 10 ms a step, took 11", ""),
     ]
 
@@ -97,10 +97,125 @@ def test_each_ailment_has_its_remedy(changes: dict[str, Json], about: str, level
     assert remedy in ill.remedy
 
 
-def test_who_has_left_is_no_ailment() -> None:
-    """But that nobody is left, is one."""
-    (ill,) = [each for each in found(worker={"state": "out", "verdict": "dead"}) if each.level != "ok"]
-    assert (ill.about, ill.level, ill.text) == ("workers", "trouble", "none is here")
+def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
+    (all_of_them, its_own) = [each for each in found(worker={"state": "out", "verdict": "dead"}) if each.level != "ok"]
+    assert (all_of_them.about, all_of_them.level, all_of_them.text) == ("workers", "trouble", "none is here")
+    assert its_own.about == "w0"
+
+
+@pytest.mark.parametrize(
+    ("row", "level", "says", "remedy"),
+    [
+        ({"state": "out", "verdict": "dead", "layers": [4, 8], "reason": "its connection closed"}, "trouble",
+         "is out, and layers 4–7 wait for another worker: its connection closed", "its log says why"),
+        ({"state": "out", "verdict": "silent", "layers": None, "reason": "no beat for 1.2 s"}, "note",
+         "is out: no beat for 1.2 s", "the way to it"),
+        ({"state": "out", "verdict": "silent", "last_layers": [5, 6], "layers": None}, "trouble",
+         "is out, others do its part (layer 5), and nobody has come in its place", "the way to it"),
+        ({"state": "out", "verdict": "dead", "last_layers": [5, 6], "layers": None, "steered": "drained"}, "note",
+         "is out", "its log says why"),
+        ({"state": "out", "verdict": "lied", "layers": None, "reason": "not finite"}, "trouble", "out", "memory"),
+        ({"state": "left", "verdict": "left", "layers": None, "reason": "it was asked to leave"}, "note",
+         "has left: it was asked to leave", "swarmctl join"),
+        ({"steered": "cordoned", "layers": [4, 5]}, "note",
+         "cordoned by hand: it gets no new layers, and has layer 4", "swarmctl uncordon w1"),
+        ({"steered": "drained", "layers": None}, "note", "drained by hand: it gets no layers, and has no layers",
+         "swarmctl uncordon w1"),
+        ({"state": "refused", "reason": "no room"}, "note", "could not load what it was asked to: no room", "again"),
+        ({"state": "leaving", "layers": [4, 8]}, "note", "it is leaving, and has layers 4–7", "others have"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_is_missing_or_held_back_is_told(row: Json, level: str, says: str, remedy: str) -> None:
+    """However well the others are: a swarm that lost one is not called well, and who was asked to go is told, too."""
+    nodes: Json = {"workers": [WORKER, {**WORKER, "name": "w1", "layers": [4, 8], **row}]}
+    (ill,) = [each for each in ailments(Reports(STATUS, nodes, {"stages": [STAGE]})) if each.level != "ok"]
+    assert (ill.about, ill.level) == ("w1", level)
+    assert says in ill.text
+    assert remedy in ill.remedy
+
+
+def test_who_is_back_under_its_name_is_not_missed() -> None:
+    """Of several lives of one that is gone, the last is told."""
+    lives = [{**WORKER, "state": "out", "verdict": "dead", "layers": None, "reason": why} for why in ("first", "last")]
+    nodes: Json = {"workers": [*lives, WORKER, *({**each, "name": "w1"} for each in lives)]}
+    told = [each for each in ailments(Reports(STATUS, nodes, {})) if each.level != "ok"]
+    assert [(each.about, each.text) for each in told] == [("w1", "is out: last")]
+
+
+def test_who_was_lost_is_missed_until_another_one_has_come() -> None:
+    """One for one: workers with names of their own each time (of pods, say) do not make trouble for ever."""
+    lost = {**WORKER, "state": "out", "verdict": "dead", "layers": None, "last_layers": [4, 8]}
+    rows: list[Json] = [
+        {**WORKER, "here_for_s": 1000.0},
+        {**lost, "name": "a", "verdict_for_s": 500.0},
+        {**lost, "name": "b", "verdict_for_s": 100.0},
+        {**WORKER, "name": "c", "here_for_s": 50.0},
+    ]
+
+    def told(rows: list[Json]) -> dict[str, tuple[str, str]]:
+        found = ailments(Reports(STATUS, {"workers": rows}, {}))
+        return {each.about: (each.level, each.text) for each in found if each.about in ("a", "b")}
+
+    alone = "is out, others do its part (layers 4–7), and nobody has come in its place"
+    assert told(rows) == {"a": ("note", "is out, and c has come since"), "b": ("trouble", alone)}
+    assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has come since")
+    assert told(rows[:3]) == {"a": ("trouble", alone), "b": ("trouble", alone)}
+
+
+def test_one_stage_and_one_layer_are_told_so() -> None:
+    told = {each.about: each.text for each in found(status={"num_stages": 1}, worker={"layers": [5, 6]})}
+    assert told["serving"] == "village by 1 stage, epoch 3"
+    assert told["w0"].startswith("well, with layer 5; ")
+
+
+def ways(*seen: tuple[float, float, bool]) -> list[Finding]:
+    """Of w0, w1 … to the next one."""
+    keys = ("round_trip_s", "bytes_per_s", "is_least")
+    rows = [
+        {**WORKER, "name": f"w{place}", "next": {"to": f"w{place + 1}", **dict(zip(keys, each, strict=True))}}
+        for place, each in enumerate(seen)
+    ]
+    return [each for each in ailments(Reports(STATUS, {"workers": rows}, {})) if each.about == "way"]
+
+
+def test_ways_between_workers_are_told_as_they_were_seen() -> None:
+    """A way that was never full may well carry more, and is not called narrow."""
+    assert [(each.level, each.text) for each in ways((2e-4, 5e7, False), (3e-4, 4e4, True), (2e-4, 0.0, True))] == [
+        ("ok", "w0 → w1: 0.2 ms there and back, 47.7 MiB a second"),
+        ("ok", "w1 → w2: 0.3 ms there and back, at least 39.1 KiB a second"),
+        ("ok", "w2 → w3: 0.2 ms there and back"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slow", "remedy"),
+    [
+        ((0.12, 1e9, False), "nearer machine"),
+        ((2e-4, 4e4, False), "MTU"),
+        ((4e-3, 1e9, False), "the others take 0.2 ms"),
+        ((2e-4, 2e7, False), "others pass 5 times as much"),
+    ],
+)
+def test_a_slow_way_is_found_by_itself_and_beside_the_others(slow: tuple[float, float, bool], remedy: str) -> None:
+    quick = (2e-4, 1e8, False)
+    ill = [each for each in ways(quick, slow, quick) if each.level != "ok"]
+    assert {each.text.partition(":")[0] for each in ill} == {"w1 → w2"}
+    assert any(remedy in each.remedy for each in ill)
+
+
+def test_clocks_of_machines_are_told() -> None:
+    """By machine, however many workers it has; who does not tell its clock is not judged."""
+    rows: list[Json] = [
+        {**WORKER, "host": "a", "clock_ahead_s": 0.012},
+        {**WORKER, "name": "w1", "host": "b", "clock_ahead_s": -2.34},
+        {**WORKER, "name": "w2", "host": "b", "clock_ahead_s": -2.34},
+        {**WORKER, "name": "w3", "host": "c", "clock_ahead_s": None},
+    ]
+    told = [each for each in ailments(Reports(STATUS, {"workers": rows}, {})) if each.about == "clock"]
+    assert [(each.level, each.text) for each in told] == [("note", "b is 2.3 s behind the broker's machine")]
+    assert "time service" in told[0].remedy
+    right = [each for each in ailments(Reports(STATUS, {"workers": rows[::3]}, {})) if each.about == "clock"]
+    assert [(each.level, each.text) for each in right] == [("ok", "all machines within 12 ms")]
 
 
 def test_a_few_steps_say_nothing_of_predictions() -> None:

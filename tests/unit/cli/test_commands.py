@@ -45,6 +45,7 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "version"): (),
     ("swarmctl", "top"): (),
     ("swarmctl", "doctor"): (),
+    ("swarmctl", "config", "show"): (),
     ("swarmctl", "join"): (),
     ("swarmctl", "stop"): ("w0",),
     ("swarmctl", "invite"): ("--role", "worker"),

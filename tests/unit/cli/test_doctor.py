@@ -110,10 +110,10 @@ def test_memory_and_cores_that_a_container_gives() -> None:
 
 
 def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
-    ahead = Outlook(((1, 13.04), (16, 1100.0)), 0.52, (6, 2))
+    ahead = Outlook(((1, 13.04), (16, 1180.0)), 0.52, (6, 2))
     told = {each.about: each.text for each in findings(replace(SOUND, outlook=ahead))}
     assert told["outlook"] == (
-        "with 6 + 2 layers, tokens/s by sequences that decode together: 1: 13, 16: 1.1e+03; "
+        "with 6 + 2 layers, by sequences that decode together: 1: 13 tokens/s, 16: 1,180 tokens/s; "
         "a prompt of 512 tokens takes 0.52 s"
     )
 
@@ -273,5 +273,5 @@ def test_the_whole_command(tmp_path: Path) -> None:
     found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
     assert found["keys"]["level"] == "trouble"
     assert found["model"]["level"] == "ok"
-    assert "tokens/s by sequences that decode together: 1: " in found["outlook"]["text"]
+    assert "layers, by sequences that decode together: 1: " in found["outlook"]["text"]
     assert not (state / "journal.sqlite").exists()

@@ -11,7 +11,7 @@ import pytest
 from swarm.client.blocking import Client
 from swarm.ctl.look.follow import line, told
 from swarm.errors import Unavailable
-from swarm.govern.events import NOTHING, Look, happened
+from swarm.govern.events import AWAITED_S, NOTHING, Look, happened, remembered
 from swarm.wire.messages import Json
 
 
@@ -125,10 +125,73 @@ def follow(*looks: Look | None) -> list[str]:
 
 
 def test_an_absence_is_told_once_and_waited_out() -> None:
-    """What it brought is told when the broker is back; what lived through it is no news."""
+    """What it brought is told when the broker is back."""
     names = follow(look(W0), None, None, None, look(W0, W1, uptime_s=1.0), None, look(W0, W1, uptime_s=1.5))
     first = ["worker_joined", "serving"]
-    assert names == [*first, "broker_away", "broker_started", "worker_joined", "broker_away"]
+    assert names == [*first, "broker_away", "broker_started", "worker_back", "worker_joined", "broker_away"]
+
+
+# --- workers over a restart of the broker ----------------------------------------------------------------------------
+
+
+def test_workers_that_come_back_to_the_broker_were_not_lost() -> None:
+    """It knows them one by one, as they come; each is told once, also if the broker is started again meanwhile."""
+    waits = {"state": "waiting", "waits_for": "the workers of before the restart"}
+    names = follow(
+        look(W0, W1),
+        None,
+        look(uptime_s=0.1, **waits),
+        look(uptime_s=0.4, **waits),
+        look(W1, uptime_s=0.9, **waits),
+        look(W1, uptime_s=0.2, **waits),
+        look(W0, W1, uptime_s=0.7),
+        look(W0, W1, uptime_s=AWAITED_S + 1),
+    )
+    assert names[3:] == [
+        *("broker_away", "broker_started", "not_serving", "worker_back"),
+        *("broker_started", "worker_back", "worker_back", "serving"),
+    ]
+    assert "worker_lost" not in names
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (look(W0, uptime_s=AWAITED_S - 1), []),
+        (look(W0, uptime_s=AWAITED_S + 1), ["w1 did not come back to the broker that was started again"]),
+        (
+            look(W0, worker("w1", incarnation="w1-2"), uptime_s=1.0),
+            ["w1 did not come back to the broker that was started again", "w1 is here (process 7 on h)"],
+        ),
+        (look(W0, worker("w1", state="out", reason="no beat"), uptime_s=1.0), ["w1 is out: no beat"]),
+        (look(W0, worker("w1", verdict="slow"), uptime_s=1.0), ["w1 is back (process 7 on h)", "w1 is slow"]),
+    ],
+)
+def test_one_that_does_not_come_back_is_lost(later: Look, expected: list[str]) -> None:
+    """When another process has its name, or after a while; once."""
+    restarted = look(W0, uptime_s=0.5)
+    before = remembered(look(W0, W1, uptime_s=100.0), restarted)
+    assert texts(before, later) == expected
+    assert texts(remembered(before, later), later) == []
+
+
+# --- newcomers -------------------------------------------------------------------------------------------------------
+
+
+def refused(*rows: Json, uptime_s: float = 5.0) -> Look:
+    found = look(W0, uptime_s=uptime_s)
+    return found._replace(nodes={**found.nodes, "refused": list(rows)})
+
+
+def test_who_was_sent_away_is_told_when_the_broker_tells_it() -> None:
+    """Once for each time that it does; to another broker it is new."""
+    row = {"number": 1, "name": "w0", "host": "there", "pid": 9, "reason": "the name w0 is taken", "times": 1}
+    again = row | {"number": 2, "times": 40}
+    text = "w0 was sent away (process 9 on there): the name w0 is taken"
+    assert texts(look(W0), refused(row)) == [text]
+    assert texts(refused(row), refused(row)) == []
+    assert texts(refused(row), refused(again)) == [text.replace(":", ", 40 times by now:")]
+    assert text in texts(refused(row, uptime_s=9.0), refused(row, uptime_s=1.0))
 
 
 def test_a_broker_that_is_away_from_the_start_is_an_error() -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from swarm.client.blocking import Client
-from swarm.ctl.upgrade import Rolling
+from swarm.ctl.upgrade import Rolling, demand_named, summed_up, told
 from swarm.errors import Unavailable
 
 
@@ -21,12 +21,21 @@ class Broker:
         assert what == "nodes"
         return {"workers": list(self.workers)}
 
+    def stop_worker(self, name: str, *, force: bool, again: bool) -> None:
+        """It is back at once."""
+        assert again
+        self.workers = tuple(
+            each | {"incarnation": f"{name}-2"} if (each["name"], each["state"]) == (name, "member") else each
+            for each in self.workers
+        )
+
 
 def rolling(*workers: dict[str, Any]) -> Rolling:
     return Rolling(cast(Client, Broker(*workers)))
 
 
 OUT = {"name": "w0", "incarnation": "w0-1", "build": "0.2.0", "state": "out", "layers": None}
+HERE = OUT | {"name": "w1", "incarnation": "w1-1", "state": "member"}
 
 
 def test_nobody_started_anew_is_no_success() -> None:
@@ -36,6 +45,27 @@ def test_nobody_started_anew_is_no_success() -> None:
 
 
 def test_an_unknown_name_stops_it_before_anybody_is_touched() -> None:
-    here = OUT | {"name": "w1", "state": "member"}
     with pytest.raises(Unavailable, match="no worker w7: the workers are w1"):
-        list(rolling(here).run(("w1", "w7")))
+        list(rolling(HERE).run(("w1", "w7")))
+
+
+def test_who_is_out_is_told_and_left_as_it_was() -> None:
+    """Also in the end; that is a failure if somebody asked for just that one."""
+    frozen = OUT | {"reason": "no beat for 704 ms: frozen or cut off"}
+    done = list(rolling(HERE, frozen).run(()))
+    assert [told(each).split(" after")[0] for each in done] == [
+        "w0 is out and was left as it was: no beat for 704 ms: frozen or cut off",
+        "w1 is back",
+    ]
+    assert summed_up(done) == "1 upgraded, 1 out and left as it was"
+    demand_named((), done)
+    demand_named(("w1",), done)
+    with pytest.raises(Unavailable, match="w0 could not be started anew: swarmctl nodes shows why"):
+        demand_named(("w0", "w1"), done)
+
+
+def test_a_name_of_which_one_process_lives_is_that_ones() -> None:
+    """One that is out is remembered for a while; one that has refused layers lives, too."""
+    done = list(rolling(HERE, OUT | {"name": "w1", "incarnation": "w1-0"}).run(()))
+    assert (len(done), summed_up(done)) == (1, "1 upgraded")
+    assert not rolling(HERE | {"state": "refused"}).workers()[0].absence

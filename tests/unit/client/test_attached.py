@@ -125,17 +125,25 @@ def test_another_reader_comes() -> None:
 
 
 def test_ending_what_is_read_elsewhere() -> None:
-    """It is not attached to for that; the Cancel is said again after a reconnect, until it is confirmed."""
+    """It is not attached to for that; the Cancel is said again after a reconnect, until it is confirmed. Others may
+    wish it, too."""
     session = Session("tcp://here")
     session.handle(Connected(), 0.0)
     cancel = Send(Cancel(request_id="a"))
     assert session.handle(Revoke(submit_of("a")), 0.0) == [cancel]
-    with pytest.raises(InvalidRequest, match="in use"):
-        session.handle(Revoke(submit_of("a")), 0.0)
+    assert session.handle(Revoke(submit_of("a")), 0.0) == []
     session.handle(Disconnected(), 0.1)
     assert session.handle(Connected(), 0.2) == [cancel]
     session.handle(Received(end_of("a", 0, "cancelled")), 0.3)
     assert session.idle
+
+
+def test_what_is_read_here_is_not_ended_as_somebody_else_s() -> None:
+    """Its reader cancels it."""
+    session = Session("tcp://here")
+    session.handle(Start(submit_of("a")), 0.0)
+    with pytest.raises(InvalidRequest, match="in use"):
+        session.handle(Revoke(submit_of("a")), 0.0)
 
 
 def test_recalling_is_a_question() -> None:

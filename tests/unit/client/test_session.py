@@ -34,6 +34,7 @@ from swarm.client.events import (
     Withdraw,
 )
 from swarm.client.ongoing import ACK_EVERY, MAX_UNCONSUMED, NUDGE_S
+from swarm.client.questions import LEFT_S
 from swarm.client.session import CONFIRM_CANCEL_S, Session
 from swarm.errors import (
     ClientError,
@@ -61,6 +62,7 @@ from swarm.wire.messages import (
     Report,
     Stop,
     Submit,
+    Suppose,
     Timing,
     Tokens,
 )
@@ -639,22 +641,69 @@ def test_an_id_in_use(driver: Driver) -> None:
 
 
 def test_answers_find_their_questions(driver: Driver) -> None:
-    """Descriptions answer all who asked, reports the first who asked for them, parts of assets by name and place."""
+    """Descriptions answer all who asked, parts of assets go by name and place."""
     driver.do(Connected())
-    for key, question in enumerate((Describe(), Describe(), Query(what="plan"), Query(what="plan"))):
-        assert driver.do(Ask(key, question, 9.0)) == [Send(question)]
+    for key in range(2):
+        assert driver.do(Ask(key, Describe(), 9.0)) == [Send(Describe())]
     driver.do(Ask(4, GetAsset(name="a", offset=0), 9.0))
     description = Description(
         manifest=None, state="waiting", waits_for="", max_context=0, max_queue=1, swarm_version="0"
     )
     assert driver.get(description) == [Answered(0, description), Answered(1, description)]
-    plan = Report(what="plan", ok=True, body={})
-    assert driver.get(plan) == [Answered(2, plan)]
-    assert driver.get(Report(what="nodes", ok=True, body={})) == []
-    assert driver.get(plan) == [Answered(3, plan)]
     missing = Report(what="asset", ok=False, body={})
     assert driver.get(missing) == [Answered(4, missing)]
     assert driver.session.idle
+
+
+PLAN, NODES = Query(what="plan"), Query(what="nodes")
+SUPPOSED = Query(what="plan", suppose=Suppose(without=("w0",)))
+
+
+def test_questions_of_one_kind_are_asked_one_after_the_other(driver: Driver) -> None:
+    """A report tells its kind and no more: so each answers what was asked last. Other kinds don't wait."""
+    driver.do(Connected())
+    assert driver.do(Ask(1, PLAN, 9.0)) == [Send(PLAN)]
+    assert driver.do(Ask(2, SUPPOSED, 9.0)) == []
+    assert driver.do(Ask(3, NODES, 9.0)) == [Send(NODES)]
+    assert driver.do(Ask(4, PLAN, 9.0)) == []
+    assert driver.get(report("plan", 1)) == [Answered(1, report("plan", 1)), Send(SUPPOSED)]
+    assert driver.get(report("nodes", 2)) == [Answered(3, report("nodes", 2))]
+    driver.do(Withdraw(4))  # it was not asked yet
+    assert driver.get(report("plan", 3)) == [Answered(2, report("plan", 3))]
+    assert driver.get(report("plan", 4)) == []
+    assert driver.session.idle
+
+
+def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next_one_s(driver: Driver) -> None:
+    """Whether its asker has left or had no more time. One that never comes holds nobody up for good."""
+    driver.do(Connected())
+    driver.do(Ask(1, PLAN, 2.0))
+    driver.do(Ask(2, SUPPOSED, 60.0))
+    [late] = driver.wait(2)
+    assert isinstance(late, Unanswered)
+    assert late.key == 1
+    assert driver.get(report("plan", 1)) == [Send(SUPPOSED)]
+    driver.do(Ask(3, PLAN, 60.0))
+    driver.do(Withdraw(2))
+    assert driver.wait(LEFT_S - TICK_S) == [Send(Describe())]  # is the broker there?
+    assert Send(PLAN) in driver.wait(2 * TICK_S)
+    assert driver.get(report("plan", 3)) == [Answered(3, report("plan", 3))]
+    assert driver.session.idle
+
+
+def test_after_a_reconnect_what_is_waited_for_is_asked_again(driver: Driver) -> None:
+    """In its order; what was left is not."""
+    driver.do(Connected())
+    for key, question in enumerate((PLAN, SUPPOSED, NODES)):
+        driver.do(Ask(key, question, 60.0))
+    driver.do(Withdraw(0))
+    driver.do(Disconnected())
+    assert driver.do(Connected()) == [Send(NODES), Send(SUPPOSED)]
+    assert driver.get(report("plan", 1)) == [Answered(1, report("plan", 1))]
+
+
+def report(what: str, number: int) -> Report:
+    return Report(what=what, ok=True, body={"number": number})
 
 
 def test_questions_have_time_limits_and_can_be_withdrawn(driver: Driver) -> None:

@@ -126,8 +126,8 @@ def test_doors_are_held_open_where_the_settings_have_them() -> None:
 @pytest.fixture
 def installed_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this Python were not in somebody's home."""
-    monkeypatch.setattr("swarm.cli.systemd._HIDDEN", ())
-    monkeypatch.setattr("swarm.cli.systemd._program", lambda: Path("/bin/true"))
+    monkeypatch.setattr("swarm.cli.systemd.files._HIDDEN", ())
+    monkeypatch.setattr("swarm.cli.systemd.files._USUAL", ("/bin/true",))
 
 
 @pytest.mark.usefixtures("installed_for_all")
@@ -135,6 +135,8 @@ def test_an_image_gets_what_any_systemd_understands(tmp_path: Path, capsys: pyte
     """Its systemd is not the one that runs here; and of its interfaces nobody here knows the addresses."""
     (tmp_path / "etc/swarm").mkdir(parents=True)
     (tmp_path / "etc/swarm/swarm.toml").write_text('state_dir = "x"\nbroker.listen = ["192.0.2.1", "eth7"]\n')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/true").touch()
     assert run(["systemd", "install", "--root", str(tmp_path)]) == 0
     assert "eth7: an address that only the machine itself knows" in capsys.readouterr().out
     drop_ins = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.conf") if "swarm-" in str(path)}
@@ -142,7 +144,8 @@ def test_an_image_gets_what_any_systemd_understands(tmp_path: Path, capsys: pyte
     assert "192.0.2.1:5704" in next(tmp_path.rglob("10-doors.conf")).read_text()
     assert found_wrong(tmp_path / "etc/systemd/system") == ""
     assert run(["systemd", "uninstall", "--root", str(tmp_path)]) == 0
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "etc/swarm/swarm.toml"]
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {tmp_path / "etc/swarm/swarm.toml", tmp_path / "bin/true"}
 
 
 @pytest.mark.usefixtures("installed_for_all")

@@ -16,10 +16,9 @@ import pytest
 
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.requests import intake
-from swarm.broker.requests.delivery import Delivery
 from swarm.broker.requests.endings import Ends
 from swarm.broker.requests.requests import Requests
-from swarm.broker.requests.tokens import Growth
+from swarm.broker.requests.tokens import Delivery, Growth
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import State
 from swarm.broker.steps import scheduler
@@ -177,7 +176,7 @@ def deliver_a_token_twice(patch: pytest.MonkeyPatch) -> None:
 
 def overrun_the_window(patch: pytest.MonkeyPatch) -> None:
     """A slow reader is sent everything at once."""
-    patch.setattr("swarm.broker.requests.delivery.WINDOW", 1 << 20)
+    patch.setattr("swarm.broker.requests.tokens.WINDOW", 1 << 20)
 
 
 def confuse_rows(patch: pytest.MonkeyPatch) -> None:

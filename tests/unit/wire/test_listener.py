@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.wire.door import listener, strangers
+from swarm.wire.door import listener, peers, strangers
 from swarm.wire.door.connection import MESSAGE_S
 from swarm.wire.door.listener import HANDSHAKE_S, Arrived, GateClosed, Listener, Overstepped, PeerLost
 from swarm.wire.door.mechanisms import ROUTER, Mechanism, Null, Reply, asks, named, told
@@ -203,7 +203,7 @@ class Keyed(Null):
 
 def test_one_key_has_no_more_connections_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest gives way, and is lost; nobody else's does. Those that have gone count no more."""
-    monkeypatch.setattr(listener, "MOST_OF_KEY", 3)
+    monkeypatch.setattr(peers, "MOST_OF_KEY", 3)
     door = Door(monkeypatch, lambda: Keyed(ROUTER))
     other = door.knock("b1", b"x")
     for number in range(1, 6):
@@ -219,6 +219,6 @@ def test_one_key_has_no_more_connections_than_it_may(monkeypatch: pytest.MonkeyP
     assert sorted(name for name, _ in door.listener.known()) == [b"a4", b"a5", b"a6", b"b1"]
     other.close()
     door.taken()
-    assert set(door.listener._of_key) == {"a"}
+    assert set(door.listener._peers._of_key) == {"a"}
     for each in (*door.peers, door.listener, door.poll):
         each.close()

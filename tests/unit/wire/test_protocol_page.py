@@ -17,8 +17,8 @@ import pytest
 
 import swarm.broker
 from swarm.broker.reception import STRIKES
-from swarm.broker.requests.delivery import MAX_TOKENS_PER_MESSAGE, WINDOW
 from swarm.broker.requests.endings import RequestSettings
+from swarm.broker.requests.tokens import MAX_TOKENS_PER_MESSAGE, WINDOW
 from swarm.lock.invitation import Invitation, read
 from swarm.lock.rights import _CLIENT_ASKS, _MAY
 from swarm.params import MAX_BIASES, MAX_STOPS

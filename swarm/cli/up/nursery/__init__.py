@@ -6,6 +6,7 @@ which are the same in all workers of a machine. ``process`` is the nursery itsel
 * A worker is forked twice, so that it is an orphan at once, and the supervisor's, who takes orphans in
   (``PR_SET_CHILD_SUBREAPER``): it is ended, waited for and watched as any child, and outlives the nursery.
 * A process that forks must have no threads. One that finds some in itself says so and ends.
-* Without a nursery (elsewhere than on Linux, for GPUs, or when it has ended) workers are started as processes of their
-  own, later but no worse.
+* One that has ended is made anew, a few times in a row (``renewal``), unless it can't work.
+* Without a nursery (elsewhere than on Linux, for GPUs, or when it is given up) workers are started as processes of
+  their own, later but no worse.
 """

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from swarm import version
 from swarm.cli.up.processes import PARENT_FD_VARIABLE, Lifeline, LogFile, Process
+from swarm.cli.up.supervisor import describe_exit
 
 CONTROL_VARIABLE = "SWARM_NURSERY_FD"
 MAX_ORDER_BYTES = 64 << 10
@@ -100,6 +101,7 @@ class Nursery:
         self._unborn: deque[Forked] = deque()  # in the order in which they were asked for
         self._loop = asyncio.get_running_loop()
         self._patience: asyncio.TimerHandle | None = None
+        self._problem = ""  # why it can't ever begin a life
         self._made_of = _installed()
         take_orphans_in()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -142,13 +144,24 @@ class Nursery:
         return self._process.poll() is None and self._control.fileno() >= 0
 
     @property
+    def end_in_words(self) -> str:
+        """Of one that has ended."""
+        return self._problem or describe_exit(self._process.returncode)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Another one would end like this one: it can't fork, or doesn't answer."""
+        return bool(self._problem)
+
+    @property
     def is_outdated(self) -> bool:
         """Another version has been installed since it was started: what it has imported is the former one."""
         return self._made_of != _installed()
 
     def look(self) -> None:
-        """Something has ended, perhaps this."""
+        """Something has ended, perhaps this: whom it has told of before lives all the same."""
         if self._process.poll() is not None:
+            self._hear_births()
             self.end()
 
     def begin(self, command: Sequence[str], log: LogFile) -> Forked:
@@ -162,29 +175,42 @@ class Nursery:
             os.close(descriptor)
         self._unborn.append(life)
         if self._patience is None:
-            self._patience = self._loop.call_later(BIRTH_S, self.end)
+            self._patience = self._loop.call_later(BIRTH_S, self._lose_patience)
         return life
 
     def _hear(self) -> None:
         """A child is born, or the nursery has ended."""
-        with suppress(BlockingIOError):
-            while message := self._next_message():
-                self._unborn.popleft().born(json.loads(message))
-                self._be_patient()
+        if self._hear_births():
             self.end()
 
+    def _hear_births(self) -> bool:
+        """Take what it has said; whether that is all that it will ever say."""
+        with suppress(BlockingIOError):
+            while self._control.fileno() >= 0 and (message := self._next_message()):
+                said = json.loads(message)
+                if isinstance(said, str):
+                    self._problem = said
+                else:
+                    self._unborn.popleft().born(said)
+                    self._be_patient()
+            return True
+        return False
+
     def _next_message(self) -> bytes:
-        """Empty at its end, orders that it hasn't read among what is lost or not."""
-        try:
+        """Empty at its end. That it has left orders unread is told once, before what it has said."""
+        with suppress(ConnectionResetError):
             return self._control.recv(MAX_ORDER_BYTES)
-        except ConnectionResetError:
-            return b""
+        return self._control.recv(MAX_ORDER_BYTES)
 
     def _be_patient(self) -> None:
         assert self._patience is not None
         self._patience.cancel()
-        self._patience = self._loop.call_later(BIRTH_S, self.end) if self._unborn else None
+        self._patience = self._loop.call_later(BIRTH_S, self._lose_patience) if self._unborn else None
         self._look()  # it may have ended before we knew its number
+
+    def _lose_patience(self) -> None:
+        self._problem = f"did not answer within {BIRTH_S:g} s"
+        self.end()
 
     def end(self) -> None:
         """End it. Who isn't born yet is started as a process of its own."""

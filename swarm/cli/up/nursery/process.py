@@ -1,7 +1,7 @@
 """The nursery's own process: imports, then forks a worker for each order.
 
 An order is a JSON list, the arguments of ``swarm``, with the descriptor of a log. The answer is the number of a process
-that is the supervisor's child by then.
+that is the supervisor's child by then; or, in words, why there will never be one.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def serve(way: socket.socket, run: Run) -> int:
     """Fork a child for each order, until the supervisor is gone; the exit code. Returns in children, too."""
     if len(os.listdir("/proc/self/task")) != 1:
         print("swarm: the nursery has threads, so it can't fork: workers start by themselves", file=sys.stderr)
+        way.send(json.dumps("has threads, so it can't fork").encode())
         return 1
     gc.collect()
     gc.freeze()  # children share these pages for as long as nobody writes to them

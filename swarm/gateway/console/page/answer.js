@@ -7,6 +7,7 @@ import { summary } from "./certainty.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
 import { count, plural, rate, seconds } from "./format.js";
 import { progressOf, stateOf } from "./queue.js";
+import { isCutByContext } from "./room.js";
 import { talkOf } from "./talk.js";
 import { badge, button, empty, heading, meter, setBadge, setMeter } from "./widgets.js";
 
@@ -33,6 +34,7 @@ export function mount(root, store, api) {
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
   const back = button("Read it here", () => talk.takeBack());
+  const anew = button("Begin a new conversation", () => talk.startAnew());
   const facts = h("p", { class: "quiet-words answer-facts" });
   const waiting = waitingFor(talk, store);
   const certainty = certaintySwitch(talk, view);
@@ -48,6 +50,7 @@ export function mount(root, store, api) {
     panel.element,
     words,
     back,
+    anew,
     facts,
   );
 
@@ -59,6 +62,7 @@ export function mount(root, store, api) {
     waiting.draw();
     if (panel.isOf !== answer) panel.show(null, answer);
     back.hidden = answer?.state !== "elsewhere";
+    anew.hidden = !(answer?.isTooLong && answer.isChat && talk.turns.length > 0);
     words.hidden = !answer?.words;
     if (!answer) return;
     const [tone, name] = STATES[answer.state];
@@ -66,10 +70,11 @@ export function mount(root, store, api) {
     text(words, answer.words);
     set(words, { class: answer.state === "failed" ? "problem" : "hint" });
     choices.draw();
-    text(facts, factsOf(answer));
+    drawFacts();
   };
+  const drawFacts = () => text(facts, factsOf(talk.answer, talk.model?.context));
   talk.subscribe(draw);
-  setInterval(() => talk.isBusy && text(facts, factsOf(talk.answer)), 1000); // its time goes on while nothing comes
+  setInterval(() => talk.isBusy && drawFacts(), 1000); // its time goes on while nothing comes
 }
 
 // Before the first token: whether it waits for its turn, or how much of its prompt is computed.
@@ -198,15 +203,16 @@ const certaintyWords = (answer) =>
 
 // --- what it took
 
-function factsOf(answer) {
+function factsOf(answer, context) {
   const { usage, askedAt, firstAt, endedAt, numBreaks, request, requestId, isCut } = answer;
   const end = endedAt ?? Date.now();
   const speed =
     firstAt !== null && end > firstAt && answer.numPieces > 1 ? answer.numPieces / ((end - firstAt) / 1000) : null;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;
+  const howItEnded = isCutByContext(answer, context) ? "cut: the model's context is full" : (REASONS[reason] ?? reason);
   return [
-    reason ? (REASONS[reason] ?? reason) : "",
+    reason ? howItEnded : "",
     usage ? `prompt ${count(usage.prompt_tokens)}${cached ? ` (${count(cached)} of them cached)` : ""}` : "",
     usage ? `answer ${plural(usage.completion_tokens, "token")}` : "",
     firstAt === null ? "" : `first token ${seconds((firstAt - askedAt) / 1000)}`,

@@ -6,10 +6,11 @@ const KEY = "swarm.key";
 const ANSWER_S = 30; // within which an answer that is no stream has to come
 
 export class ApiError extends Error {
-  constructor(words, status = 0) {
+  constructor(words, status = 0, code = "") {
     super(words);
     this.name = "ApiError";
     this.status = status; // 0: nobody answered
+    this.code = code; // the gateway's own word for what is wrong, if it gave one
   }
 }
 
@@ -65,9 +66,9 @@ export class Api {
       throw new ApiError("The gateway does not answer.");
     }
     if (response.ok) return response;
-    const words = await wordsOf(response);
+    const { words, code } = await saidIn(response);
     if (response.status === 401 && asked === this.#key) this.onRefused(asked ? words : "");
-    throw new ApiError(words, response.status);
+    throw new ApiError(words, response.status, code);
   }
 
   async get(path) {
@@ -119,14 +120,15 @@ export class Api {
   }
 }
 
-async function wordsOf(response) {
+async function saidIn(response) {
   const text = await response.text().catch(() => "");
   try {
     const body = JSON.parse(text);
-    const said = body?.error?.message ?? body?.message ?? body?.detail;
-    if (typeof said === "string" && said) return said;
+    const words = body?.error?.message ?? body?.message ?? body?.detail;
+    if (typeof words === "string" && words) return { words, code: String(body.error?.code ?? "") };
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
   }
-  return `The gateway refused this (${response.status}${response.statusText ? ` ${response.statusText}` : ""}).`;
+  const status = `${response.status}${response.statusText ? ` ${response.statusText}` : ""}`;
+  return { words: `The gateway refused this (${status}).`, code: "" };
 }

@@ -30,6 +30,14 @@ export const PARAMETERS = [
     step: 1,
     hint: "the same seed, the same text; empty: drawn",
   },
+  {
+    name: "min_tokens",
+    label: "Min tokens",
+    low: 0,
+    high: 1_000_000,
+    step: 1,
+    hint: "the answer does not come to its end before",
+  },
   { name: "n", label: "Continuations", low: 1, high: 64, step: 1, hint: "so many answers to one prompt" },
   {
     name: "presence_penalty",
@@ -64,8 +72,10 @@ export const DEFAULTS = {
   temperature: "0.7",
   n: "1",
   priority: "normal",
+  ignore_eos: "", // "yes": the answer ends by its length only
   stop: "",
   schema: "",
+  regex: "",
   system: "",
 };
 export const MOST_STOPS = 16;
@@ -82,6 +92,17 @@ export function problemsOf(values) {
   if (stopsOf(values.stop).length > MOST_STOPS) problems.stop = `Stop: at most ${MOST_STOPS} lines.`;
   const schema = readSchema(values.schema);
   if (schema.problem) problems.schema = schema.problem;
+  return { ...togetherProblems(values), ...problems };
+}
+
+// What can't be had together.
+function togetherProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless, schema = "", regex = "" }) {
+  const problems = {};
+  const forms = [schema, regex].filter((words) => words.trim() !== "");
+  if (Number(least || 0) > Number(most || Infinity)) problems.min_tokens = "Min tokens is more than Max tokens.";
+  if (forms.length > 1) problems.regex = "An answer has one form: take the JSON schema or the regular expression.";
+  if (isEndless && forms.length > 0)
+    problems.ignore_eos = "An answer with a form ends where the form says: untick this, or take the form away.";
   return problems;
 }
 
@@ -138,11 +159,13 @@ export function requestOf({ mode, values, model, messages, prompt, seed, confide
   }
   body.seed ??= seed;
   if (body.n === 1) delete body.n;
+  if (values.ignore_eos) body.ignore_eos = true;
   const stop = stopsOf(values.stop);
   if (stop.length > 0) body.stop = stop;
   if (values.priority && values.priority !== "normal") body.priority = values.priority;
   const { schema } = readSchema(values.schema);
   if (schema !== undefined) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  else if (String(values.regex ?? "").trim()) body.response_format = { type: "regex", regex: values.regex.trim() };
   if (confidence) Object.assign(body, confidenceFields(isChat));
   Object.assign(body, { stream: true, stream_options: { include_usage: true }, keep_s: KEEP_S });
   return { path: isChat ? "/v1/chat/completions" : "/v1/completions", body };

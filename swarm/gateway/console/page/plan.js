@@ -2,15 +2,20 @@
 
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
-import { remedies } from "./plan_words.js";
+import { handWords, remedies } from "./plan_words.js";
 import { Supposing } from "./plan_form.js";
 import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
 
+const OF_THE_NOTE = "swarmctl plan --apply"; // the sentence that says for a terminal what the note says here
+const UNTIL = "It counts until the broker is started again, or until Clear and Apply.";
+
 export function mount(root, store, api) {
   const facts = h("dl", { class: "plan-facts" });
   const why = h("ul", { class: "why" });
+  const said = h("b");
+  const byHand = h("p", { class: "by-hand", role: "note" }, said, UNTIL);
   const lacking = h("div", { class: "lacking", role: "note" });
   const body = h("tbody");
   const table = h("table", {}, h("caption", { class: "unseen" }, "Stages of the plan"), head(), body);
@@ -25,6 +30,7 @@ export function mount(root, store, api) {
     "div",
     { class: "plan-now" },
     lacking,
+    byHand,
     facts,
     stages,
     h("details", { open: true }, h("summary", {}, "Why so"), why),
@@ -36,11 +42,17 @@ export function mount(root, store, api) {
     text(epoch, plan?.epoch ? `epoch ${plan.epoch}, ${plan.state ?? ""}` : (plan?.state ?? "no plan"));
     lacking.hidden = !waits;
     if (waits) fill(lacking, whyNot(waits));
+    const hand = handWords(plan?.by_hand);
+    byHand.hidden = hand === "";
+    text(said, hand && `Made by hand: ${hand}. `);
     const hasStages = (plan?.stages ?? []).length > 0;
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
     keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
-    drawSentences(why, plan?.why ?? []);
+    drawSentences(
+      why,
+      (plan?.why ?? []).filter((words) => !words.includes(OF_THE_NOTE)),
+    );
   });
 }
 
@@ -60,6 +72,10 @@ export function drawSentences(list, sentences) {
   );
 }
 
+// Both times are for as many sequences: more steps in flight have more.
+const withOneMore = ({ like, step_s: then, now_step_s: now, sequences }) =>
+  `${seconds(then)} a step instead of ${seconds(now)}, for ${sequences} sequences, with one more like ${like}`;
+
 function drawFacts(list, plan) {
   const forecast = plan?.forecast ?? {};
   const measured = plan?.measured ?? {};
@@ -71,7 +87,7 @@ function drawFacts(list, plan) {
     [
       "With one more",
       forecast.one_more
-        ? `${seconds(forecast.one_more.step_s)} a step, with one more like ${forecast.one_more.like}`
+        ? withOneMore(forecast.one_more)
         : "–",
     ],
   ];

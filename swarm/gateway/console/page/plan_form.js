@@ -11,6 +11,7 @@ const ONLY_SUPPOSED =
   "Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.";
 const SETTINGS_ALONE = "Plans go by the settings alone again.";
 const BY_HAND = "It counts in the place of what was applied before, until the broker is started again.";
+const IMPOSSIBLE = "There is no such plan to apply.";
 const MOVES = "Layers may move; answers wait for that moment and go on.";
 
 export class Supposing {
@@ -28,6 +29,9 @@ export class Supposing {
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
   #isBusy = false;
+  #isImpossible = false; // what was tried
+  #isTouched = false; // by a person: what counts is not written over it
+  #hand = "";
 
   constructor(store, api) {
     this.#store = store;
@@ -68,16 +72,41 @@ export class Supposing {
       ),
       this.#result,
     );
+    form.addEventListener("input", () => this.#changed());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#try();
     });
     this.root = h("div", {}, heading("What if", h("span", { class: "hint" }, "Try changes nothing")), form);
-    store.subscribe(["workers", "me"], () => this.#draw());
+    store.subscribe(["workers", "me", "plan"], () => this.#draw());
+  }
+
+  // What was tried before is no comparison of what stands in the form now.
+  #changed() {
+    this.#isTouched = true;
+    this.#isImpossible = false;
+    fill(this.#result);
+    this.#drawApply();
+  }
+
+  // What counts by hand stands in the form, so that Apply changes it and doesn't drop it.
+  #drawHand() {
+    const hand = this.#store.view?.plan?.by_hand ?? null;
+    const now = JSON.stringify([hand, [...this.#body.children].map((row) => row.dataset.worker)]);
+    if (this.#isTouched || now === this.#hand) return;
+    this.#hand = now;
+    set(this.#objective, { value: hand?.objective ?? "" });
+    for (const row of this.#body.children) {
+      const name = row.dataset.worker;
+      const [, none, pin, cap] = row.querySelectorAll("input");
+      none.checked = (hand?.exclude ?? []).includes(name);
+      set(pin, { value: hand?.pins?.[name] ? layers(hand.pins[name]) : "" });
+      set(cap, { value: hand?.caps?.[name] ?? "" });
+    }
   }
 
   #draw() {
-    const { view, me } = this.#store;
+    const { view } = this.#store;
     const workers = Object.values(view?.workers ?? {}).filter((row) => row.state === "member");
     const names = [...new Map(workers.map((row) => [row.name, row])).values()].sort(byName);
     keyed(
@@ -94,9 +123,14 @@ export class Supposing {
       (row) => h("option", { value: row.name }, row.name || "First stage"),
       () => {},
     );
-    const may = Boolean(me?.admin);
-    set(this.#apply, { disabled: !may, "aria-describedby": may ? null : "plan-reason" });
-    text(this.#reason, may ? "" : "To apply it takes an admin's key.");
+    this.#drawHand();
+    this.#drawApply();
+  }
+
+  #drawApply() {
+    const why = !this.#store.me?.admin ? "To apply it takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
+    set(this.#apply, { disabled: why !== "", "aria-describedby": why ? "plan-reason" : null });
+    text(this.#reason, why);
   }
 
   // What the form says. Raises RangeError in words.
@@ -127,9 +161,13 @@ export class Supposing {
       const { without, one_more: more, ...suppose } = this.#read();
       if (without.length || more) throw new RangeError(ONLY_SUPPOSED);
       const byHand = [suppose.objective, suppose.exclude, Object.keys({ ...suppose.pins, ...suppose.caps })];
-      const words = `${byHand.every((each) => each.length === 0) ? SETTINGS_ALONE : BY_HAND} ${MOVES}`;
-      if (!(await ask({ title: "Apply this?", words, yes: "Yes, apply", isGrave: false }))) return;
-      say(told(await this.#api.order("plan", { suppose })));
+      const question = `${byHand.every((each) => each.length === 0) ? SETTINGS_ALONE : BY_HAND} ${MOVES}`;
+      if (!(await ask({ title: "Apply this?", words: question, yes: "Yes, apply", isGrave: false }))) return;
+      fill(this.#result, h("p", { class: "quiet-words" }, "Applying …"));
+      const words = told(await this.#api.order("plan", { suppose }));
+      say(words);
+      fill(this.#result, h("p", {}, words));
+      this.#isTouched = false;
     });
   }
 
@@ -148,7 +186,9 @@ export class Supposing {
 
   #show(plan) {
     const now = this.#store.view?.plan;
-    if (plan.state === "no plan") return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(plan.waits_for));
+    this.#isImpossible = plan.state === "no plan";
+    this.#drawApply();
+    if (this.#isImpossible) return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(plan.waits_for));
     const rows = compared(now, plan).map(([what, before, after]) =>
       h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)),
     );
@@ -179,7 +219,7 @@ export class Supposing {
       if (input.type === "checkbox") input.checked = false;
       else input.value = "";
     }
-    fill(this.#result);
+    this.#changed();
   }
 }
 

@@ -1,6 +1,6 @@
 // What a plan says, and what can be done where none is possible: pure.
 
-import { layers, rate, seconds } from "./format.js";
+import { layers, layerWord, plural, rate, seconds } from "./format.js";
 
 // The ways out that exist, for what the broker says that it waits for. Each: [what, how].
 const REMEDIES = [
@@ -53,10 +53,29 @@ export function readCap(name, words) {
   return Number(words);
 }
 
-// A supposed plan beside that in force, in words: [[what, now, then]].
+// What was laid down by hand, in words; empty if nothing was.
+export function handWords(hand) {
+  if (!hand) return "";
+  const words = [
+    ...Object.entries(hand.pins ?? {}).map(([name, of]) => `${name} holds just ${layerWord(of)} ${layers(of)}`),
+    ...Object.entries(hand.caps ?? {}).map(([name, most]) => `${name} holds at most ${plural(most, "layer")}`),
+    ...(hand.exclude ?? []).map((name) => `${name} gets none`),
+    ...(hand.objective ? [`the objective is ${hand.objective}`] : []),
+  ];
+  return words.join("; ");
+}
+
+// A supposed plan beside that in force, in words: [[what, now, then]]; both for the same number of sequences, where the
+// broker has reckoned it so.
 export function compared(now, then) {
   const forecast = then?.forecast ?? {};
-  const before = now?.forecast ?? {};
+  const before = { ...now?.forecast };
+  const asMany = then?.now_step_s;
+  const isLikeWork = (now?.objective ?? "") === (then?.objective ?? "");
+  if (asMany && isLikeWork && before.step_s) {
+    before.tokens_per_second *= before.step_s / asMany;
+    before.step_s = asMany;
+  }
   return [
     ["Tokens/s", rate(before.tokens_per_second), rate(forecast.tokens_per_second ?? then?.tokens_per_second)],
     ["One step", seconds(before.step_s), seconds(forecast.step_s ?? then?.step_s)],

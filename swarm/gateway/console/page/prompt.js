@@ -1,14 +1,16 @@
-// The prompt box: a conversation or plain text, the parameters of the API, Generate and Stop, and the same as a
-// command.
+// The prompt box: a conversation or plain text, examples, the parameters of the API, Generate and Stop, and the same as
+// a command.
 
-import { PARAMETERS, PRIORITIES } from "./ask.js";
 import { copier } from "./copying.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
+import { EXAMPLES } from "./examples.js";
+import { parameterFields } from "./parameters.js";
+import { roomWords } from "./room.js";
 import { curlOf, pythonOf } from "./snippets.js";
 import { talkOf } from "./talk.js";
-import { button, field, heading } from "./widgets.js";
+import { button, field, heading, meter, setMeter } from "./widgets.js";
 
-const OFTEN = ["max_tokens", "temperature", "seed", "n"]; // in sight; the others unfold
+const REPEATS = "Whenever an answer has come to its end, the same is asked again, as long as this page is looked at";
 const LONGEST = 1_000_000; // characters of a prompt: more is no prompt that somebody types
 
 export function mount(root, store, api) {
@@ -16,17 +18,17 @@ export function mount(root, store, api) {
   const mode = modeSwitch(talk);
   const past = pastTurns(talk);
   const box = promptBox(talk);
+  const room = roomLeft(talk);
+  const examples = exampleButtons(talk, box);
   const parameters = parameterFields(talk);
   const buttons = actionButtons(talk, store, () => box.generate());
+  const parts = [mode, past, examples, box, room, parameters, buttons];
   fill(
     root,
-    heading("Prompt", past.anew, mode.element),
-    past.element,
-    box.element,
-    parameters.element,
-    buttons.element,
+    heading("Prompt", past.back, past.anew, mode.element),
+    ...parts.slice(1).map(({ element }) => element),
   );
-  talk.subscribe(() => [mode, past, box, parameters, buttons].forEach((part) => part.draw()));
+  talk.subscribe(() => parts.forEach((part) => part.draw()));
   store.subscribe(["me"], () => learnModel(talk, api));
 }
 
@@ -36,8 +38,8 @@ async function learnModel(talk, api) {
     const { data } = await api.get("/v1/models");
     const found = data.find((each) => each.owned_by === "swarm") ?? data[0];
     if (!found) return;
-    const { chat = true, context = null } = found.swarm ?? {};
-    talk.set({ model: { id: found.id, chat, context }, ...(chat ? {} : { mode: "raw" }) });
+    const { chat = true, context = null, context_now: now = context } = found.swarm ?? {};
+    talk.set({ model: { id: found.id, chat, context: now }, ...(chat ? {} : { mode: "raw" }) });
   } catch (error) {
     if (error.name !== "ApiError") throw error; // the problem under the box says that no model is known yet
   }
@@ -59,7 +61,9 @@ function modeSwitch(talk) {
   const draw = () => {
     for (const input of element.querySelectorAll("input")) {
       input.checked = input.value === talk.mode;
-      input.disabled = talk.isBusy || (input.value === "chat" && talk.model?.chat === false);
+      const isNever = input.value === "chat" && talk.model?.chat === false; // the model has no form for it
+      input.disabled = talk.isBusy || isNever;
+      set(input.parentElement, { "data-never": isNever });
     }
   };
   return { element, draw };
@@ -69,6 +73,7 @@ function modeSwitch(talk) {
 function pastTurns(talk) {
   const list = h("ol", { class: "turns", tabindex: 0, "aria-label": "Conversation" });
   const anew = button("New conversation", () => talk.startAnew(), { tone: "quiet small" });
+  const back = button("Undo", () => talk.goBack(), { tone: "quiet small", title: "Back to the former conversation" });
   const make = ({ role }) =>
     h(
       "li",
@@ -81,7 +86,8 @@ function pastTurns(talk) {
     const isChat = talk.mode === "chat";
     list.hidden = !isChat || talk.turns.length === 0;
     anew.hidden = !isChat || (talk.turns.length === 0 && talk.answer === null);
-    set(anew, { disabled: talk.isBusy });
+    back.hidden = !isChat || talk.former === null;
+    for (const each of [anew, back]) set(each, { disabled: talk.isBusy });
     if (drawn === talk.turns) return;
     drawn = talk.turns;
     const rows = talk.turns.map((turn, at) => ({ ...turn, at }));
@@ -94,7 +100,7 @@ function pastTurns(talk) {
     );
     list.scrollTop = list.scrollHeight;
   };
-  return { element: list, anew, draw };
+  return { element: list, anew, back, draw };
 }
 
 function promptBox(talk) {
@@ -122,114 +128,38 @@ function promptBox(talk) {
       placeholder: talk.mode === "chat" ? "Say something to the model" : "A text to go on with",
     });
   };
-  return { element, draw, generate };
+  return { element, draw, generate, focus: () => input.focus() };
 }
 
-// --- parameters
-
-function parameterFields(talk) {
-  const byName = Object.fromEntries(PARAMETERS.map((parameter) => [parameter.name, numberField(talk, parameter)]));
-  const more = PARAMETERS.filter(({ name }) => !OFTEN.includes(name)).map(({ name }) => byName[name]);
-  const areas = [systemField(talk), stopField(talk), schemaField(talk)];
-  const all = [...Object.values(byName), priorityField(talk), ...areas];
-  const [priority] = all.slice(PARAMETERS.length);
-  const details = h(
-    "details",
-    { class: "more" },
-    h("summary", {}, "More parameters"),
-    h("div", { class: "fields" }, ...[...more, priority, ...areas].map(({ element }) => element)),
-  );
-  const element = h(
-    "div",
-    { class: "parameters" },
-    h("div", { class: "fields often" }, ...OFTEN.map((name) => byName[name].element)),
-    details,
-  );
+// What is left of the model's context, before it is sent; and a way out where that is too little.
+function roomLeft(talk) {
+  const bar = meter("Context");
+  const anew = button("Begin a new conversation", () => talk.startAnew(), { tone: "small" });
+  const element = h("div", { class: "room" }, bar, anew);
   const draw = () => {
-    const problems = talk.problems;
-    all.forEach((each) => each.draw(problems));
+    const { room } = talk;
+    element.hidden = room === null;
+    if (room === null) return;
+    const words = roomWords(room, talk.mode);
+    setMeter(bar, { value: room.used, most: room.context, words });
+    set(element, { "data-level": room.level });
+    anew.hidden = room.level === "roomy" || talk.mode !== "chat" || talk.turns.length === 0;
+    set(anew, { disabled: talk.isBusy });
   };
   return { element, draw };
 }
 
-// A control for one value, with what is wrong with it beneath.
-function valueField(talk, name, label, control, options = {}) {
-  const element = field(label, control, options);
-  const problem = h("p", { class: "problem", id: unique("problem"), hidden: true });
-  element.append(problem);
-  const hint = control.getAttribute("aria-describedby");
-  control.addEventListener("input", () => {
-    talk.values = { ...talk.values, [name]: control.value };
-    talk.changed();
+function exampleButtons(talk, box) {
+  const all = EXAMPLES.map((example) => {
+    const take = () => {
+      talk.take(example);
+      box.focus();
+    };
+    return button(example.name, take, { tone: "small", title: example.hint });
   });
-  const draw = (problems) => {
-    set(control, { value: talk.values[name] ?? "" });
-    const words = problems[name] ?? "";
-    text(problem, words);
-    problem.hidden = words === "";
-    set(control, {
-      "aria-invalid": words ? "true" : null,
-      "aria-describedby": [words && problem.id, hint].filter(Boolean).join(" ") || null,
-    });
-  };
+  const element = h("div", { class: "examples", role: "group", "aria-label": "Examples" }, h("span", {}, "Try"), all);
+  const draw = () => all.forEach((each) => set(each, { disabled: talk.isBusy }));
   return { element, draw };
-}
-
-function numberField(talk, { name, label, low, high, step, hint }) {
-  const mode = step === 1 ? "numeric" : "decimal";
-  const input = h("input", {
-    type: "text",
-    inputmode: mode,
-    autocomplete: "off",
-    title: `${hint} (${low} to ${high})`,
-    placeholder: name === "seed" ? "drawn" : "",
-  });
-  return valueField(talk, name, label, input);
-}
-
-function priorityField(talk) {
-  const select = h(
-    "select",
-    { title: "Higher classes come first" },
-    ...PRIORITIES.map((name) => h("option", { value: name }, name)),
-  );
-  return valueField(talk, "priority", "Priority", select);
-}
-
-function stopField(talk) {
-  const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
-  return valueField(talk, "stop", "Stop", input, {
-    hint: "One text a line that ends the answer; \\n stands for a new line.",
-    isWide: true,
-  });
-}
-
-function schemaField(talk) {
-  const input = h("textarea", {
-    rows: 4,
-    class: "mono",
-    spellcheck: "false",
-    placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
-  });
-  return valueField(talk, "schema", "JSON schema", input, {
-    hint: "The answer will be JSON that fits it.",
-    isWide: true,
-  });
-}
-
-function systemField(talk) {
-  const input = h("textarea", { rows: 2, dir: "auto" });
-  const { element, draw } = valueField(talk, "system", "System message", input, {
-    hint: "Stands before a conversation.",
-    isWide: true,
-  });
-  return {
-    element,
-    draw: (problems) => {
-      element.hidden = talk.mode !== "chat";
-      draw(problems);
-    },
-  };
 }
 
 // --- buttons
@@ -245,6 +175,8 @@ function actionButtons(talk, store, ask) {
     copier("Copy as curl", () => curlOf(talk.copied, where())),
     copier("Copy as Python", () => pythonOf(talk.copied, where())),
   ];
+  const again = h("input", { type: "checkbox", onchange: () => talk.set({ repeats: again.checked }) });
+  const repeats = h("label", { class: "check quiet-words", title: REPEATS }, again, "again until Stop");
   const problem = h("p", { class: "problem", id: unique("problem"), role: "status" });
   set(generate, { "aria-describedby": problem.id });
   const element = h(
@@ -252,6 +184,7 @@ function actionButtons(talk, store, ask) {
     { class: "actions prompt-actions" },
     generate,
     stop,
+    repeats,
     problem,
     h("span", { class: "push" }, ...copies),
   );
@@ -259,6 +192,7 @@ function actionButtons(talk, store, ask) {
     const { prompt, ...others } = talk.problems;
     const [first = ""] = Object.values(others); // it may be folded away, so it is said here too
     set(generate, { disabled: talk.isBusy || first !== "" });
+    again.checked = talk.repeats;
     set(stop, { disabled: !talk.isBusy || talk.isStopping });
     text(stop, talk.isStopping ? "Stopping…" : "Stop");
     copies.forEach((copy) => set(copy, { disabled: first !== "" }));

@@ -8,6 +8,7 @@ const LIVED_S = 5; // a stream that was open for so long has lived, though it br
 const FIRST_WAIT_S = 0.25;
 const LONGEST_WAIT_S = 3;
 
+const FULL = "context_length_exceeded";
 const PASSING = new Set([401, 408, 429]); // a key is asked for, or it is too much at once: what is no answer's fault
 
 // asking → streaming ⇄ broken → ended, or stopped, failed, elsewhere. The last four are ends; "elsewhere" can be taken
@@ -32,6 +33,7 @@ export class Answer {
     this.numFailures = 0; // in a row
     this.brokenSince = null;
     this.isCut = false; // the text is longer than this page keeps
+    this.isTooLong = false; // it failed because prompt and answer don't fit into the model's context
     this.numPieces = 0;
     this.numCharacters = 0;
   }
@@ -104,7 +106,12 @@ export class Answer {
     if (code === "ReadElsewhere") this.#end("elsewhere", "Another tab reads this answer now.", now);
     else if (code === "RequestCancelled") this.#end("stopped", "", now);
     else if (code === "Unavailable") this.#away(message);
-    else this.#end("failed", message, now);
+    else this.#fail({ message, code }, now);
+  }
+
+  #fail({ message, code = "" }, now) {
+    this.isTooLong = code === FULL;
+    this.#end("failed", message, now);
   }
 
   #away(message) {
@@ -129,7 +136,7 @@ export class Answer {
     if (this.requestId && this.state !== "broken") this.#broken(now); // what was refused had not begun
     const why = this.#hopeless(problem, now);
     if (why !== null) {
-      this.#end("failed", why, now);
+      this.#fail({ message: why, code: problem?.code }, now);
       return null;
     }
     this.words = problem?.message ?? this.words;

@@ -1,13 +1,19 @@
 // Tells a recovery while it happens, phase by phase, and afterwards in one sentence.
 
 import { fill, h, keyed, set, text } from "./dom.js";
+import { LONG } from "./examples.js";
 import { clock, plural, seconds, UNKNOWN } from "./format.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
-import { badge, empty, heading, setBadge } from "./widgets.js";
+import { talkOf } from "./talk.js";
+import { badge, button, empty, heading, setBadge } from "./widgets.js";
 
+const WHAT = "If a worker dies, what the others do about it is told here, phase by phase.";
+const WRITE_FIRST =
+  "Write a long story, then press “Kill this worker” in a stage above, and watch: the answer goes on.";
+const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: the answer goes on.";
 const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
 
-export function mount(root, store) {
+export function mount(root, store, api) {
   const state = badge("none", "none so far");
   const sentence = h("p", { class: "sentence", role: "status" });
   const cause = h("p", { class: "quiet-words" });
@@ -25,15 +31,16 @@ export function mount(root, store) {
     h("div", { class: "figures" }, total, forecast),
     more,
   );
-  const nothing = h("div", {});
-  fill(root, heading("Recovery", state), nothing, told);
+  const nothing = invitation(store, talkOf(store, api));
+  fill(root, heading("Recovery", state), nothing.element, told);
 
-  store.subscribe(["recovery", "recoveries", "me", "plan"], ({ view, me }) => {
+  store.subscribe(["recovery", "recoveries", "me", "plan"], ({ view }) => {
     const running = view?.recovery ?? null;
     const shown = running ?? view?.recoveries?.[0] ?? null;
     told.hidden = shown === null;
-    nothing.hidden = shown !== null;
-    if (shown === null) return fill(nothing, none(me));
+    nothing.element.hidden = shown !== null;
+    nothing.draw();
+    if (shown === null) return;
     setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
@@ -44,13 +51,25 @@ export function mount(root, store) {
   });
 }
 
-const none = (me) =>
-  empty(
-    "Nothing had to heal yet",
-    me?.is_demo && me?.admin
-      ? "Let it write a long answer, press “Kill this worker” in a stage above, and watch: the answer goes on."
-      : "If a worker dies, what the others do about it is told here, phase by phase.",
-  );
+// While nothing had to heal: what will be told here, and where workers may be killed for show, how to see it.
+function invitation(store, talk) {
+  const write = button("Write a long story", () => {
+    talk.take(LONG);
+    talk.generate();
+    document.querySelector("#stages button.danger")?.focus(); // what comes next, in sight and under the keys
+  });
+  const element = empty("Nothing had to heal yet");
+  const words = element.lastElementChild;
+  element.append(write);
+  const draw = () => {
+    const mayKill = Boolean(store.me?.is_demo && store.me?.admin);
+    write.hidden = !mayKill || talk.isBusy;
+    text(words, mayKill ? (talk.isBusy ? KILL_NOW : WRITE_FIRST) : WHAT);
+    set(write, { disabled: !talk.model });
+  };
+  talk.subscribe(draw);
+  return { element, draw };
+}
 
 function causeOf(shown, running) {
   const parts = [shown.evidence, shown.choice];

@@ -40,7 +40,7 @@ export function mount(root, store, api) {
   const scroller = h(
     "div",
     { class: "scroller requests-scroller", tabindex: 0, role: "group", "aria-label": "List of requests" },
-    h("table", {}, head, body),
+    h("table", { class: "requests as-cards" }, head, body),
   );
   const rows = new VirtualRows(scroller, body, {
     columns: COLUMNS.length,

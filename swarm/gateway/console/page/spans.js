@@ -272,11 +272,19 @@ function firstWords({ first, second, difference }, nameA, nameB) {
 function stageWords(a, b, nameA, nameB) {
   const [cutA, cutB] = [cutOf(a), cutOf(b)];
   if (cutA === cutB || cutA === "" || cutB === "") return [];
-  return [`The layers were with others: ${cutA} in ${nameA}, ${cutB} in ${nameB}.`];
+  return [`The layers were with others in ${nameA}: ${cutA}.`, `In ${nameB}: ${cutB}.`];
 }
 
-const cutOf = ({ stages }) =>
-  [...stages]
-    .sort((a, b) => a.layers[0] - b.layers[0])
-    .map(({ worker, layers }) => `${rangeOf(layers)} ${worker}`)
-    .join(", ");
+const MOST_NAMED = 6; // workers: more is no sentence
+
+// "w0 had 0–2, then 0–3; w1 3–5": each worker's layers, in the order in which it came to them.
+function cutOf({ stages }) {
+  const held = new Map();
+  for (const { worker, layers } of stages) {
+    const ranges = held.get(worker) ?? [];
+    if (ranges.at(-1) !== rangeOf(layers)) held.set(worker, [...ranges, rangeOf(layers)]);
+  }
+  const parts = [...held].map(([worker, ranges]) => `${worker} ${ranges.join(", then ")}`);
+  const more = parts.length - MOST_NAMED;
+  return more > 1 ? `${parts.slice(0, MOST_NAMED).join("; ")}; and ${more} more` : parts.join("; ");
+}

@@ -3,7 +3,9 @@
 
 import { ApiError } from "./api.js";
 import * as ask from "./ask.js";
+import { valuesFor } from "./examples.js";
 import { Answer } from "./reading.js";
+import { countedOf, roomOf } from "./room.js";
 
 const KEPT = "swarm.talk";
 const SAVE_S = 2; // at most so often while tokens come; leaving the page saves at once
@@ -28,8 +30,11 @@ export class Talk {
   turns = []; // [{role, content}]
   answer = null;
   chosen = 0; // the continuation that the conversation goes on with
+  counted = null; // what the last answer's report said of the conversation's length
+  former = null; // the conversation before this one, until something is asked
   model = null; // {id, chat, context} once it is known
   wantsConfidence = false;
+  repeats = false; // asks the same again whenever an answer ends, until Stop
   isStopping = false;
   notice = ""; // what could not be done, in words
   seed = ask.drawSeed(); // of the next request, if none is given: what is copied asks for the same answer
@@ -110,6 +115,14 @@ export class Talk {
     return text === "" ? this.turns : [...this.turns, { role: "assistant", content: text }];
   }
 
+  // How much of the model's context the prompt in the box takes; null while that isn't known.
+  get room() {
+    const { mode, draft, values, counted } = this;
+    const wanted = Number(values.max_tokens) || 0;
+    const about = { context: this.model?.context, system: values.system, turns: this.#settled(), wanted };
+    return roomOf({ ...about, mode, draft, counted });
+  }
+
   // What keeps Generate from asking, by field, in words. Asked for with every frame, so worked out only after a change.
   get problems() {
     const state = [this.values, this.mode, this.draft, this.model, this.turns];
@@ -146,11 +159,28 @@ export class Talk {
 
   startAnew() {
     if (this.isBusy) return;
-    this.set({ turns: [], answer: null, chosen: 0, notice: "" });
+    const { turns, answer, chosen, counted } = this;
+    const former = { turns, answer, chosen, counted };
+    this.set({ turns: [], answer: null, chosen: 0, counted: null, notice: "", former });
+  }
+
+  // Back to the conversation that `startAnew` has put aside.
+  goBack() {
+    if (this.isBusy || this.former === null) return;
+    this.set({ ...this.former, former: null, notice: "" });
+  }
+
+  // Put an example into the box.
+  take(example) {
+    if (this.isBusy) return;
+    const { mode, prompt } = example;
+    this.drafts = { ...this.drafts, [mode]: prompt };
+    this.repeats = Boolean(example.isLong);
+    this.set({ mode, values: valuesFor(example, this.values, this.model?.context), notice: "" });
   }
 
   #ask(request) {
-    Object.assign(this, { chosen: 0, notice: "", isStopping: false, seed: ask.drawSeed() });
+    Object.assign(this, { chosen: 0, notice: "", isStopping: false, former: null, seed: ask.drawSeed() });
     this.answer = new Answer(request, this.#now());
     this.#read(this.answer);
     this.changed();
@@ -217,9 +247,17 @@ export class Talk {
   #ended(answer) {
     const isMute = answer.choices.every(({ text }) => text === "");
     if (answer === this.answer && answer.isChat && answer.state === "failed" && isMute) this.#takeTurnBack();
+    if (answer === this.answer && answer.isChat && answer.usage)
+      this.counted = countedOf(answer, this.chosen, this.#settled());
     this.isStopping = false;
     this.changed();
     this.save();
+    const isWatched = !globalThis.document?.hidden; // what nobody looks at ends by itself
+    if (answer === this.answer && answer.state === "ended" && this.repeats && isWatched) this.#again(answer.request);
+  }
+
+  #again({ path, body }) {
+    this.#ask({ path, body: this.values.seed ? body : { ...body, seed: this.seed } });
   }
 
   #takeTurnBack() {
@@ -278,8 +316,9 @@ export class Talk {
   }
 
   #store(options) {
-    const { mode, values, drafts, turns, chosen, wantsConfidence } = this;
-    const kept = { mode, values, drafts, turns, chosen, wantsConfidence, answer: this.answer?.kept(options) ?? null };
+    const { mode, values, drafts, turns, chosen, counted, wantsConfidence } = this;
+    const answer = this.answer?.kept(options) ?? null;
+    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, answer };
     try {
       this.#storage.setItem(KEPT, JSON.stringify(kept));
       return true;
@@ -326,7 +365,7 @@ function wayTo(answer) {
 }
 
 function problemOf(error) {
-  if (error instanceof ApiError) return { status: error.status, message: error.message };
+  if (error instanceof ApiError) return { status: error.status, message: error.message, code: error.code };
   const isBreak = error.name === "AbortError" || error instanceof TypeError || error instanceof SyntaxError;
   return isBreak ? null : { status: 400, message: error.message }; // a break is what networks and timers do
 }

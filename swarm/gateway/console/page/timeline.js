@@ -11,14 +11,13 @@ import { TraceReader } from "./tracing.js";
 import { mount as mountComparison } from "./traces.js";
 import { button, empty, heading } from "./widgets.js";
 
+const WHAT = "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.";
+
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
   const shown = { requestId: "", choice: 0, at: null, spans: [new Spans()], problem: "" };
   const parts = [sentences(), chart(shown), sums()];
-  const nothing = empty(
-    "Nothing timed yet",
-    "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.",
-  );
+  const nothing = empty("", WHAT);
   const problem = h("p", { class: "hint" });
   const [title, choice, back] = [
     h("span", { class: "quiet-words" }),
@@ -39,6 +38,7 @@ export function mount(root, store, api) {
     const spans = shown.spans[shown.choice] ?? shown.spans[0];
     const isEmpty = spans.tokens.length === 0;
     nothing.hidden = shown.requestId !== "" && (!isEmpty || shown.problem !== "");
+    text(nothing.firstElementChild, shown.requestId === "" ? "Nothing timed yet" : waitsFor(shown, talk));
     body.hidden = isEmpty;
     text(problem, shown.problem);
     const isOwn = shown.requestId === (talk.answer?.requestId ?? "");
@@ -80,6 +80,12 @@ export function mount(root, store, api) {
   addEventListener("theme", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 }
+
+// A trace is told when the first token is.
+const waitsFor = ({ requestId }, { answer }) =>
+  requestId === answer?.requestId && answer.firstAt === null && !answer.isOver
+    ? "Waiting for the first token …"
+    : "Fetching the times …";
 
 function choiceSelect(shown, changed) {
   const select = h("select", { "aria-label": "Continuation", class: "small" });

@@ -1,4 +1,5 @@
-// Draws a long table's rows as they are scrolled into sight. Rows are all of one height (`--row` in style.css).
+// Draws a long table's rows as they are scrolled into sight. Rows are all of one height: `--row` in style.css, which a
+// table may set for itself, and on small screens otherwise.
 
 import { h, keyed, set } from "./dom.js";
 import { windowed } from "./windowed.js";
@@ -13,10 +14,10 @@ export class VirtualRows {
   #after;
   #drawn = "";
 
-  constructor(scroller, body, { columns, rowHeight = 40, keyOf, make, update }) {
+  constructor(scroller, body, { columns, keyOf, make, update }) {
     this.#scroller = scroller;
     this.#body = body;
-    this.#options = { columns, rowHeight, keyOf, make, update };
+    this.#options = { columns, keyOf, make, update };
     this.#before = this.#spacer(columns);
     this.#after = this.#spacer(columns);
     scroller.addEventListener("scroll", () => this.#draw(false), { passive: true });
@@ -30,10 +31,11 @@ export class VirtualRows {
   }
 
   #draw(isNew) {
-    const { rowHeight, keyOf, make, update } = this.#options;
+    const { keyOf, make, update } = this.#options;
+    const rowHeight = parseFloat(getComputedStyle(this.#body).getPropertyValue("--row")) || 40;
     const { scrollTop, clientHeight } = this.#scroller;
     const part = windowed({ count: this.#rows.length, rowHeight, scrollTop, height: clientHeight || 400 });
-    const drawn = `${part.first}-${part.last}-${this.#rows.length}`;
+    const drawn = `${part.first}-${part.last}-${this.#rows.length}-${rowHeight}`;
     if (!isNew && drawn === this.#drawn) return;
     this.#drawn = drawn;
     const items = this.#rows.slice(part.first, part.last).map((row, index) => ({ row, index: part.first + index }));

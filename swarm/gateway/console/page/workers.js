@@ -2,7 +2,7 @@
 
 import { ask, orderAfter, say } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
-import { bytes, layers, plural, seconds, share } from "./format.js";
+import { bytes, layers, plural, rate, seconds, share } from "./format.js";
 import { VirtualRows } from "./virtual.js";
 import { badge, button, empty, field, heading, setBadge } from "./widgets.js";
 
@@ -17,6 +17,7 @@ const COLUMNS = [
   "Memory",
   "KV",
   "Round trip",
+  "Tokens/s", // for small screens, where there is no room for all the others
   "",
 ];
 
@@ -27,7 +28,7 @@ export function mount(root, store, api) {
   const join = button("Join a worker", () => actions.join());
   const rebalance = button("Rebalance", () => actions.rebalance());
   const body = h("tbody");
-  const table = h("table", { class: "workers" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
+  const table = h("table", { class: "workers as-cards" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
   const scroller = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Workers, scrolls" }, table);
   const nothing = empty(
     "No worker is here",
@@ -41,9 +42,9 @@ export function mount(root, store, api) {
     columns: COLUMNS.length,
     keyOf: (row) => row.incarnation,
     make: () => makeRow(actions, (incarnation) => store.view?.workers?.[incarnation]),
-    update: (element, row) => updateRow(element, row, mayAct(store)),
+    update: (element, row) => updateRow(element, row, mayAct(store), store),
   });
-  store.subscribe(["workers", "me", "connection"], ({ view, me }) => {
+  store.subscribe(["workers", "me", "connection", "rates"], ({ view, me }) => {
     const all = Object.values(view?.workers ?? {}).sort(byLayers);
     text(num, plural(all.filter(isHere).length, "worker"));
     nothing.hidden = all.length > 0;
@@ -63,13 +64,15 @@ export function mount(root, store, api) {
 // Who has left, or was put out, is told for a while, and can be ordered nothing.
 const isHere = ({ state }) => state !== "left" && state !== "out";
 
+const holdsLayers = ({ layers: range }) => Boolean(range && range[1] > range[0]);
+
 const mayAct = ({ me }) => Boolean(me?.admin);
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
 
 // In the order of the model; those without layers come last, by name.
 function byLayers(a, b) {
-  const first = ({ layers: range }) => (range && range[1] > range[0] ? range[0] : Infinity);
+  const first = (row) => (holdsLayers(row) ? row.layers[0] : Infinity);
   return (
     first(a) - first(b) ||
     a.name.localeCompare(b.name, "en", { numeric: true }) ||
@@ -86,7 +89,7 @@ function makeRow(actions, current) {
   const element = h("tr");
   const row = () => current(element.dataset.incarnation);
   const name = h("th", { scope: "row" });
-  const cells = COLUMNS.slice(2, -1).map(() => h("td"));
+  const cells = COLUMNS.slice(2, -1).map((words) => h("td", { "data-name": words }));
   cells[2].className = "long";
   const buttons = [
     button("Drain", () => actions.drain(row()), { tone: "small" }),
@@ -99,7 +102,7 @@ function makeRow(actions, current) {
   return element;
 }
 
-function updateRow(element, row, may) {
+function updateRow(element, row, may, { view, isFresh }) {
   const { name, badge: verdict, cells, buttons } = element.parts;
   set(element, { "data-incarnation": row.incarnation, "data-worker": row.name, "data-state": row.verdict });
   set(name, { id: `worker-${row.incarnation}`, title: row.incarnation });
@@ -115,6 +118,7 @@ function updateRow(element, row, may) {
     `${bytes(row.resident_bytes)} of ${bytes(row.memory_bytes)}`,
     share(row.kv_used, row.kv_capacity),
     seconds(row.round_trip_s),
+    holdsLayers(row) ? `${rate(isFresh ? view.rates?.tokens_per_s : null)} tokens/s` : "",
   ];
   words.forEach((value, index) => text(cells[index], value));
   set(cells[2], { title: row.evidence });

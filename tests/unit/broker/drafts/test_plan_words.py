@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import WriteEpoch
+from swarm.broker.drafts import proposals
 from swarm.broker.planner import explain, solve
 from swarm.broker.planner.explain import MAX_NAMED, forecast, sentences
 from swarm.broker.planner.load import Load
@@ -29,11 +30,11 @@ def test_plurals_and_equals() -> None:
     line = (Share(0, LayerRange(0, 1)), Share(1, LayerRange(1, 2)))
     told = words(devices, line, Load(1, 1, 1.0))
     assert told[0].startswith(
-        "objective throughput: for 1 sequence of 1 position that decodes, with 1 position of prompt"
+        "objective throughput: for 1 sequence of 1 position that decodes in each of 2 steps in flight, with 1 "
     )
-    assert told[1] == "a takes longest, 1 s for layers 0–0; the next as long"
+    assert told[1] == "a takes longest, 1 s for layer 0; the next as long"
     assert words(devices, line, Load(2, 9, 0.5))[0].startswith(
-        "objective throughput: for 2 sequences of 9 positions that decode together, with 0.5 positions of prompt"
+        "objective throughput: for 2 sequences of 9 positions that decode together in each of 2 steps in flight, with "
     )
 
 
@@ -77,6 +78,7 @@ def test_nobody_searches_for_words_while_a_plan_is_waited_for(
     with monkeypatch.context() as patched:
         patched.setattr(explain, "solve", no_search)
         patched.setattr(solve, "solve", no_search)
+        patched.setattr(proposals, "weigh", no_search)
         assert any(isinstance(action, WriteEpoch) for action in bench.lose("w1"))
         assert bench.state.book.coming is not None or bench.state.book.serving
     bench.tick()

@@ -117,6 +117,7 @@ def test_a_revoked_worker_is_out_at_once(keyed: Bench) -> None:
     keyed.tick(1.0)
     keyed.say(submit(max_tokens=4))
     name = names_of(keyed)[0]
+    keyed.pipe.clear()
     actions = keyed.feed(KeyRevoked(KEYS[name]))
     worker = keyed.state.workers[f"{name}.1"]
     assert (worker.state, worker.reason) == (WorkerState.OUT, "its key was revoked")
@@ -130,7 +131,6 @@ def test_a_revoked_worker_is_out_at_once(keyed: Bench) -> None:
     assert keyed.state.counters["foreign_beats"] == 1
     # The others go on with what it was doing.
     del keyed.workers[name]
-    keyed.pipe.clear()
     keyed.tick(2.0)
     keyed.run_dry()
     assert [message.reason for message in said(keyed.log, Finished) if isinstance(message, Finished)] == ["length"]

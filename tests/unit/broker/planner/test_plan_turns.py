@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.planner.solve import EXACT
+from swarm.broker.planner.tables import HOP_S, STEP_S
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Query, Suppose
 from tests.unit.broker.bench import Bench, ranges
-from tests.unit.broker.drafts.test_plan_wanted import costs, join, lengths, plan_of, ruled
+from tests.unit.broker.drafts.test_plan_wanted import costs, join, lengths, plan_of, ruled, why_of
 
 
 def together(bench: Bench, num_layers: int, names: list[str], host: str = "here") -> None:
@@ -65,12 +66,12 @@ def test_one_more_is_told_among_many(make_bench: Callable[..., Bench], count: in
     bench = make_bench(ruled())
     for index in range(count):
         worker = bench.add(f"w{index}", manifest=fake_manifest(num_layers=2 * count))
-        bench.tell(f"w{index}", worker.hello(costs=costs(0.001 if index else 0.002)))
+        bench.tell(f"w{index}", worker.hello(costs=costs(0.1 if index else 0.2)))
     bench.tick()
     found = plan_of(bench)["forecast"]
     assert isinstance(found, dict)
     assert found["one_more"]["like"] != "w0"
-    assert found["one_more"]["step_s"] == pytest.approx(0.002)
+    assert found["one_more"]["step_s"] == pytest.approx(0.2, rel=0.01)
 
 
 def test_one_more_never_makes_it_slower(make_bench: Callable[..., Bench]) -> None:
@@ -81,3 +82,43 @@ def test_one_more_never_makes_it_slower(make_bench: Callable[..., Bench]) -> Non
     found = plan_of(bench)["forecast"]
     assert isinstance(found, dict)
     assert found["one_more"]["step_s"] <= found["step_s"]
+
+
+def test_a_newcomer_is_not_promised_what_only_more_sequences_would_get(make_bench: Callable[..., Bench]) -> None:
+    """Three workers of one machine, layers that take little: most of a step is on its way. With another machine there
+    are several steps in flight, so more sequences, each step of which has its way, too; and the machine's cores are no
+    more than before. Compared is the same number of sequences."""
+    bench = make_bench(ruled())
+    for name in ("w0", "w1", "w2"):
+        worker = bench.add(name, manifest=fake_manifest(num_layers=8), host="here")
+        bench.tell(name, worker.hello(costs=costs(0.0004, alone_s=0.0002)))
+    bench.tick()
+    found = plan_of(bench)["forecast"]
+    assert isinstance(found, dict)
+    more = found["one_more"]
+    assert more["sequences"] > 1
+    assert more["now_step_s"] < found["step_s"]
+    assert more["step_s"] >= (STEP_S + 0.0016 + HOP_S) / 4
+    assert more["now_step_s"] / more["step_s"] < 2
+    (told,) = [
+        text for text in why_of(bench) if text.startswith("one more worker like w0, on a machine of its own, would")
+    ]
+    assert f"quicker for {more['sequences']} sequences at a time, which take" in told
+
+
+def test_a_way_over_machines_is_looked_at_though_one_machine_s_stages_are_as_quick(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """Three of one machine have two layers each, as with a fourth one elsewhere; but they would take turns, and slowly.
+    Nobody is left out of a quicker plan."""
+    bench = make_bench(ruled())
+    for name in ("w0", "w1", "w2"):
+        join(bench, name, 0.020, alone_s=0.018, host="here")
+    bench.tick()
+    join(bench, "far", 0.020, alone_s=0.018, host="there")
+    bench.tick(1.0)
+    forecast = bench.state.book.current.forecast  # type: ignore[union-attr]
+    assert forecast is not None
+    assert not forecast.takes_turns
+    assert "far" in ranges(bench)
+    assert forecast.step_s < 6 * 0.018

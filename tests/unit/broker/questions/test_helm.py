@@ -9,7 +9,7 @@ from swarm.broker.state.plans import Steering
 from swarm.lock.rights import refusal
 from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer
 from tests.unit.broker.bench import Bench, submit
-from tests.unit.broker.drafts.test_plan_wanted import ruled
+from tests.unit.broker.drafts.test_plan_wanted import join, ruled
 
 
 def layers(bench: Bench) -> dict[str, LayerRange]:
@@ -114,6 +114,21 @@ def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
     assert set(layers(serving)) == {"w0", "w1"}
 
 
+def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
+    """Each part as long as it counts, and nothing where all is by the settings."""
+
+    def told() -> object:
+        return serving.ask(Query(what="plan")).body.get("by_hand")
+
+    assert told() is None
+    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 1)),), caps=(Cap("w1", 5),)))
+    assert told() == {"pins": {"w0": [0, 1]}, "caps": {"w1": 5}}
+    steer(serving, "plan", by_hand=ByHand(exclude=("w1",), objective="latency"))
+    assert told() == {"exclude": ["w1"], "objective": "latency"}
+    steer(serving, "plan")
+    assert told() is None
+
+
 @pytest.mark.parametrize(
     ("hand", "words"),
     [
@@ -130,6 +145,90 @@ def test_what_leaves_no_plan_is_not_applied(serving: Bench, hand: ByHand, words:
     assert serving.state.steering == before
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("verb", "hand", "words"),
+    [
+        (
+            "drain",
+            ByHand(pins=(Pin("w1", LayerRange(3, 6)),)),
+            "w1 is drained and gets no layers, whatever is pinned to it: first swarmctl uncordon w1",
+        ),
+        (
+            "cordon",
+            ByHand(pins=(Pin("w1", LayerRange(0, 3)),)),
+            "first swarmctl uncordon w1: it is cordoned, so it keeps layers 3–5, and no others",
+        ),
+        (
+            "cordon",
+            ByHand(caps=(Cap("w1", 2),)),
+            "first swarmctl uncordon w1: it is cordoned, so it keeps layers 3–5, more than 2",
+        ),
+        (
+            "uncordon",
+            ByHand(pins=(Pin("w1", LayerRange(3, 6)),), exclude=("w1",)),
+            "w1 can't be pinned and excluded at once",
+        ),
+    ],
+)
+def test_what_another_word_would_overrule_is_refused(
+    serving: Bench, verb: str, hand: ByHand, words: str, dry_run: bool
+) -> None:
+    """In one line that says what to do; neither made nor supposed. Once that is done, it is made."""
+    steer(serving, verb, "w1")
+    serving.tick(1.0)
+    before = serving.state.steering
+    report = serving.ask(Steer(verb="plan", by_hand=hand, dry_run=dry_run))
+    assert not report.ok
+    assert str(report.body["error"]).startswith(words)
+    assert serving.state.steering == before
+    steer(serving, "uncordon", "w1")
+    serving.tick(1.0)
+    if not hand.exclude:
+        steer(serving, "plan", by_hand=hand)
+        serving.tick(1.0)
+        assert [layers(serving)["w1"]] == [pin.layers for pin in hand.pins] or len(layers(serving)["w1"]) == 2
+
+
+def test_a_pin_does_not_bring_back_who_must_not_be_used(make_bench) -> None:
+    """Excluded by the settings, leaving or gone."""
+    bench = make_bench(ruled(exclude=frozenset({"w1"}))).serve(2)
+    hand = ByHand(pins=(Pin("w1", LayerRange(0, 3)),))
+    report = bench.ask(Steer(verb="plan", by_hand=hand))
+    assert report.body == {
+        "error": "w1 is excluded by the settings and gets no layers: first take it out of plan.exclude"
+    }
+    bench.lose("w1")
+    report = bench.ask(Steer(verb="plan", by_hand=hand))
+    assert str(report.body["error"]).startswith("w1 has been out for ")
+
+
+def test_a_cordoned_worker_may_be_pinned_to_what_it_keeps(serving: Bench) -> None:
+    steer(serving, "cordon", "w1")
+    steer(serving, "plan", by_hand=ByHand(pins=(Pin("w1", LayerRange(3, 6)),)))
+
+
+def test_who_is_left_out_is_told_by_whose_word(serving: Bench) -> None:
+    """And what takes it back."""
+
+    def left_out() -> dict[str, str]:
+        found = serving.ask(Query(what="plan")).body["forecast"]["left_out"]  # type: ignore[index]
+        return {each["worker"]: each["why"] for each in found}
+
+    steer(serving, "drain", "w1")
+    serving.tick(1.0)
+    assert left_out() == {"w1": "it is drained (swarmctl uncordon lets it have layers again)"}
+    steer(serving, "uncordon", "w1")
+    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    serving.tick(1.0)
+    assert left_out() == {"w1": "it is excluded by hand (swarmctl plan --apply takes that back)"}
+
+
+def test_the_hint_names_every_setting_that_lasts(serving: Bench) -> None:
+    lasts = str(steer(serving, "plan", by_hand=ByHand(objective="latency"))["lasts"])
+    assert all(f"plan.{name}" in lasts for name in ("pins", "caps", "exclude", "objective"))
+
+
 def test_planning_anew_ends_with_the_plan(serving: Bench) -> None:
     """The best plan stays as it is, and later changes are worth it by the settings again."""
     epoch = serving.epoch
@@ -142,7 +241,10 @@ def test_planning_anew_ends_with_the_plan(serving: Bench) -> None:
 
 def test_a_little_quicker_is_worth_it_when_asked(make_bench) -> None:
     """Which the margin of the settings would not allow by itself."""
-    serving = make_bench(ruled(margin=5.0)).serve(2)
+    serving = make_bench(ruled(margin=5.0))
+    join(serving, "w0", 0.01)
+    join(serving, "w1", 0.01)
+    serving.tick()
     steer(serving, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
     serving.tick(1.0)
     assert layers(serving)["w0"] == LayerRange(0, 2)

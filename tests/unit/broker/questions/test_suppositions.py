@@ -83,7 +83,7 @@ def test_an_answer_about_another_plan_is_none_about_this(asked: Bench) -> None:
     (report,) = reports(asked.core.handle(Solved(question.number, found), asked.now))
     assert report.ok
     current = asked.state.book.current
-    assert current is None or current.forecast is None or current.forecast.one_more_s is None
+    assert current is None or current.forecast is None or current.forecast.one_more is None
 
 
 def test_too_many_are_turned_away(asked: Bench) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.broker.actions import Note
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.drafts.rules import PlanRules
 from swarm.broker.planner.recover import CHUNK_S, ORDERS_S
 from swarm.broker.recovery.procedure import PlanSettings
@@ -238,7 +238,7 @@ def test_every_part_is_timed_beside_the_prediction(make_bench: Callable[..., Ben
     measured = recovery["measured"]
     assert recovery["sequences"] == 1
     assert recovery["evidence"] == "w1: its connection closed"
-    assert recovery["choice"] == "w0 takes layers 2–2 (warm); w2 takes layers 3–3 (warm)"
+    assert recovery["choice"] == "w0 takes layer 2 (warm); w2 takes layer 3 (warm)"
     predicted = recovery["predicted"]
     assert predicted["load_s"] == ORDERS_S
     assert CHUNK_S < predicted["replay_s"] < 2 * CHUNK_S  # one chunk, and its computing

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from swarm.broker.actions import WriteEpoch
-from swarm.broker.core import BrokerSettings
+from swarm.broker.core_settings import BrokerSettings
 from swarm.broker.events import JournalBroke, JournalMended
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.recovery.restart import REJOIN_S

@@ -17,7 +17,7 @@ from swarm.broker.events import (
     ListRead,
     RequestRead,
 )
-from swarm.broker.requests.delivery import WINDOW
+from swarm.broker.requests.tokens import WINDOW
 from swarm.broker.state import SequenceState, archive
 from swarm.broker.state.archive import MAX_PER_REQUEST, RETRY_S
 from swarm.broker.state.past import Past, RequestRecord, SequenceRecord

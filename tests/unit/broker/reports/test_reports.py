@@ -178,3 +178,25 @@ def test_a_stage_that_binds_all_is_named(bench: Bench) -> None:
     bench.tick()
     (told,) = [why for why in ask(bench, "plan")["why"] if "binds all" in why]
     assert told.startswith("w1 binds all to 320 positions of KV, w0 would hold 4096")
+
+
+def test_nodes_show_the_way_to_the_next_stage_and_the_clock(serving: Bench) -> None:
+    """As each worker saw them; of a way that it does not see there is nothing."""
+    seen = {"next.round_trip_s": 2e-4, "next.bytes_per_s": 1e8, "next.is_least": 1.0, "clock_ahead_s": -3.5}
+    serving.tell("w0", Stats(incarnation="w0.1", values=seen))
+    nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert nodes["w0"]["next"] == {"to": "w1", "round_trip_s": 2e-4, "bytes_per_s": 1e8, "is_least": True}
+    assert (nodes["w0"]["clock_ahead_s"], nodes["w1"]["next"], nodes["w1"]["clock_ahead_s"]) == (-3.5, None, None)
+    serving.tell("w1", Stats(incarnation="w1.1", values=seen))
+    nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert nodes["w1"]["next"]["to"] == "the broker"
+
+
+def test_nodes_show_what_the_lost_had_and_since_when_the_others_are_here(serving: Bench) -> None:
+    """Of one that went as it should there is nothing: nobody misses it."""
+    serving.now += 5.0
+    serving.lose("w1")
+    nodes = {n["name"]: n for n in ask(serving, "nodes")["workers"]}
+    assert (nodes["w1"]["last_layers"], nodes["w1"]["here_for_s"]) == ([3, 6], None)
+    assert nodes["w0"]["last_layers"] is None
+    assert nodes["w0"]["here_for_s"] >= 5.0

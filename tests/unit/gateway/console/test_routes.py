@@ -80,6 +80,9 @@ class Client:
         return {"state": "done"}
 
 
+SETTINGS: Json = {"process": "gateway", "settings": []}
+
+
 class Gateway:
     def __init__(self, folder: Path, *, keyed: bool, **settings: Any) -> None:
         self.client, self.keys = Client(), {"": ""}
@@ -93,7 +96,7 @@ class Gateway:
         (logs / "w0.log").write_text('{"event": "worker_out", "level": "info"}\n')
         whole = Settings(state_dir=folder, gateway=GatewaySettings(**settings))
         home = Household(logs, is_demo=True)
-        self.doors = Doors(whole, Desk(cast(Any, self.client)), home, lambda: cast(Any, self.client))
+        self.doors = Doors(whole, Desk(cast(Any, self.client)), home, lambda: cast(Any, self.client), lambda: SETTINGS)
         transport = httpx.ASGITransport(self.doors.app, client=("127.0.0.1", 1))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
@@ -201,7 +204,7 @@ async def test_only_admins_govern(keyed: Gateway) -> None:
     for order in orders:
         answer = await keyed.post("/console/orders", order, "alice")
         assert (answer.status_code, "admin" in words(answer)) == (403, True)
-    for path in ("/console/keys", "/console/logs", "/console/logs/w0"):
+    for path in ("/console/keys", "/console/logs", "/console/logs/w0", "/console/settings"):
         assert (await keyed.get(path, "alice")).status_code == 403
     assert (await keyed.post("/console/plan", {}, "alice")).status_code == 403
     assert keyed.client.told == []
@@ -278,6 +281,10 @@ async def test_a_page_that_looks_takes_nothing_of_its_keys_limits(keyed: Gateway
     assert (await keyed.get("/v1/streams/x", "alice")).status_code != 429
     assert (await keyed.get("/v1/streams/x", "alice")).status_code == 429
     assert CONSOLE_LIMITS.concurrency > 1
+
+
+async def test_settings_are_told_to_admins(keyed: Gateway) -> None:
+    assert (await keyed.get("/console/settings", "root")).json() == SETTINGS
 
 
 async def test_quotas_are_told_without_secrets(keyed: Gateway, tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def test_an_idle_swarm_makes_no_news() -> None:
         "evidence": "idle, last beat 10 ms ago",
         "loop_lag_s": 0.0041,
         "resident_bytes": 350253056 + 8192,
+        "clock_ahead_s": 0.0021,
+        "here_for_s": 101.0,
+        "next": {"to": "w1", "round_trip_s": 1e-4, "bytes_per_s": 2e6, "is_least": True},
     }
     nodes = {"workers": [row | later for row in known().nodes["workers"]]}  # type: ignore[attr-defined]
     second = view(known(1001.03, nodes=nodes), {}, first)

@@ -5,7 +5,7 @@ import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
 import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
 import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
-import { compared, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
+import { compared, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
   cause: "w0 was lost",
@@ -51,6 +51,15 @@ test("where no plan is possible the ways out are named, those that fit what is w
   assert.deepEqual(remedies(undefined), []);
 });
 
+test("a plan that was laid down by hand is told part by part", () => {
+  const hand = { pins: { w0: [0, 3], w3: [7, 8] }, caps: { w1: 1 }, exclude: ["w2"], objective: "latency" };
+  assert.equal(
+    handWords(hand).replaceAll("\u202f", " "),
+    "w0 holds just layers 0–2; w3 holds just layer 7; w1 holds at most 1 layer; w2 gets none; the objective is latency",
+  );
+  assert.deepEqual([handWords(undefined), handWords({})], ["", ""]);
+});
+
 test("pins and caps are read as they are written, and refused with the worker's name", () => {
   assert.deepEqual(
     [readPin("w1", "0-10"), readPin("w1", " 4 – 4 "), readPin("w1", "7")],
@@ -76,6 +85,13 @@ test("a supposed plan is compared with that in force", () => {
   assert.equal(step[2].replaceAll("\u202f", " "), "16.0 ms");
   assert.deepEqual(stages, ["Stages", "w2 0–7", "none"]);
   assert.equal(compared(null, {}).length, 4);
+  const more = { tokens_per_second: 1500, step_s: 0.0053, now_step_s: 0.00525, stages: [] };
+  const [faster, shorter] = compared(now, more); // for more sequences at a time than are planned for now
+  assert.deepEqual(
+    faster.map((each) => each.replaceAll("\u202f", " ")),
+    ["Tokens/s", "1.52 k", "1.50 k"],
+  );
+  assert.equal(shorter[1].replaceAll("\u202f", " "), "5.25 ms");
 });
 
 test("pages of a log are put before those that are there, and never more than can be held", () => {

@@ -85,6 +85,18 @@ test("what is wrong is said by field, in words", () => {
   assert.deepEqual(ask.problemsOf(ask.DEFAULTS), {});
 });
 
+test("where an answer may end is told as vLLM calls it, and what can't be had together is said", () => {
+  const body = made({ min_tokens: "100", ignore_eos: "yes" });
+  assert.deepEqual([body.min_tokens, body.ignore_eos], [100, true]);
+  assert.equal("min_tokens" in made({}) || "ignore_eos" in made({}), false);
+  const problems = (values) => ask.problemsOf({ ...ask.DEFAULTS, ...values });
+  assert.match(problems({ min_tokens: "201" }).min_tokens, /more than Max tokens/);
+  assert.deepEqual(problems({ min_tokens: "201", max_tokens: "" }), {});
+  assert.match(problems({ ignore_eos: "yes", schema: "{}" }).ignore_eos, /form/);
+  assert.match(problems({ regex: "a+", schema: "{}" }).regex, /one form/);
+  assert.deepEqual(made({ regex: " a+ " }).response_format, { type: "regex", regex: "a+" });
+});
+
 test("a schema that does not parse has its place told", () => {
   const { problem } = ask.readSchema('{\n  "type": objct\n}');
   assert.match(problem, /^JSON schema: not valid JSON( at line 2, column \d+)?\.$/);

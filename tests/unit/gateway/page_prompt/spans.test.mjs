@@ -137,10 +137,32 @@ test("two traces differ in words: who took longer, by what, and with whom", () =
       "B took 2.5 times as long as A: 5.50 ms and 13.5 ms a token.",
       "The largest part of the difference is wire: 1.00 ms against 9.00 ms a token.",
       "The first token came 8.00 ms later in B.",
-      "The layers were with others: 0–2 w0, 3–5 w1 in A, 0–2 w0, 3–5 w2 in B.",
+      "The layers were with others in A: w0 0–2; w1 3–5.",
+      "In B: w0 0–2; w2 3–5.",
     ],
   );
   assert.equal(rows.length, 9);
+});
+
+test("layers that moved while an answer ran are told by worker, and of a crowd the first ones", () => {
+  const cut = [
+    ["w0", [0, 3]],
+    ["w1", [3, 6]],
+  ];
+  const still = new spans.Spans();
+  still.add(sequence([token(0, 0.002)], cut));
+  const moved = new spans.Spans();
+  moved.add(sequence([token(0, 0.002)], [...cut, ["w0", [0, 4]], ["w2", [4, 6]]]));
+  const told = (a, b) => spans.differences(a, b, ["A", "B"]).words.at(-1);
+  assert.equal(told(still, moved), "In B: w0 0–2, then 0–3; w1 3–5; w2 4–5.");
+  const crowd = new spans.Spans();
+  crowd.add(
+    sequence(
+      [token(0, 0.002)],
+      Array.from({ length: 20 }, (_, index) => [`w${index}`, [index, index + 1]]),
+    ),
+  );
+  assert.match(told(still, crowd), /^In B: w0 0; .*w5 5; and 14 more\.$/);
 });
 
 test("two traces that took as long are said to, and one without times is no answer", () => {

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ApiError } from "../../../../swarm/gateway/console/page/api.js";
+import { LONG } from "../../../../swarm/gateway/console/page/examples.js";
 import { Talk } from "../../../../swarm/gateway/console/page/talk.js";
 
 const MODEL = { id: "village", chat: true, context: 2048 };
@@ -243,4 +244,69 @@ test("nothing is asked while something is wrong", () => {
   talk.values = { ...talk.values, max_tokens: "many" };
   talk.generate();
   assert.deepEqual([api.asked, Object.keys(talk.problems)], [[], ["max_tokens"]]);
+});
+
+test("a new conversation can be undone until something is asked", async () => {
+  const talk = talkWith(new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "Well."), DONE)));
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await over(talk);
+  const { answer, turns } = talk;
+  talk.startAnew();
+  assert.deepEqual([talk.turns, talk.answer], [[], null]);
+  talk.goBack();
+  assert.deepEqual([talk.turns, talk.answer, talk.former], [turns, answer, null]);
+  talk.startAnew();
+  talk.drafts.chat = "Anew";
+  talk.generate();
+  await over(talk);
+  assert.equal(talk.former, null);
+  talk.goBack();
+  assert.equal(talk.turns[0].content, "Anew");
+});
+
+test("a context that is full is told from the report, before and after it refuses", async () => {
+  const usage = { id: "8f3c:2.0", data: JSON.stringify({ choices: [], usage: { prompt_tokens: 2000, completion_tokens: 40 } }) };
+  const refusal = new ApiError("the prompt has 2060 tokens", 400, "context_length_exceeded");
+  const talk = talkWith(new FakeApi(play(said(1, "Hello!"), usage, DONE), refusal));
+  talk.drafts.chat = "Hi";
+  talk.generate();
+  await over(talk);
+  assert.equal(talk.room.level, "short");
+  talk.drafts.chat = "x".repeat(100);
+  assert.equal(talk.room.level, "full");
+  talk.generate();
+  await over(talk);
+  assert.deepEqual([talk.answer.state, talk.answer.isTooLong], ["failed", true]);
+  assert.equal(talk.room.level, "full"); // the turn is in the box again
+  talk.startAnew();
+  assert.equal(talk.room.level, "roomy");
+  talk.goBack();
+  assert.equal(talk.room.level, "full");
+});
+
+test("an example takes the box, and the other kind of prompt keeps its words", () => {
+  const talk = talkWith(new FakeApi());
+  talk.drafts.chat = "half a thought";
+  talk.take(LONG);
+  assert.deepEqual([talk.mode, talk.draft, talk.drafts.chat], ["raw", LONG.prompt, "half a thought"]);
+  assert.equal(talk.request.body.min_tokens, 2016);
+});
+
+test("what repeats is asked again when it has ended, with another seed, until Stop", async () => {
+  const api = new FakeApi(play(said(1, "One"), DONE), play(said(1, "Two"), DONE), hang(said(1, "Three")));
+  const talk = talkWith(api);
+  talk.take(LONG);
+  assert.equal(talk.repeats, true);
+  talk.generate();
+  for (let waited = 0; api.asked.length < 3; waited += 1) {
+    assert.ok(waited < 1000, "it is not asked again");
+    await soon();
+  }
+  const seeds = new Set(api.asked.map(({ body }) => body.seed));
+  assert.deepEqual([seeds.size, new Set(api.asked.map(({ body }) => body.prompt)).size], [3, 1]);
+  await soon();
+  talk.stop();
+  await over(talk);
+  assert.deepEqual([talk.answer.state, api.asked.length], ["stopped", 3]);
 });

@@ -1,0 +1,33 @@
+"""Whom an order or a question means, and what it is told if that one is no member: what became of it, what to do."""
+
+from __future__ import annotations
+
+from swarm.broker.state import State, Worker, WorkerState
+
+MINUTES_FROM_S = 120.0  # on, a time is told in minutes
+
+
+def member(state: State, name: str) -> Worker | None:
+    """Find the worker of this name that is here."""
+    return next((w for w in state.workers.values() if w.name == name and not w.is_gone), None)
+
+
+def why_none(state: State, name: str) -> str:
+    """Say why there is no member of this name."""
+    former = [worker for worker in state.workers.values() if worker.name == name]
+    if not former:
+        here = ", ".join(sorted(w.name for w in state.workers.values() if not w.is_gone))
+        return f"no worker {name!r}: the workers are {here or 'none'}"
+    worker = former[-1]
+    process = f"process {worker.hello.pid} on {worker.hello.host}"
+    passed = _passed(0.0 if worker.judged is None else max(0.0, state.now - worker.judged.since))
+    if worker.state is WorkerState.LEFT:
+        return f"{name} left {passed} ago: {worker.reason}; it can be started again where it ran ({process})"
+    return (
+        f"{name} has been out for {passed}: {worker.reason}; it is taken in again as soon as it answers, and so is "
+        f"another process of its name: if it doesn't answer, end it ({process})"
+    )
+
+
+def _passed(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < MINUTES_FROM_S else f"{seconds / 60:.0f} minutes"

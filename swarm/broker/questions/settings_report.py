@@ -1,0 +1,22 @@
+"""The report for ``swarmctl config show --worker``: by which settings a worker runs, as it told the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from swarm.config.shown import Shown, report
+from swarm.wire.messages import Json, Setting
+
+
+def of_worker(name: str, settings: Iterable[Setting]) -> Json:
+    return report(name, [Shown(each.name, _value(each.value), each.origin) for each in settings])
+
+
+def _value(text: str) -> object:
+    """What is no JSON is told as the text that came."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text

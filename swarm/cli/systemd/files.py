@@ -1,0 +1,135 @@
+"""Files and directories that are written and removed, and the program that units start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from swarm.service.install import Target
+
+_REFUSED: Final = frozenset("'\"\\")  # by systemd, in the path of what it starts
+_HIDDEN: Final = ("/home", "/root", "/run/user")
+_USUAL: Final = ("/opt/swarm/bin/swarm", "/usr/local/bin/swarm", "/usr/bin/swarm")
+_SHEBANG_BYTES: Final = 256
+
+
+class Failed(Exception):
+    """What could not be done, in words."""
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o644)
+    except OSError as error:
+        raise Failed(f"{path} can't be written ({error.strerror}): root can, or use --user") from None
+
+
+def remove(path: Path) -> None:
+    """And the directory of drop-ins that it was in, if that is empty then."""
+    try:
+        path.unlink(missing_ok=True)
+        if path.parent.name.endswith(".d") and path.parent.name.startswith("swarm") and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise Failed(f"{path} can't be removed ({error.strerror}): root can, or use --user") from None
+
+
+def purge(target: Target) -> list[str]:
+    """Remove settings, state and caches. What could not be removed, in words."""
+    base = target.home / ".local" if target.is_user else target.root
+    if target.is_user:
+        places = [base / "state/swarm", target.home / ".cache/swarm"]
+    else:
+        places = [base / "var/lib/swarm", base / "var/cache/swarm", base / "run/swarm"]
+    return [wrong for place in (target.settings, *places) for wrong in _removed(place)]
+
+
+def _removed(place: Path) -> Iterator[str]:
+    """Remove a tree as far as possible; what stays, by the first thing in it that can't go."""
+    kept: list[tuple[str, BaseException]] = []
+
+    def keep(_: object, path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(info[1], FileNotFoundError):
+            kept.append((path, info[1]))
+
+    shutil.rmtree(place, onerror=keep)
+    if kept:
+        path, error = kept[0]
+        yield f"{path} can't be removed ({getattr(error, 'strerror', None) or error})"
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def program_here() -> Path:
+    """This installation's ``swarm``, by which the units start."""
+    beside = Path(sys.executable).parent / "swarm"
+    found = beside if beside.exists() else shutil.which("swarm")
+    if found is None:
+        raise Failed("there is no program swarm beside this Python: install the package with pip")
+    return _startable(Path(found).absolute())
+
+
+def program_for_all() -> Path:
+    """The same, for units that run as a user of their own, to whom homes are hidden."""
+    program = program_here()
+    for path in (program, Path(sys.base_prefix)):
+        if _is_hidden(path.resolve()):
+            raise Failed(
+                f"{path} is in somebody's home, which the units don't see: install Swarm into /opt or /usr/local, by a "
+                "Python of the system, or use --user"
+            )
+    return program
+
+
+def program_in(root: Path) -> tuple[Path, str]:
+    """The ``swarm`` that units of an image start, as the image has it; and what is still to be done there. What this
+    machine's Python is says nothing of that."""
+    ours = Path(sys.executable).parent / "swarm"
+    places = [place for place in (ours, *map(Path, _USUAL)) if not _is_hidden(place)]
+    found = next((place for place in places if os.path.lexists(_inside(root, place))), None)
+    if found is None:
+        place = _startable(places[0])
+        return place, f"there is no swarm in {root} yet: install the package there, as {place}, which the units start"
+    python = _python_of(_inside(root, found))
+    if python and _is_hidden(Path(python)):
+        raise Failed(
+            f"{found} in {root} runs by {python}, in somebody's home, which the units don't see: install Swarm there "
+            "by a Python of the system"
+        )
+    return _startable(found), ""
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(path.is_relative_to(home) for home in _HIDDEN)
+
+
+def _inside(root: Path, path: Path) -> Path:
+    return root / path.relative_to("/")
+
+
+def _python_of(program: Path) -> str:
+    """By which interpreter a script runs; empty if it doesn't say."""
+    try:
+        with program.open("rb") as script:
+            first = script.readline(_SHEBANG_BYTES)
+    except OSError:  # a link that means something in the image alone
+        return ""
+    return first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else ""
+
+
+def _startable(program: Path) -> Path:
+    if set(str(program)) & _REFUSED:
+        raise Failed(
+            f"systemd starts no program with quotes or backslashes in its path: install elsewhere than {program}"
+        )
+    return program

@@ -1,0 +1,86 @@
+"""What systemd is asked, and told to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from swarm.cli.systemd.files import Failed
+
+PATTERNS: Final = ("swarm-*.service", "swarm-*.socket", "swarm.target")
+_PATIENCE_S: Final = 90.0
+
+
+def systemctl(user: bool) -> tuple[str, ...]:
+    return ("systemctl", "--user") if user else ("systemctl",)
+
+
+def run(command: tuple[str, ...], *words: str) -> str:
+    """Run it to its end. Raises Failed with what it said."""
+    try:
+        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except FileNotFoundError:
+        raise Failed(f"there is no {command[0]} here: this system is not run by systemd") from None
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{command[0]} {words[0] if words else ''} takes longer than {_PATIENCE_S:.0f} s") from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise Failed(f"{' '.join([*command, *words[:1]])}: {said[0] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def version() -> int:
+    found = re.match(r"systemd (\d+)", run(("systemctl",), "--version"))
+    return int(found[1]) if found else 0
+
+
+def check_it_answers(user: bool) -> None:
+    """Raises Failed if it does not: then nothing may be begun that it would have to end."""
+    run(systemctl(user), "show", "--property", "Version")
+
+
+def settle(user: bool) -> None:
+    """Have systemd see what is new."""
+    if not user:
+        run(("systemd-sysusers",), "swarm.conf")
+        run(("systemd-tmpfiles",), "--create", "swarm.conf")
+    reload(user)
+
+
+def reload(user: bool) -> None:
+    run(systemctl(user), "daemon-reload")
+
+
+def stop(user: bool) -> None:
+    """Stop and disable all that is ours."""
+    loaded = run(systemctl(user), "list-units", "--all", "--plain", "--no-legend", *PATTERNS)
+    names = [line.split()[0] for line in loaded.splitlines() if line.split()]
+    if names:
+        run(systemctl(user), "stop", *names)
+    enabled = run(systemctl(user), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
+    installed = [line.split()[0] for line in enabled.splitlines() if line.split()]
+    if installed:
+        run(systemctl(user), "disable", *installed)
+        for name in names:
+            if "@" in name:
+                run(systemctl(user), "disable", name)
+    if names:
+        subprocess.run(
+            [*systemctl(user), "reset-failed", *names], capture_output=True, timeout=_PATIENCE_S, check=False
+        )
+
+
+def how_they_are(user: bool) -> list[dict[str, str]]:
+    """A row for each unit that is loaded."""
+    shown = run(systemctl(user), "show", "--property", "Id,ActiveState,SubState,StatusText,NRestarts", *PATTERNS)
+    parts = [part for part in shown.strip().split("\n\n") if part]
+    return [dict(line.partition("=")[::2] for line in part.splitlines()) for part in parts]
+
+
+def what_an_image_has(root: Path) -> list[dict[str, str]]:
+    """A row for each unit that is in place there, and whether it will be started at boot."""
+    shown = run(("systemctl", f"--root={root}"), "list-unit-files", "--plain", "--no-legend", *PATTERNS)
+    rows = [line.split() for line in shown.splitlines() if line.split()]
+    return [{"Id": row[0], "UnitFileState": row[1] if len(row) > 1 else ""} for row in rows]

@@ -1,0 +1,127 @@
+"""What a swarm's workers suffer from, by the broker's report on them, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from swarm.cli.doctor.checks import Finding, Level, slow_way, way
+from swarm.govern.rows import Row, is_here, layers_in_words, number, rows_of
+
+SLOW: Final = 1.5  # times as long as a worker measured at its start
+LATE_S: Final = 0.1  # a process's loop comes to its work so much later than it wanted to
+_REMEDIES: Final = {
+    "slow": "see what else uses its cores or memory; swarmctl drain lets it go",
+    "blocked": "see what it waits for; it goes on by itself as soon as that is there",
+    "silent": "look at its machine and at the way to it; it joins again by itself",
+    "hung": "its log says where it stood; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
+    "dead": "its log says why; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
+    "lied": "test its machine's memory: what it computed was wrong, and nothing of it is used any more",
+}
+
+
+def of_workers(nodes: Row) -> Iterator[Finding]:
+    """Those that are here, then those that are gone and have not come back under their name."""
+    rows = rows_of(nodes.get("workers"))
+    here = [row for row in rows if is_here(row)]
+    if not here:
+        yield Finding("workers", "trouble", "none is here", "swarmctl join, or swarm worker --join on another machine")
+    for row in here:
+        found = list(_worker(row))
+        yield from found or [Finding(str(row.get("name")), "ok", _well(row))]
+    back = {row.get("name") for row in here}
+    last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # the latest come last
+    replaced = _replaced(list(last_lives.values()), here)
+    for name, row in last_lives.items():
+        yield _gone(name, row, replaced.get(name, ""))
+
+
+def _replaced(gone: list[Row], here: list[Row]) -> dict[str, str]:
+    """For each that was lost, as far as they go, another one that has come since."""
+    lost = sorted((row for row in gone if row.get("state") == "out"), key=lambda row: -number(row, "verdict_for_s"))
+    come = sorted((row for row in here if row.get("here_for_s")), key=lambda row: -number(row, "here_for_s"))
+    found = {}
+    for row in lost:
+        since = [each for each in come if number(each, "here_for_s") < number(row, "verdict_for_s")]
+        if since:
+            come.remove(since[0])
+            found[str(row.get("name"))] = str(since[0].get("name"))
+    return found
+
+
+def _gone(name: str, row: Row, replaced_by: str) -> Finding:
+    """Who was asked to go is missed by nobody. Who is out is, if it had a part and nobody has come since; and whoever
+    sent wrong results."""
+    why = f": {row['reason']}" if row.get("reason") else ""
+    if row.get("state") == "left":
+        return Finding(name, "note", f"has left{why}", "if it is missed: start it again, or swarmctl join another one")
+    verdict, had = str(row.get("verdict")), row.get("last_layers")
+    level: Level = "trouble" if verdict == "lied" else "note"
+    text = "is out"
+    if isinstance(row.get("layers"), list | tuple):
+        level, text = "trouble", f"is out, and {_held(row)} wait for another worker"
+    elif replaced_by:
+        text = f"is out, and {replaced_by} has come since"
+    elif isinstance(had, list | tuple) and not row.get("steered"):
+        level, text = (
+            "trouble",
+            f"is out, others do its part ({layers_in_words(had)}), and nobody has come in its place",
+        )
+    return Finding(name, level, text + why, _REMEDIES.get(verdict, _REMEDIES["dead"]))
+
+
+def _worker(row: Row) -> Iterator[Finding]:
+    name = str(row.get("name"))
+    yield from _health(name, row)
+    yield from _standing(name, row)
+    if row.get("lies"):
+        yield Finding(name, "trouble", f"what it computed was proven wrong {row['lies']} times", _REMEDIES["lied"])
+    if row.get("unreachable"):
+        remedy = "let these machines reach its data port (a firewall?); until then the plan goes around it"
+        yield Finding(name, "note", str(row["unreachable"]), remedy)
+    if "inexact" in str(row.get("kernels")):
+        remedy = "worker.bits = portable, or a device whose kernels are exact"
+        yield Finding(name, "note", f"not the same bits everywhere: {row['kernels']}", remedy)
+    if number(row, "loop_lag_s") > LATE_S:
+        text = f"its process comes to its work {number(row, 'loop_lag_s') * 1000:.0f} ms late"
+        yield Finding(name, "note", text, "its cores are taken by something else, or its memory is swapped out")
+    measured = number(row, "round_trip_s"), number(row, "bytes_per_s")
+    for remedy in slow_way(*measured):
+        yield Finding(name, "note", f"its way to the broker: {way(*measured)}", remedy)
+
+
+def _health(name: str, row: Row) -> Iterator[Finding]:
+    verdict = str(row.get("verdict"))
+    if verdict not in ("well", "loading"):
+        level: Level = "note" if verdict in ("slow", "blocked") else "trouble"
+        evidence = row.get("evidence") or verdict
+        yield Finding(name, level, f"{verdict}: {evidence}", _REMEDIES.get(verdict, "swarmctl nodes says more"))
+    elif number(row, "pace") > SLOW:
+        text = f"its steps take {number(row, 'pace'):.1f} times as long as it measured at its start"
+        yield Finding(name, "note", text, _REMEDIES["slow"])
+
+
+def _standing(name: str, row: Row) -> Iterator[Finding]:
+    """Why it gets no layers, though it is here."""
+    free = f"swarmctl uncordon {name} lets it have layers again"
+    if row.get("steered") == "drained":
+        yield Finding(name, "note", f"drained by hand: it gets no layers, and has {_held(row)}", free)
+    elif row.get("steered"):
+        yield Finding(name, "note", f"{row['steered']} by hand: it gets no new layers, and has {_held(row)}", free)
+    if row.get("state") == "refused":
+        remedy = "its log says more; after a while it is asked again"
+        yield Finding(name, "note", f"it could not load what it was asked to: {row.get('reason')}", remedy)
+    elif row.get("state") == "leaving":
+        yield Finding(name, "note", f"it is leaving, and has {_held(row)}", "it goes as soon as others have its layers")
+
+
+def _held(row: Row) -> str:
+    layers = row.get("layers")
+    return layers_in_words(layers) if isinstance(layers, list | tuple) else "no layers"
+
+
+def _well(row: Row) -> str:
+    measured = number(row, "round_trip_s"), number(row, "bytes_per_s")
+    far = f"; its way to the broker: {way(*measured)}" if measured[0] else ""
+    verdict = "loading" if row.get("verdict") == "loading" else "well"
+    return f"{verdict}, with {_held(row)}{far}"

@@ -1,0 +1,150 @@
+// The parameters of the API as fields: those that are used often in sight, the others folded away.
+
+import { DEFAULTS, PARAMETERS, PRIORITIES } from "./ask.js";
+import { h, set, text, unique } from "./dom.js";
+import { field } from "./widgets.js";
+
+const OFTEN = ["max_tokens", "temperature", "seed", "n"]; // in sight; the others unfold
+
+export function parameterFields(talk) {
+  const byName = Object.fromEntries(PARAMETERS.map((parameter) => [parameter.name, numberField(talk, parameter)]));
+  const more = PARAMETERS.filter(({ name }) => !OFTEN.includes(name)).map(({ name }) => byName[name]);
+  const rest = [priorityField(talk), endField(talk), systemField(talk), stopField(talk)];
+  rest.push(schemaField(talk), regexField(talk));
+  const all = [...Object.values(byName), ...rest];
+  const num = h("span", { class: "hint" });
+  const details = h(
+    "details",
+    { class: "more" },
+    h("summary", {}, "More parameters ", num),
+    h("div", { class: "fields" }, ...more.map(({ element }) => element), ...rest.map(({ element }) => element)),
+  );
+  const element = h(
+    "div",
+    { class: "parameters" },
+    h("div", { class: "fields often" }, ...OFTEN.map((name) => byName[name].element)),
+    details,
+  );
+  const draw = () => {
+    const problems = talk.problems;
+    all.forEach((each) => each.draw(problems));
+    text(num, wordsOfSet(talk));
+  };
+  return { element, draw };
+}
+
+// What is folded away and differs from the usual is told: it counts all the same.
+function wordsOfSet({ values, mode }) {
+  const names = Object.keys({ ...DEFAULTS, ...values }).filter((name) => !OFTEN.includes(name));
+  const isSet = (name) => (values[name] ?? "") !== (DEFAULTS[name] ?? "") && !(name === "system" && mode !== "chat");
+  const num = names.filter(isSet).length;
+  return num === 0 ? "" : `· ${num} set`;
+}
+
+// A control for one value, with what is wrong with it beneath.
+function valueField(talk, name, label, control, options = {}) {
+  const element = field(label, control, options);
+  const problem = h("p", { class: "problem", id: unique("problem"), hidden: true });
+  element.append(problem);
+  const hint = control.getAttribute("aria-describedby");
+  control.addEventListener("input", () => {
+    talk.values = { ...talk.values, [name]: control.value };
+    talk.changed();
+  });
+  const draw = (problems) => {
+    set(control, { value: talk.values[name] ?? "" });
+    const words = problems[name] ?? "";
+    text(problem, words);
+    problem.hidden = words === "";
+    set(control, {
+      "aria-invalid": words ? "true" : null,
+      "aria-describedby": [words && problem.id, hint].filter(Boolean).join(" ") || null,
+    });
+  };
+  return { element, draw };
+}
+
+function numberField(talk, { name, label, low, high, step, hint }) {
+  const mode = step === 1 ? "numeric" : "decimal";
+  const input = h("input", {
+    type: "text",
+    inputmode: mode,
+    autocomplete: "off",
+    title: `${hint} (${low} to ${high})`,
+    placeholder: name === "seed" ? "drawn" : "",
+  });
+  return valueField(talk, name, label, input);
+}
+
+function priorityField(talk) {
+  const select = h(
+    "select",
+    { title: "Higher classes come first" },
+    ...PRIORITIES.map((name) => h("option", { value: name }, name)),
+  );
+  return valueField(talk, "priority", "Priority", select);
+}
+
+// The one that is on or off: shown as a box to tick.
+function endField(talk) {
+  const box = h("input", { type: "checkbox", class: "tick" });
+  const problem = h("p", { class: "problem", role: "status" });
+  const element = h(
+    "div",
+    { class: "field wide" },
+    h("label", { class: "check", title: "ignore_eos" }, box, "Go on to Max tokens, past where the answer would end"),
+    problem,
+  );
+  box.addEventListener("change", () => {
+    talk.set({ values: { ...talk.values, ignore_eos: box.checked ? "yes" : "" } });
+  });
+  const draw = ({ ignore_eos: words = "" }) => {
+    box.checked = Boolean(talk.values.ignore_eos);
+    set(box, { "aria-invalid": words ? "true" : null });
+    text(problem, words);
+    problem.hidden = words === "";
+  };
+  return { element, draw };
+}
+
+function stopField(talk) {
+  const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
+  return valueField(talk, "stop", "Stop", input, {
+    hint: "One text a line that ends the answer; \\n stands for a new line.",
+    isWide: true,
+  });
+}
+
+function schemaField(talk) {
+  const input = h("textarea", {
+    rows: 4,
+    class: "mono",
+    spellcheck: "false",
+    placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
+  });
+  return valueField(talk, "schema", "JSON schema", input, {
+    hint: "The answer will be JSON that fits it.",
+    isWide: true,
+  });
+}
+
+function regexField(talk) {
+  const placeholder = "(yes|no), because [^\\n]+";
+  const input = h("textarea", { rows: 1, class: "mono", spellcheck: "false", placeholder });
+  return valueField(talk, "regex", "Regular expression", input, { hint: "The answer will match it.", isWide: true });
+}
+
+function systemField(talk) {
+  const input = h("textarea", { rows: 2, dir: "auto" });
+  const { element, draw } = valueField(talk, "system", "System message", input, {
+    hint: "Stands before a conversation.",
+    isWide: true,
+  });
+  return {
+    element,
+    draw: (problems) => {
+      element.hidden = talk.mode !== "chat";
+      draw(problems);
+    },
+  };
+}

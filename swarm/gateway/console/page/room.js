@@ -1,0 +1,63 @@
+// How much of the model's context a prompt will take, as well as can be told before it is sent. Pure.
+
+import { count } from "./format.js";
+
+const CHARACTERS = 4; // a token, where no answer has shown yet how long this model's are
+const MOST_CHARACTERS = 8;
+const MEASURED = 100; // characters from which on a conversation shows it
+const FRAME = 6; // tokens that stand around a turn: who speaks, and where it ends
+const SHORT = 0.1; // of the context: what is left is worth a word
+
+// What an answer's own report says of the conversation up to its end: {numTurns, tokens, each: characters a token}.
+// `turns`: with the answer's.
+export function countedOf({ usage, choices }, chosen, turns) {
+  const answered = choices.length === 1 ? usage.completion_tokens : choices[chosen].ends.length;
+  const tokens = usage.prompt_tokens + answered;
+  const characters = turns.reduce((sum, { content }) => sum + content.length, 0);
+  const each = characters < MEASURED ? CHARACTERS : characters / Math.max(1, tokens - FRAME * turns.length);
+  return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
+}
+
+// {used, left, context, level: "roomy" | "short" | "full", isCertain}; null while the model's context isn't known.
+// `turns`: with the last answer. `counted`: what was reported last of this conversation, or null. `wanted`: how long
+// the answer may become, 0 if that is not said.
+export function roomOf({ context, mode, draft, system, turns, counted, wanted }) {
+  if (!context) return null;
+  const each = counted?.each ?? CHARACTERS;
+  const tokens = (words) => (words ? Math.ceil(words.length / each) + (mode === "chat" ? FRAME : 0) : 0);
+  const used = (mode === "chat" ? said({ system, turns, counted }, tokens) : 0) + tokens(draft.trim());
+  const left = Math.max(0, context - used);
+  const isShort = left < Math.max(Math.min(wanted, context / 2), SHORT * context);
+  const isCertain = draft.trim() === "" && counted !== null;
+  return { used, left, context, isCertain, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
+}
+
+function said({ system, turns, counted }, tokens) {
+  const isCounted = counted !== null && counted.numTurns <= turns.length;
+  const rest = isCounted ? turns.slice(counted.numTurns) : [{ content: system }, ...turns];
+  return rest.reduce((sum, { content }) => sum + tokens(content), isCounted ? counted.tokens : 0);
+}
+
+export function roomWords({ left, context, level, isCertain }, mode) {
+  const all = `${count(context)} tokens`;
+  const more = mode === "chat" ? "begin a new conversation" : "shorten the prompt";
+  if (level === "full") {
+    const what = isCertain ? `The model's context of ${all} is full` : `This may be too long for the model's ${all}`;
+    return `${what}: ${more}.`;
+  }
+  const words = `About ${count(rough(left))} of ${all} left`;
+  return level === "short" ? `${words}: the answer may be cut.` : words;
+}
+
+// Two digits that count: it is an estimate.
+function rough(number) {
+  const size = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(1, number))) - 1);
+  return Math.floor(number / size) * size;
+}
+
+// Whether an answer ended because nothing was left of the context.
+export const isCutByContext = ({ usage, choices }, context) =>
+  Boolean(context && usage) &&
+  choices.length === 1 &&
+  choices[0].reason === "length" &&
+  usage.prompt_tokens + usage.completion_tokens >= context;

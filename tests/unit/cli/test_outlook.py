@@ -1,0 +1,83 @@
+"""``swarm doctor --model``: the forecast is that of the plan which a broker would make."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec.structs import replace as with_fields
+
+from swarm.broker.drafts.candidates import Proposal
+from swarm.broker.drafts.proposals import propose
+from swarm.broker.planner.load import Load
+from swarm.broker.settings import plan_rules
+from swarm.broker.state import State, Worker
+from swarm.cli.doctor.outlook import ROWS, outlook
+from swarm.config import Settings
+from swarm.testing import fake_manifest
+from swarm.wire.messages import Hello, LayerCost
+from swarm.wire.schema import schema
+from swarm.wire.versions import VERSIONS
+
+ROOM = 1 << 30
+
+
+def cost(kind: str, rows: int, seconds: float) -> LayerCost:
+    return LayerCost(kind=kind, rows=rows, context=0, seconds=seconds, alone=True)  # type: ignore[arg-type]
+
+
+# Prompts take long, and the head with many rows: so the best cut depends on what steps are made of.
+COSTS = (
+    *(cost("decode", rows, 1e-3) for rows in (1, 16)),
+    *(cost("prefill", rows, rows * 1e-3) for rows in (1, 256)),
+    *(cost("head", rows, rows * 5e-4) for rows in (1, 16)),
+)
+
+
+def hello() -> Hello:
+    return Hello(
+        name="doctor",
+        incarnation="doctor",
+        pid=1,
+        host="here",
+        wire_versions=VERSIONS,
+        schema=schema(),
+        device="cpu",
+        dtype="float32",
+        cores=2,
+        endpoint="tcp://127.0.0.1:1",
+        memory_bytes=2 * ROOM,
+        costs=COSTS,
+        manifest=fake_manifest(num_layers=12),
+        held_layers=None,
+        held=(),
+        logs=(),
+    )
+
+
+def cut(settings: Settings, load: Load | None = None) -> list[int]:
+    """As a broker makes it of two such workers on one machine."""
+    state, rules = State(), plan_rules(settings)
+    state.learn(hello().manifest)
+    for name in ("w0", "w1"):
+        own = with_fields(hello(), name=name, incarnation=name, memory_bytes=ROOM)
+        state.workers[name] = Worker(own, name.encode(), 0.0)
+    found = propose(state, replace(rules, load=load or rules.load))
+    assert isinstance(found, Proposal)
+    return [len(layers) for _, layers in found.shares]
+
+
+def test_the_cut_is_the_one_that_the_planner_makes() -> None:
+    """Whatever loads are reckoned for: the one with most sequences would be cut otherwise."""
+    settings = Settings()
+    found = outlook(settings, hello(), 2)
+    assert list(found.layers) == cut(settings)
+    assert cut(settings, Load(ROWS[-1], 512, 0.0)) != cut(settings)
+
+
+def test_rates_are_those_of_that_cut() -> None:
+    """Stages take turns here: a step takes what its layers and the head take together, and more sequences more."""
+    found = outlook(Settings(), hello(), 2)
+    assert [rows for rows, _ in found.tokens_per_s] == list(ROWS)
+    step_s = [rows / rate for rows, rate in found.tokens_per_s]
+    assert step_s == sorted(step_s)
+    assert step_s[-1] > 12 * 1e-3 + 16 * 5e-4
