@@ -54,7 +54,7 @@ def as_of(version: int, kind: str, header: bytes) -> bytes:
 
 
 def _taken_out(fields: dict[str, Any], path: list[str]) -> object:
-    """Take a field out; return its value. One that is not there has its default; a kind as a whole (no path) is said."""
+    """Take a field out; return its value. One that is not there has its default; a whole kind (no path) is said."""
     if not path:
         return True
     for part in path[:-1]:
