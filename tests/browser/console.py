@@ -98,10 +98,16 @@ class Console:
         return self.asks_by(self.button("Generate"))
 
     def asks_by(self, button: Locator) -> Asked:
+        """Returns when what is shown is of the new answer."""
+        from playwright.sync_api import expect
+
+        former = self.page.locator("output[data-former]")
+        self.page.evaluate("document.querySelectorAll('output').forEach((one) => (one.dataset.former = ''))")
         with self.page.expect_request(lambda asked: asked.method == "POST" and "/v1/" in asked.url) as asked:
             button.click()
         body = asked.value.post_data
         assert body is not None
+        expect(former).to_have_count(0)
         return Asked(asked.value.url.removeprefix(self.url), json.loads(body))
 
     def ask_for_much(self, prompt: str = "Once upon a time", num_tokens: int = 300) -> Asked:

@@ -68,6 +68,14 @@ def test_an_idle_swarm_makes_no_news() -> None:
     assert set(difference(first, second)) == {"at"}
 
 
+def test_steps_alone_make_no_news() -> None:
+    """What changes with every step is told by the rates: else a stream would be news at each look."""
+    first = view(known(), {}, {})
+    status = known().status | {"tokens_total": 512, "steps_in_flight": 2, "kv_reserved": 96, "kv_cached": 64}
+    second = view(replace(known(1001.0), status=status | {"uptime_s": 101.0}), {}, first)
+    assert set(difference(first, second)) == {"at"}
+
+
 def test_ages_are_moments() -> None:
     rows = [request("r", deadline_s=8.0), request("e", state="ended", age_s=3.0, ended_age_s=1.0)]
     first = view(known(1000.0, *rows), {}, {})
