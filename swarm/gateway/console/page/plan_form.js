@@ -10,6 +10,7 @@ const ONLY_SUPPOSED =
   "Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.";
 const SETTINGS_ALONE = "Plans go by the settings alone again.";
 const BY_HAND = "It counts in the place of what was applied before, until the broker is started again.";
+const CHANGED = "Changed since it was asked: what comes of that is not shown. Try it once more.";
 const IMPOSSIBLE = "There is no such plan to apply.";
 const MOVES = "Layers may move; answers wait for that moment and go on.";
 
@@ -25,11 +26,13 @@ export class Supposing {
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
   #like = select([]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
+  #tries = h("button", { type: "submit", class: "primary" }, "Try");
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
   #isBusy = false;
   #isImpossible = false; // what was tried
   #isTouched = false; // by a person: what counts is not written over it
+  #numChanges = 0; // an answer for a form that has been changed since is none for what stands in it now
   #hand = "";
 
   constructor(store, api) {
@@ -64,7 +67,7 @@ export class Supposing {
       h(
         "div",
         { class: "actions" },
-        h("button", { type: "submit", class: "primary" }, "Try"),
+        this.#tries,
         this.#apply,
         button("Clear", () => this.#clear(), { tone: "quiet" }),
         this.#reason,
@@ -84,8 +87,13 @@ export class Supposing {
   #changed() {
     this.#isTouched = true;
     this.#isImpossible = false;
-    fill(this.#result);
+    this.#numChanges += 1;
+    this.#tell(this.#isBusy ? CHANGED : "");
     this.#drawApply();
+  }
+
+  #tell(words) {
+    fill(this.#result, words ? h("p", { class: "quiet-words" }, words) : null);
   }
 
   // What counts by hand stands in the form, so that Apply changes it and doesn't drop it.
@@ -128,7 +136,8 @@ export class Supposing {
 
   #drawApply() {
     const why = !this.#store.me?.admin ? "To apply it takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
-    set(this.#apply, { disabled: why !== "", "aria-describedby": why ? "plan-reason" : null });
+    set(this.#tries, { disabled: this.#isBusy });
+    set(this.#apply, { disabled: this.#isBusy || why !== "", "aria-describedby": why ? "plan-reason" : null });
     text(this.#reason, why);
   }
 
@@ -151,9 +160,9 @@ export class Supposing {
   async #try() {
     await this.#guarded(async () => {
       const wanted = this.#read();
-      fill(this.#result, h("p", { class: "quiet-words" }, "Working it out …"));
+      this.#tell("Reckoning …");
       const plan = await this.#api.post("/console/plan", wanted);
-      this.#show(plan);
+      return () => this.#show(plan);
     });
   }
 
@@ -163,26 +172,39 @@ export class Supposing {
       if (without.length || more) throw new RangeError(ONLY_SUPPOSED);
       const byHand = [suppose.objective, suppose.exclude, Object.keys({ ...suppose.pins, ...suppose.caps })];
       const question = `${byHand.every((each) => each.length === 0) ? SETTINGS_ALONE : BY_HAND} ${MOVES}`;
-      if (!(await ask({ title: "Apply this?", words: question, yes: "Yes, apply", isGrave: false }))) return;
-      fill(this.#result, h("p", { class: "quiet-words" }, "Applying …"));
+      if (!(await ask({ title: "Apply this?", words: question, yes: "Yes, apply", isGrave: false }))) return () => {};
+      this.#tell("Applying …");
       const words = told(await this.#api.order("plan", { suppose }));
       say(words);
-      fill(this.#result, h("p", {}, words));
-      this.#isTouched = false;
+      return () => {
+        fill(this.#result, h("p", {}, words));
+        this.#isTouched = false;
+      };
     });
   }
 
+  // One thing at a time. `act` returns how to show what came of it, for the form as it was when it was asked.
   async #guarded(act) {
     if (this.#isBusy) return;
-    this.#isBusy = true;
+    const [asked, focused] = [this.#numChanges, document.activeElement];
+    const isOld = () => asked !== this.#numChanges;
+    this.#setBusy(true);
     try {
-      await act();
+      const show = await act();
+      if (!isOld()) show();
     } catch (error) {
       if (error.name !== "ApiError" && !(error instanceof RangeError)) throw error;
-      fill(this.#result, h("p", { class: "problem" }, error.message));
+      if (isOld()) say(error.message, { isError: true });
+      else fill(this.#result, h("p", { class: "problem" }, error.message));
     } finally {
-      this.#isBusy = false;
+      this.#setBusy(false);
+      if (document.activeElement === document.body) focused?.focus(); // a button that is disabled loses it
     }
+  }
+
+  #setBusy(isBusy) {
+    this.#isBusy = isBusy;
+    this.#drawApply();
   }
 
   #show(plan) {
