@@ -59,7 +59,8 @@ class Chain {
     const form = this.#shown.length > MOST_CARDS ? this.#tiles : this.#cards;
     this.#show(form === this.#tiles ? "tiles" : "cards", form.root);
     const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
-    const about = { view, rates, total: numLayers(view), canKill: Boolean(me?.is_demo && me?.admin) };
+    const canKill = Boolean(me?.is_demo && me?.admin);
+    const about = { view, rates, total: numLayers(view), canKill, isLive: this.#store.connection === "live" };
     return form.draw(this.#shown, about);
   }
 

@@ -80,7 +80,7 @@ export class Supposing {
       this.#try();
     });
     this.root = h("div", {}, heading("What if", h("span", { class: "hint" }, "Try changes nothing")), form);
-    store.subscribe(["workers", "me", "plan"], () => this.#draw());
+    store.subscribe(["workers", "me", "plan", "connection"], () => this.#draw());
   }
 
   // What was tried before is no comparison of what stands in the form now.
@@ -136,8 +136,9 @@ export class Supposing {
 
   #drawApply() {
     const why = !this.#store.me?.admin ? "To apply it takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
-    set(this.#tries, { disabled: this.#isBusy });
-    set(this.#apply, { disabled: this.#isBusy || why !== "", "aria-describedby": why ? "plan-reason" : null });
+    const cant = this.#isBusy || this.#store.connection !== "live";
+    set(this.#tries, { disabled: cant });
+    set(this.#apply, { disabled: cant || why !== "", "aria-describedby": why ? "plan-reason" : null });
     text(this.#reason, why);
   }
 
