@@ -92,7 +92,11 @@ def test_an_answer_for_a_form_that_was_changed_is_not_shown(console: Console) ->
     tries, applies = (plan.get_by_role("button", name=name) for name in ("Try", "Apply"))
     then = plan.get_by_role("row", name=re.compile("^Stages"))
     held: list[Route] = []
-    console.page.route("**/console/plan", held.append)
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    console.page.route("**/console/plan", hold)
     with console.page.expect_request("**/console/plan"):
         tries.click()
     expect(plan).to_contain_text("Reckoning")
