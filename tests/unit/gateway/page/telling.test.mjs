@@ -5,6 +5,7 @@ import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
 import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
 import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
+import { lastWords, Latest } from "../../../../swarm/gateway/console/page/lately.js";
 import { compared, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
@@ -192,4 +193,23 @@ test("a stream gives its events in order, and is let go of when its reader fails
     throw new SyntaxError("no JSON");
   };
   await assert.rejects(api.stream("/console/live", { onEvent: failing }), SyntaxError);
+});
+
+test("in short is told what runs, and for a while what has just ended; nothing of before the page", () => {
+  const [old, fresh] = [{ cause: "w0 was lost", began_at: 1 }, { cause: "w1 was lost", began_at: 50 }];
+  const latest = new Latest();
+  assert.equal(latest.of({ recovery: null, recoveries: [old] }, 100), null);
+  assert.equal(latest.of({ recovery: fresh, recoveries: [old] }, 101), fresh);
+  assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 102), fresh);
+  assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 110), fresh);
+  assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 115), null);
+  const first = new Latest();
+  assert.equal(first.of({ recovery: null, recoveries: [] }, 1), null);
+  assert.equal(first.of({ recovery: null, recoveries: [fresh] }, 2), fresh, "over before anybody saw it run");
+});
+
+test("an answer's last words begin with a word", () => {
+  assert.equal(lastWords("The cat\n is  black."), "The cat is black.");
+  assert.equal(lastWords("The cat is black and the dog is brown", 14), "… dog is brown");
+  assert.equal(lastWords("x".repeat(50), 10), `… ${"x".repeat(10)}`);
 });
