@@ -3,7 +3,7 @@
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
 import { drawSentences, Supposing, whyNot } from "./plan_form.js";
-import { handWords } from "./plan_words.js";
+import { epochWords, handWords } from "./plan_words.js";
 import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
@@ -39,7 +39,7 @@ export function mount(root, store, api) {
   store.subscribe(["plan", "status"], ({ view }) => {
     const plan = view?.plan;
     const waits = view?.status?.waits_for || plan?.waits_for || "";
-    text(epoch, plan?.epoch ? `epoch ${plan.epoch}, ${plan.state ?? ""}` : (plan?.state ?? "no plan"));
+    text(epoch, epochWords(plan, view?.status));
     lacking.hidden = !waits;
     if (waits) fill(lacking, whyNot(waits));
     const hand = handWords(plan?.by_hand);

@@ -65,6 +65,15 @@ export function handWords(hand) {
   return words.join("; ");
 }
 
+// Which plan is shown; the report of one that is new takes the broker a moment.
+export function epochWords(plan, status) {
+  const state = plan?.state ?? "no plan";
+  if (!plan?.epoch) return state;
+  if (status?.epoch && status.epoch !== plan.epoch)
+    return `plan of epoch ${plan.epoch}; epoch ${status.epoch} is in force, its figures come`;
+  return `epoch ${plan.epoch}, ${state}`;
+}
+
 // A supposed plan beside that in force, in words: [[what, now, then]]; both for the same number of sequences, where the
 // broker has reckoned it so.
 export function compared(now, then) {

@@ -316,9 +316,9 @@ export class Talk {
   }
 
   #store(options) {
-    const { mode, values, drafts, turns, chosen, counted, wantsConfidence } = this;
+    const { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats } = this;
     const answer = this.answer?.kept(options) ?? null;
-    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, answer };
+    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats, answer };
     try {
       this.#storage.setItem(KEPT, JSON.stringify(kept));
       return true;

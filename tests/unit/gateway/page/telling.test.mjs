@@ -6,7 +6,7 @@ import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
 import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
 import { lastWords, Latest } from "../../../../swarm/gateway/console/page/lately.js";
-import { compared, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
+import { compared, epochWords, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
   cause: "w0 was lost",
@@ -50,6 +50,13 @@ test("where no plan is possible the ways out are named, those that fit what is w
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
   assert.deepEqual(remedies(undefined), []);
+});
+
+test("a plan whose successor is in force says so", () => {
+  const plan = { epoch: 5, state: "in force" };
+  assert.equal(epochWords(plan, { epoch: 5 }), "epoch 5, in force");
+  assert.equal(epochWords(plan, { epoch: 6 }), "plan of epoch 5; epoch 6 is in force, its figures come");
+  assert.deepEqual([epochWords(null, { epoch: 6 }), epochWords({ state: "coming" }, null)], ["no plan", "coming"]);
 });
 
 test("a plan that was laid down by hand is told part by part", () => {
