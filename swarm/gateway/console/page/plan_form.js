@@ -1,9 +1,10 @@
 // "What if": suppose workers gone or more of them, lay layers down by hand, try it, and make it so.
 
+import { numLayers } from "./chain_layout.js";
 import { ask, say, told } from "./dialogs.js";
 import { fill, h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
-import { compared, readCap, readPin, remedies } from "./plan_words.js";
+import { compared, readCap, readPin, remedies, waitsSupposed } from "./plan_words.js";
 import { button, field, heading } from "./widgets.js";
 
 const ONLY_SUPPOSED =
@@ -115,13 +116,17 @@ export class Supposing {
   #draw() {
     const { view } = this.#store;
     const workers = Object.values(view?.workers ?? {}).filter((row) => row.state === "member");
+    const total = numLayers(view);
     const names = [...new Map(workers.map((row) => [row.name, row])).values()].sort(byName);
     keyed(
       this.#body,
       names,
       (row) => row.name,
       makeRow,
-      (element, row) => text(element.children[1], layers(row.layers)),
+      (element, row) => {
+        text(element.children[1], layers(row.layers));
+        set(element.children[4].firstElementChild, { placeholder: total > 0 ? layers([0, total]) : "" });
+      },
     );
     keyed(
       this.#like,
@@ -163,7 +168,7 @@ export class Supposing {
       const wanted = this.#read();
       this.#tell("Reckoning …");
       const plan = await this.#api.post("/console/plan", wanted);
-      return () => this.#show(plan);
+      return () => this.#show(plan, wanted);
     });
   }
 
@@ -208,11 +213,14 @@ export class Supposing {
     this.#drawApply();
   }
 
-  #show(plan) {
+  #show(plan, wanted) {
     const now = this.#store.view?.plan;
     this.#isImpossible = plan.state === "no plan";
     this.#drawApply();
-    if (this.#isImpossible) return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(plan.waits_for));
+    if (this.#isImpossible) {
+      const waits = waitsSupposed(plan.waits_for ?? "", wanted);
+      return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(waits));
+    }
     const rows = compared(now, plan).map(([what, before, after]) =>
       h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)),
     );
@@ -266,7 +274,7 @@ function makeRow(row) {
     h("td"),
     labelled("Suppose it gone", { type: "checkbox" }),
     labelled("Give it none", { type: "checkbox" }),
-    labelled("Just layers", { type: "text", placeholder: "0-10", size: 6, maxlength: 15 }),
+    labelled("Just layers", { type: "text", size: 6, maxlength: 15 }),
     labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
   );
 }

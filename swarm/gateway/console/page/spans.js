@@ -166,7 +166,8 @@ export function inWords(spans, textOf = () => "") {
   if (slowest) tell(`The slowest after it, ${named(slowest, textOf)}`, slowest);
   const [most, ...others] = largestFirst(spans.totals);
   if (most) {
-    const ofAll = [seconds(most.seconds), share(most.seconds, spans.sums.total_s), where(most)].filter(Boolean).join(", ");
+    const told = [seconds(most.seconds), share(most.seconds, spans.sums.total_s), where(most)];
+    const ofAll = told.filter(Boolean).join(", ");
     const rest = others.slice(0, 2).map(({ part, seconds: length }) => `${part.doing} ${seconds(length)}`);
     const then = rest.length > 0 ? `; then ${rest.join(", ")}` : "";
     words.push(`Over all tokens the largest part was ${most.part.doing}: ${ofAll}${then}.`);

@@ -6,7 +6,7 @@ import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
 import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
 import { lastWords, Latest } from "../../../../swarm/gateway/console/page/lately.js";
-import { compared, epochWords, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
+import { compared, epochWords, handWords, readCap, readPin, remedies, waitsSupposed } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
   cause: "w0 was lost",
@@ -49,6 +49,9 @@ test("where no plan is possible the ways out are named, those that fit what is w
   assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ways"]);
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
+  const supposed = waitsSupposed("a worker besides w0, which must not be used", { without: ["w0"], exclude: [] });
+  assert.equal(supposed, "a worker besides w0, who is supposed gone");
+  assert.deepEqual(ways(supposed), ["Suppose fewer gone"]);
   assert.deepEqual(remedies(undefined), []);
 });
 
