@@ -123,10 +123,11 @@ function updateRow(element, row, may, { view, isFresh }) {
   ];
   words.forEach((value, index) => text(cells[index], value));
   set(cells[2], { title: row.evidence });
-  const [, cordon, uncordon] = buttons;
+  const [drain, cordon, uncordon] = buttons;
   for (const each of buttons) each.hidden = !isHere(row);
   if (row.steered) cordon.hidden = true;
   else uncordon.hidden = true;
+  if (row.steered?.startsWith("drain")) drain.hidden = true;
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 
