@@ -38,7 +38,8 @@ export function mount(root, store, api) {
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
   store.subscribe(["plan", "status"], ({ view }) => {
     const plan = view?.plan;
-    const waits = view?.status?.waits_for || plan?.waits_for || "";
+    const isServing = view?.status?.state === "serving"; // what an older report of the plan waited for has come
+    const waits = view?.status?.waits_for || (isServing ? "" : plan?.waits_for) || "";
     text(epoch, epochWords(plan, view?.status));
     lacking.hidden = !waits;
     if (waits) fill(lacking, whyNot(waits));

@@ -80,9 +80,10 @@ export function handWords(hand) {
 // Which plan is shown; the report of one that is new takes the broker a moment.
 export function epochWords(plan, status) {
   const state = plan?.state ?? "no plan";
+  const former = plan?.epoch ? `plan of epoch ${plan.epoch}` : state;
+  if (status?.state === "serving" && status.epoch !== plan?.epoch)
+    return `${former}; epoch ${status.epoch} is in force, its figures come`;
   if (!plan?.epoch) return state;
-  if (status?.epoch && status.epoch !== plan.epoch)
-    return `plan of epoch ${plan.epoch}; epoch ${status.epoch} is in force, its figures come`;
   return `epoch ${plan.epoch}, ${state}`;
 }
 

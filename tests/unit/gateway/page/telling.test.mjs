@@ -57,9 +57,12 @@ test("where no plan is possible the ways out are named, those that fit what is w
 
 test("a plan whose successor is in force says so", () => {
   const plan = { epoch: 5, state: "in force" };
-  assert.equal(epochWords(plan, { epoch: 5 }), "epoch 5, in force");
-  assert.equal(epochWords(plan, { epoch: 6 }), "plan of epoch 5; epoch 6 is in force, its figures come");
-  assert.deepEqual([epochWords(null, { epoch: 6 }), epochWords({ state: "coming" }, null)], ["no plan", "coming"]);
+  const status = { state: "serving", epoch: 6 };
+  assert.equal(epochWords({ ...plan, epoch: 6 }, status), "epoch 6, in force");
+  assert.equal(epochWords(plan, status), "plan of epoch 5; epoch 6 is in force, its figures come");
+  assert.equal(epochWords({ state: "preparing" }, status), "preparing; epoch 6 is in force, its figures come");
+  assert.equal(epochWords(plan, { state: "preparing", epoch: 6 }), "epoch 5, in force");
+  assert.deepEqual([epochWords(null, null), epochWords({ state: "coming" }, null)], ["no plan", "coming"]);
 });
 
 test("a plan that was laid down by hand is told part by part", () => {
