@@ -34,7 +34,7 @@ def test_a_worker_joins_and_drains(console: Console, roomy: Swarm) -> None:
     workers = console.tab("Workers")
     console.page.get_by_role("button", name="Join a worker").first.click()
     console.agree()
-    row = workers.get_by_role("row").filter(has_text="w3")
+    row = workers.locator('tr[data-worker="w3"]')
     expect(row).to_be_visible(timeout=SLOW_MS)
     expect(console.stage("w3")).to_be_visible(timeout=SLOW_MS)
     row.get_by_role("button", name="Drain").click()
@@ -54,7 +54,7 @@ def test_a_worker_joins_and_drains(console: Console, roomy: Swarm) -> None:
 
 def test_a_worker_is_cordoned_and_back(console: Console, swarm: Swarm) -> None:
     workers = console.tab("Workers")
-    row = workers.get_by_role("row").filter(has_text="w1")
+    row = workers.locator('tr[data-worker="w1"]')
     row.get_by_role("button", name="Cordon").click()
     console.agree()
     expect(row.get_by_role("button", name="Uncordon")).to_be_visible()
