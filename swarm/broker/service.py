@@ -55,8 +55,8 @@ from swarm.service import handed, words
 from swarm.service.unit import Unit
 from swarm.wire.codec import DATA, ORDER, SERVER
 from swarm.wire.door.keys import reached
+from swarm.wire.door.knocking import why_unreachable
 from swarm.wire.door.relay import Relay
-from swarm.wire.door.trying import why_unreachable
 from swarm.wire.messages import NOBODYS, Report
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import bind

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from swarm.errors import ConfigError, WireError
-from swarm.wire.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
 from swarm.wire.door.connection import set_options
+from swarm.wire.door.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
 from swarm.wire.door.keys import KeyPair, address_and_key, without_ticket
 from swarm.wire.door.knocking import Knocker, TurnedAway, Word, knocks
 from swarm.wire.door.nearby import found, is_own

@@ -19,7 +19,8 @@ from swarm.wire.messages import OLDEST_VERSION, PROTOCOL_VERSION
 
 VERSIONS: Final = tuple(range(OLDEST_VERSION, PROTOCOL_VERSION + 1))
 
-# By version: the kinds and fields (``kind.field``) that it added, and whether an older peer may do without.
+# By version: the kinds and fields (``kind.field``, ``kind.field.part``) that it added, and whether an older peer may do
+# without.
 ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
     2: {
         "hello.build": True,
@@ -45,11 +46,20 @@ def as_of(version: int, kind: str, header: bytes) -> bytes:
         return header
     fields: dict[str, Any] = msgspec.msgpack.decode(header)
     for newer, name in added:
-        value = fields.pop(name.partition(".")[2], True)
+        value = _taken_out(fields, name.split(".")[1:])
         if value and not ADDED[newer][name]:
             raise WireError(f"{name} is of version {newer} of the protocol, the peer speaks {version}: upgrade it")
     fields["v"] = version
     return msgspec.msgpack.encode(fields)
+
+
+def _taken_out(fields: dict[str, Any], path: list[str]) -> object:
+    """Take a field out; return its value. One that is not there has its default; a whole kind (no path) is said."""
+    if not path:
+        return True
+    for part in path[:-1]:
+        fields = fields.get(part) or {}
+    return fields.pop(path[-1], False)
 
 
 def _is_of(name: str, kind: str) -> bool:

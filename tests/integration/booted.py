@@ -53,12 +53,12 @@ class Booted:
     def run(self, *words: str, within_s: float = SOON_S) -> subprocess.CompletedProcess[str]:
         """Run something there, to its end."""
         return subprocess.run(
-            self.command(*words), capture_output=True, text=True, timeout=within_s, check=False, env=_environment()
+            self.command(*words), capture_output=True, text=True, timeout=within_s, check=False, env=environment()
         )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
+            self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
         )
 
     def command(self, *words: str) -> list[str]:
@@ -92,7 +92,7 @@ class Booted:
         give_up_at = time.monotonic() + SOON_S
         while not (found := holds()):
             assert time.monotonic() < give_up_at, f"{what}\n{self.journal('-n', '40')}"
-            time.sleep(0.2)
+            time.sleep(0.1)
         return found
 
 
@@ -100,7 +100,7 @@ def _space(pid: int | str) -> str:
     return os.readlink(f"/proc/{pid}/ns/pid")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
 
 

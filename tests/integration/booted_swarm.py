@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.booted import PROGRAMS, SOON_S, Booted
+from tests.integration.reports import Reporter
 
 UNITS = ("swarm-broker", "swarm-gateway", "swarm-worker@w0", "swarm-worker@w1")
 ASKS = """
@@ -46,35 +47,42 @@ MEMORY = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 NEWER = "0.999.0"
 
 
-def num_stages(system: Booted) -> int:
-    said = system.swarmctl("status", "--json")
-    status = json.loads(said) if said else {"state": "gone"}
-    return int(status["num_stages"]) if status["state"] == "serving" else 0
+class BootedSwarm(Booted):
+    """A booted system, and who tells what its broker reports."""
 
+    def __init__(self, system: Booted, report: Reporter) -> None:
+        super().__init__(system.root, system.leader)
+        self.report = report
 
-def layers_of(system: Booted) -> dict[str, object]:
-    rows = json.loads(system.swarmctl("nodes", "--json"))["workers"]
-    return {row["name"]: row["layers"] for row in rows if row["layers"]}
+    def num_stages(self) -> int:
+        """Of a swarm that serves; 0 if none does."""
+        status = self.report("status")
+        return int(status["num_stages"]) if status.get("state") == "serving" else 0
+
+    def num_tokens(self) -> int:
+        """So many were drawn in the broker's life."""
+        return int(self.until(lambda: self.report("status"), "the broker answers")["tokens_total"])
+
+    def layers(self) -> dict[str, object]:
+        """Of those that have some."""
+        return {row["name"]: row["layers"] for row in self.report("nodes").get("workers", []) if row["layers"]}
+
+    def pid_of(self, unit: str) -> int:
+        return int(self.shown(unit, "MainPID"))
 
 
 def generate(system: Booted, asks: str = ASKS) -> subprocess.Popen[str]:
     return system.start(str(PROGRAMS / "python"), "-c", asks)
 
 
-def pid_of(system: Booted, unit: str) -> int:
-    return int(system.shown(unit, "MainPID"))
-
-
 @contextmanager
-def under_way(system: Booted, expected: str, asks: str = ASKS) -> Iterator[None]:
+def under_way(system: BootedSwarm, expected: str, asks: str = ASKS) -> Iterator[None]:
     """A request is under way while something is done, and ends as if nothing had been. ``asks``: the program that
     makes it and prints its answer."""
-    before = json.loads(system.swarmctl("status", "--json"))["tokens_total"]
+    before = system.num_tokens()
     asker = generate(system, asks)
     try:
-        system.until(
-            lambda: json.loads(system.swarmctl("status", "--json"))["tokens_total"] > before + 10, "tokens come"
-        )
+        system.until(lambda: system.num_tokens() > before + 10, "tokens come")
         yield
         said, complaint = asker.communicate(timeout=SOON_S)
     finally:

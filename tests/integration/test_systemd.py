@@ -5,29 +5,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 from swarm.lock import invitation
 from swarm.wire.door.keys import public_of
-from tests.integration.booted import PROGRAMS, SOON_S, Booted, NoSystem, booted, why_not
+from tests.integration.booted import PROGRAMS, SOON_S, NoSystem, booted, environment, why_not
 from tests.integration.booted_swarm import (
     ASKS,
     MEMORY,
     NEWER,
     READS,
     UNITS,
+    BootedSwarm,
     generate,
     install_newer,
-    layers_of,
     limited,
     nobody_refused,
-    num_stages,
-    pid_of,
     under_way,
     versions,
 )
+from tests.integration.reports import Reporter
 
 _WHY_NOT = why_not()
 pytestmark = [pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or ""), pytest.mark.timeout(600)]
@@ -55,12 +54,14 @@ HTTPServer(("127.0.0.1", 9990), Hub).serve_forever()
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedSwarm]:
     with ExitStack() as stack:
         try:
-            system = stack.enter_context(booted(tmp_path_factory.mktemp("booted")))
+            here = stack.enter_context(booted(tmp_path_factory.mktemp("booted")))
         except NoSystem as error:
             pytest.skip(f"no system can be booted here: {error}")
+        report = stack.enter_context(closing(Reporter(environment(), here.command(str(PROGRAMS / "python")))))
+        system = BootedSwarm(here, report)
         done = system.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
         assert done.returncode == 0, done.stderr
         for unit, place in HANGS.items():
@@ -71,7 +72,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
         yield system
 
 
-def written(system: Booted, path: str, text: str, mode: str = "644") -> None:
+def written(system: BootedSwarm, path: str, text: str, mode: str = "644") -> None:
     code = "import os, pathlib, sys; path = pathlib.Path(sys.argv[1]); path.parent.mkdir(parents=True, exist_ok=True)"
     code += "; path.write_text(sys.argv[2]); path.chmod(int(sys.argv[3], 8))"
     done = system.run(str(PROGRAMS / "python"), "-c", code, path, text, mode)
@@ -79,21 +80,21 @@ def written(system: Booted, path: str, text: str, mode: str = "644") -> None:
 
 
 @pytest.fixture
-def serving(system: Booted) -> Booted:
+def serving(system: BootedSwarm) -> BootedSwarm:
     """Both workers have their parts."""
-    system.until(lambda: num_stages(system) == 2, "both workers serve")
+    system.until(lambda: system.num_stages() == 2, "both workers serve")
     return system
 
 
 @pytest.fixture(scope="module")
-def expected(system: Booted) -> str:
-    system.until(lambda: num_stages(system) == 2, "both workers serve")
+def expected(system: BootedSwarm) -> str:
+    system.until(lambda: system.num_stages() == 2, "both workers serve")
     said, complaint = generate(system).communicate(timeout=SOON_S)
     assert said, complaint
     return said
 
 
-def test_all_of_it_serves_and_says_so(serving: Booted) -> None:
+def test_all_of_it_serves_and_says_so(serving: BootedSwarm) -> None:
     for unit in UNITS:
         assert serving.shown(unit, "ActiveState") == "active"
     serving.until(lambda: "serving village on 2 stages" in serving.shown("swarm-broker", "StatusText"), "it says so")
@@ -108,7 +109,7 @@ def test_all_of_it_serves_and_says_so(serving: Booted) -> None:
     assert int(serving.shown("swarm-worker@w0", "MemoryMax")) == (1 << 30) + (512 << 20)
 
 
-def test_events_are_in_the_journal_by_their_fields(serving: Booted) -> None:
+def test_events_are_in_the_journal_by_their_fields(serving: BootedSwarm) -> None:
     line = serving.journal("-u", "swarm-broker", "SWARM_EVENT=plan_serving", "-o", "json", "-n", "1")
     event = json.loads(line)
     assert event["PRIORITY"] == "6"
@@ -126,44 +127,44 @@ def test_events_are_in_the_journal_by_their_fields(serving: Booted) -> None:
 @pytest.mark.parametrize("unit", ["swarm-worker@w1", "swarm-broker", "swarm-gateway"])
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_who_dies_or_gives_no_sign_is_started_again_and_answers_go_on(
-    serving: Booted, expected: str, unit: str, signal: str
+    serving: BootedSwarm, expected: str, unit: str, signal: str
 ) -> None:
     """Who is stopped gives no sign, and the watchdog ends it. A stream from a gateway is read on by its last event."""
-    before = pid_of(serving, unit)
+    before = serving.pid_of(unit)
     with under_way(serving, expected, READS if unit == "swarm-gateway" else ASKS):
         serving.systemctl("kill", "--kill-who=main", f"--signal={signal}", unit)
-        serving.until(lambda: pid_of(serving, unit) not in (0, before), "another process is there")
+        serving.until(lambda: serving.pid_of(unit) not in (0, before), "another process is there")
     serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
 
 
 @pytest.mark.parametrize("unit", ["swarm-worker@w1", "swarm-broker", "swarm-gateway"])
-def test_who_hangs_is_ended_and_started_again(serving: Booted, expected: str, unit: str) -> None:
+def test_who_hangs_is_ended_and_started_again(serving: BootedSwarm, expected: str, unit: str) -> None:
     """The process lives and does nothing. A worker's loop even goes on, only its compute thread does not: the broker
     goes on without it, and systemd ends it."""
-    before = pid_of(serving, unit)
+    before = serving.pid_of(unit)
     with under_way(serving, expected, READS if unit == "swarm-gateway" else ASKS):
         serving.run("touch", f"/run/swarm/hang-{unit}")
-        serving.until(lambda: pid_of(serving, unit) != before, "it is ended")
+        serving.until(lambda: serving.pid_of(unit) != before, "it is ended")
         serving.run("rm", f"/run/swarm/hang-{unit}")
-        serving.until(lambda: pid_of(serving, unit) not in (0, before), "another process is there")
+        serving.until(lambda: serving.pid_of(unit) not in (0, before), "another process is there")
     serving.until(lambda: serving.shown(unit, "ActiveState") == "active", "it is ready")
     assert serving.journal("-u", unit, "--grep", "Watchdog timeout")
 
 
 @pytest.mark.skipif(not MEMORY.exists(), reason=f"no {MEMORY}, by which a test could limit a process's memory")
-def test_a_worker_at_the_end_of_its_memory_is_started_again(serving: Booted, expected: str) -> None:
+def test_a_worker_at_the_end_of_its_memory_is_started_again(serving: BootedSwarm, expected: str) -> None:
     """The kernel ends it at the next page that it wants. (In there, systemd has no say about memory: so the limit is
     set from outside, and takes effect as MemoryMax does.)"""
-    before = pid_of(serving, "swarm-worker@w1")
+    before = serving.pid_of("swarm-worker@w1")
     with under_way(serving, expected), limited(serving.outside(before)):
-        serving.until(lambda: pid_of(serving, "swarm-worker@w1") not in (0, before), "another process is there")
+        serving.until(lambda: serving.pid_of("swarm-worker@w1") not in (0, before), "another process is there")
     serving.until(lambda: serving.shown("swarm-worker@w1", "ActiveState") == "active", "it is ready")
     assert serving.journal("-u", "swarm-worker@w1", "--grep", "status=9/KILL")
 
 
-def test_a_newer_package_is_taken_over_while_it_serves(serving: Booted, expected: str) -> None:
+def test_a_newer_package_is_taken_over_while_it_serves(serving: BootedSwarm, expected: str) -> None:
     """As docs/operations.md tells it: install, workers one after the other, then broker and gateway."""
-    before = [pid_of(serving, unit) for unit in UNITS]
+    before = [serving.pid_of(unit) for unit in UNITS]
     with under_way(serving, expected):
         install_newer(serving)
         done = serving.run(str(PROGRAMS / "swarm"), "systemd", "install", "--memory-limit", "1GiB")
@@ -173,22 +174,22 @@ def test_a_newer_package_is_taken_over_while_it_serves(serving: Booted, expected
         assert {row["version"] for row in versions(serving) if row["process"] != "broker"} == {NEWER}
         serving.systemctl("restart", "swarm-broker", "swarm-gateway")
     assert {row["version"] for row in versions(serving)} == {NEWER}
-    assert not {pid_of(serving, unit) for unit in UNITS} & {*before, 0}
+    assert not {serving.pid_of(unit) for unit in UNITS} & {*before, 0}
 
 
-def test_who_dies_again_and_again_is_never_parked(serving: Booted, expected: str) -> None:
+def test_who_dies_again_and_again_is_never_parked(serving: BootedSwarm, expected: str) -> None:
     """A crash loop: the others serve meanwhile, and it is back as soon as it lives."""
     before = int(serving.shown("swarm-worker@w1", "NRestarts"))
     with under_way(serving, expected):
         for _ in range(7):  # more than systemd's own limit
-            pid = serving.until(lambda: pid_of(serving, "swarm-worker@w1"), "it is started again")
+            pid = serving.until(lambda: serving.pid_of("swarm-worker@w1"), "it is started again")
             serving.run("kill", "-KILL", str(pid))
-            serving.until(lambda pid=pid: pid_of(serving, "swarm-worker@w1") != pid, "it is dead")
-    serving.until(lambda: num_stages(serving) == 2, "both workers serve again")
+            serving.until(lambda pid=pid: serving.pid_of("swarm-worker@w1") != pid, "it is dead")
+    serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
     assert int(serving.shown("swarm-worker@w1", "NRestarts")) >= before + 7
 
 
-def test_stopping_a_worker_drains_it(serving: Booted, expected: str) -> None:
+def test_stopping_a_worker_drains_it(serving: BootedSwarm, expected: str) -> None:
     with under_way(serving, expected):
         serving.systemctl("stop", "swarm-worker@w1")
     assert serving.shown("swarm-worker@w1", "Result") == "success"
@@ -197,17 +198,17 @@ def test_stopping_a_worker_drains_it(serving: Booted, expected: str) -> None:
     serving.systemctl("start", "swarm-worker@w1")
 
 
-def test_a_restart_refuses_nobody(serving: Booted) -> None:
+def test_a_restart_refuses_nobody(serving: BootedSwarm) -> None:
     """The door is systemd's: who knocks meanwhile waits."""
     with nobody_refused(serving, ("127.0.0.1", 5700), ("127.0.0.1", 5701)):
         serving.systemctl("restart", "swarm-broker")
-    serving.until(lambda: num_stages(serving) == 2, "both workers serve again")
+    serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
 
 
-def test_settings_are_read_again(serving: Booted) -> None:
+def test_settings_are_read_again(serving: BootedSwarm) -> None:
     settings = "/etc/swarm/swarm.toml"
     serving.run("sh", "-c", f"printf '[log]\\nlevel = \"warning\"\\n[broker]\\nmax_queue = 7\\n' > {settings}")
-    before = pid_of(serving, "swarm-broker")
+    before = serving.pid_of("swarm-broker")
     serving.systemctl("reload", "swarm-broker")
     serving.run("sh", "-c", f"printf 'nonsense = 1\\n' > {settings}")
     serving.systemctl("reload", "swarm-broker")
@@ -221,23 +222,23 @@ def test_settings_are_read_again(serving: Booted) -> None:
         lambda: serving.journal("-u", "swarm-broker", "SWARM_EVENT=settings_reloaded"), "and what changed"
     )
     assert "log.level" in told
-    assert pid_of(serving, "swarm-broker") == before
+    assert serving.pid_of("swarm-broker") == before
     assert serving.shown("swarm-broker", "ActiveState") == "active"
 
 
-def test_plans_obey_what_was_read_again(serving: Booted, expected: str) -> None:
+def test_plans_obey_what_was_read_again(serving: BootedSwarm, expected: str) -> None:
     """Layers move, the broker's process stays, and so does the answer that is under way."""
-    settings, before = "/etc/swarm/swarm.toml", pid_of(serving, "swarm-broker")
+    settings, before = "/etc/swarm/swarm.toml", serving.pid_of("swarm-broker")
     with under_way(serving, expected):
         serving.run("sh", "-c", f"printf '[plan]\\npins = {{ w1 = \"0\" }}\\n' > {settings}")
         serving.systemctl("reload", "swarm-broker")
-        serving.until(lambda: layers_of(serving) == {"w1": [0, 1], "w0": [1, 8]}, "w1 has what it was given")
+        serving.until(lambda: serving.layers() == {"w1": [0, 1], "w0": [1, 8]}, "w1 has what it was given")
         serving.run("sh", "-c", f": > {settings}")
         serving.systemctl("reload", "swarm-broker")
-    assert pid_of(serving, "swarm-broker") == before
+    assert serving.pid_of("swarm-broker") == before
 
 
-def test_what_is_accepted_outlives_a_stop_of_all(serving: Booted) -> None:
+def test_what_is_accepted_outlives_a_stop_of_all(serving: BootedSwarm) -> None:
     words = ("generate", "--detach", "Once upon a time", "--max-tokens", "60")
     request = serving.run(str(PROGRAMS / "swarm"), *words).stdout.split()[0]
     serving.systemctl("stop", "swarm.target")
@@ -248,7 +249,7 @@ def test_what_is_accepted_outlives_a_stop_of_all(serving: Booted) -> None:
     assert done.stdout
 
 
-def test_a_restart_refuses_nobody_from_other_machines(serving: Booted) -> None:
+def test_a_restart_refuses_nobody_from_other_machines(serving: BootedSwarm) -> None:
     """Doors that the settings have and the units as they are shipped do not."""
     serving.run("ip", "address", "add", f"{OTHERS}/32", "dev", "lo")
     serving.run("sh", "-c", f"printf '[broker]\\nlisten = [\"{OTHERS}\"]\\n' > /etc/swarm/swarm.toml")
@@ -259,17 +260,17 @@ def test_a_restart_refuses_nobody_from_other_machines(serving: Booted) -> None:
     with nobody_refused(serving, *((OTHERS, port) for port in range(5700, 5705))):
         serving.systemctl("restart", "swarm-broker")
     assert not serving.journal("-b", "SWARM_EVENT=handed_doors_unused")
-    serving.until(lambda: num_stages(serving) == 2, "both workers serve again")
+    serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
 
 
-def test_secrets_come_as_credentials(serving: Booted) -> None:
+def test_secrets_come_as_credentials(serving: BootedSwarm) -> None:
     """The broker's key, which it shows to other machines (the test before this one had it listen to them), and the
     hub's token, which a worker shows to the hub alone. Neither is in the environment."""
     secret, token = "1f" * 32, "hf_of_the_hub"
     written(serving, "/etc/credstore/swarm.key", secret, "600")
     written(serving, "/etc/credstore/swarm.hub-token", token, "600")
     serving.systemctl("restart", "swarm-broker")
-    serving.until(lambda: num_stages(serving) == 2, "both workers serve again")
+    serving.until(lambda: serving.num_stages() == 2, "both workers serve again")
     line = json.loads(serving.swarmctl("invite", "--role", "worker", "--json"))["invitation"]
     assert invitation.read(line).broker == public_of(secret)
     written(serving, "/hub.py", HUB)
@@ -289,7 +290,7 @@ def test_secrets_come_as_credentials(serving: Booted) -> None:
     assert token not in shown
 
 
-def test_uninstalling_leaves_nothing(system: Booted) -> None:
+def test_uninstalling_leaves_nothing(system: BootedSwarm) -> None:
     """The last one but that of another user."""
     done = system.run(str(PROGRAMS / "swarm"), "systemd", "uninstall", "--purge")
     assert done.returncode == 0, done.stderr
@@ -301,7 +302,7 @@ def test_uninstalling_leaves_nothing(system: Booted) -> None:
     assert system.run("id", "swarm").returncode != 0
 
 
-def test_one_user_has_a_swarm_without_root(system: Booted) -> None:
+def test_one_user_has_a_swarm_without_root(system: BootedSwarm) -> None:
     """By that user's own systemd: it serves, is told to read its settings again, and goes without a trace."""
     system.run("useradd", "--create-home", USER)
     number = system.run("id", "-u", USER).stdout.strip()
@@ -316,7 +317,7 @@ def test_one_user_has_a_swarm_without_root(system: Booted) -> None:
     swarm = str(PROGRAMS / "swarm")
     run(swarm, "systemd", "install", "--user", "--memory-limit", "1GiB")
     run("systemctl", "--user", "enable", "--now", "swarm.target", "swarm-broker", "swarm-worker@w0")
-    system.until(lambda: num_stages(system) == 1, "it serves")
+    system.until(lambda: system.num_stages() == 1, "it serves")
     shown = run(swarm, "systemd", "status", "--user")
     assert "serving village on 1 stage" in shown
     before = run("systemctl", "--user", "show", "--value", "--property", "MainPID", "swarm-broker")

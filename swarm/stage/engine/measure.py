@@ -11,8 +11,9 @@ what that one found (``siblings``). And where a model is larger than the process
 its weights come from memory in every step: then the cache is emptied before each run, so that the one layer here,
 which might stay in it, is not quicker than it will be among others. Where a step goes through all stages before the
 next one begins, each stage has rested when it comes: its code and the cores have gone cold, which costs a millisecond
-or two, and is measured after such rests. Where a container limits the processor's time,
-what was measured is stretched accordingly (see ``quota``).
+or two, and is measured after such rests. Where a container limits the processor's time (see ``quota``), a run at full
+speed is followed by a stop, which may or may not fall into what is timed. There the processor's time is measured, and
+stretched as it will be on average.
 """
 
 from __future__ import annotations
@@ -117,11 +118,12 @@ class _Bench:
         self._head = skeleton.kernel(part.clone(), None)
         self._scratch = _scratch(skeleton)
         self._limit = quota.cores() if skeleton.device.type == "cpu" else None
+        self._now = time.perf_counter
 
     def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while that doesn't take too long."""
         ends = time.perf_counter() + _PATIENCE_S
-        stretch = max(1.0, threads / (self._limit or threads))
+        self._now = clock(self._limit, threads)
         longest = min(2 * _CHUNK, getattr(self._text, "max_position_embeddings", 2 * _CHUNK) - GRID)
         chunk = max(1, longest // 2 // GRID * GRID)
         found: list[LayerCost] = []
@@ -130,7 +132,7 @@ class _Bench:
             return time.perf_counter() < ends or not any(cost.kind == kind for cost in found)
 
         def add(kind: str, rows: int, context: int, seconds: float) -> None:
-            found.append(LayerCost(kind, rows, context, max(1e-9, stretch * seconds), alone=False))  # type: ignore[arg-type]
+            found.append(LayerCost(kind, rows, context, max(1e-9, seconds), alone=False))  # type: ignore[arg-type]
 
         def add_layers(kind: str, rows: tuple[Row, ...]) -> None:
             if is_wanted(kind):
@@ -163,6 +165,7 @@ class _Bench:
         """Reckon what a stage's step takes longer when the stage has rested, and others have computed meanwhile."""
         if self._skeleton.device.type != "cpu":
             return 0.0
+        self._now = clock(self._limit, threads)
         self._arena.open(0, 2 * GRID)
         thin, thick = (self._pass(stage, self._decode(1, _SHORT), threads) for stage in (self._thin, self._thick))
         at_once, rested = self._best(thin, thick)[0], []
@@ -170,9 +173,9 @@ class _Bench:
             self._empty_cache()
             thick()
             time.sleep(_REST_S)
-            began = time.perf_counter()
+            began = self._now()
             thin()
-            rested.append(time.perf_counter() - began)
+            rested.append(self._now() - began)
         self._arena.reset()
         return max(0.0, median(rested) - at_once)
 
@@ -184,10 +187,10 @@ class _Bench:
         for _ in range(_NUM_RUNS):
             for index, once in enumerate(ways):
                 self._empty_cache()
-                began = time.perf_counter()
+                began = self._now()
                 once()
                 self._wait()
-                best[index] = min(best[index], time.perf_counter() - began)
+                best[index] = min(best[index], self._now() - began)
             if time.perf_counter() > ends:
                 break
         return best
@@ -229,6 +232,14 @@ class _Bench:
     def _lookup(self, count: int) -> Callable[[], object]:
         ids = torch.arange(count, device=self._skeleton.device) * 61 % self._rows
         return lambda: self._table[ids]
+
+
+def clock(limit: float | None, threads: int) -> Callable[[], float]:
+    """Choose what is read before and after a run: the time; or, where so many threads may not use as many cores all
+    the time, how long the processor's time that they took lasts with those that they may use."""
+    if limit is None or threads <= limit:
+        return time.perf_counter
+    return lambda: time.process_time() / limit
 
 
 def _prompt(count: int, start: int) -> tuple[Row, ...]:

@@ -16,7 +16,7 @@ from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded
 from swarm.stage.executor import Executor
 from swarm.stage.shell.vitals import Vitals
 from swarm.wire.door.keys import reached
-from swarm.wire.door.trying import why_unreachable
+from swarm.wire.door.knocking import why_unreachable
 from swarm.wire.messages import LayerRange, Lineage, LoadProgress
 
 REFUSALS = (ModelError, RuntimeError, MemoryError, OSError)  # torch's own errors are RuntimeErrors

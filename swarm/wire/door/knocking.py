@@ -1,14 +1,21 @@
 """How who knocks gets in: the knocking halves of ZMTP's security mechanisms (the listening ones: ``mechanisms``).
 
 Each says its ``first`` command behind the greeting, without waiting for the other end's, and answers from then on.
+
+And whether a door can be reached from here (``why_unreachable``), found out before anybody counts on it. Who listens
+there must show that it is that door, by its key: an address of a private network is another machine's on another
+network, a forwarded port leads somewhere. Who says nothing is taken for the door: its process may be computing. Who
+hangs up, or answers as something else, is asked again meanwhile: a door that has its hands full hangs up, too.
 """
 
 from __future__ import annotations
 
 import secrets
+import socket
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from nacl.bindings import (
     crypto_box,
@@ -19,8 +26,9 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from swarm.errors import ConfigError, WireError
+from swarm.wire.addresses import host_of, is_loopback, port_of
 from swarm.wire.door.curve import opened
-from swarm.wire.door.keys import MOST_KEY, KeyPair, public_key_in
+from swarm.wire.door.keys import MOST_KEY, KeyPair, address_and_key, public_key_in, without_ticket
 from swarm.wire.door.mechanisms import (
     PUSH,
     USERNAME,
@@ -34,6 +42,11 @@ from swarm.wire.door.mechanisms import (
     told,
 )
 from swarm.wire.door.sealing import Session
+from swarm.wire.door.zmtp import HANDSHAKE_BYTES, Inlet, as_command, greeting
+
+PATIENCE_S: Final = 3.5  # a first packet that is lost is sent again after one second, and after three
+ANSWER_S: Final = 1.0  # of which an answer is waited for
+_PAUSE_S: Final = 0.25
 
 
 class TurnedAway(WireError):
@@ -162,3 +175,49 @@ def _said(command: bytes, name: bytes) -> bytes:
     if command[:6] == named(b"ERROR"):
         raise TurnedAway("the other end turned us away")
     return body_of(command, name)
+
+
+def why_unreachable(endpoint: str, patience_s: float = PATIENCE_S) -> str:
+    """Connect, and say why that was in vain; empty: it wasn't, or the door is on this machine. Blocks until then. By a
+    relay, it is the relay that is tried."""
+    place, key = address_and_key(endpoint)
+    address, ticket = without_ticket(place)
+    host = host_of(address)
+    if is_loopback(host):
+        return ""
+    door = None if ticket else public_key_in(key)
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        try:
+            with socket.create_connection(
+                (host, port_of(address)), max(_PAUSE_S, give_up_at - time.monotonic())
+            ) as made:
+                if door is None or _is_door(made, door):
+                    return ""
+        except TimeoutError:
+            return f"nothing answers at {address} within {patience_s:g} s, as if a firewall kept it shut"
+        except OSError as error:
+            return f"{address}: {error.strerror or error}"
+        if time.monotonic() + _PAUSE_S >= give_up_at:
+            return f"something else listens at {address}: it does not have that door's key"
+        time.sleep(_PAUSE_S)
+
+
+def _is_door(made: socket.socket, door: str) -> bool:
+    """Has who listens there the secret half of this key? Or may it have, since it says nothing?"""
+    trying = Trying(door)
+    inlet = Inlet(HANDSHAKE_BYTES, trying)
+    give_up_at = time.monotonic() + ANSWER_S
+    try:
+        made.sendall(greeting(trying.name, listens=False) + as_command(trying.first))
+        while not trying.is_proven:
+            made.settimeout(max(0.001, give_up_at - time.monotonic()))
+            if not (came := made.recv(HANDSHAKE_BYTES)):
+                return False
+            inlet.feed(came)
+            inlet.shake()
+    except TimeoutError:
+        return True
+    except (OSError, WireError):
+        return False
+    return True

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from swarm.errors import WireError
-from swarm.wire.door import trying
+from swarm.wire.door import knocking
 from swarm.wire.door.curve import Curve
 from swarm.wire.door.keys import KeyPair, Lock, new_pair
+from swarm.wire.door.knocking import why_unreachable
 from swarm.wire.door.mechanisms import PULL
-from swarm.wire.door.trying import why_unreachable
 from swarm.wire.door.zmtp import Inlet, greeting
 
 
@@ -106,7 +106,7 @@ def test_who_listens_shows_that_it_is_the_door(answers: Callable[[socket.socket]
 
 def test_a_door_that_is_busy_counts_as_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process computes, and the kernel takes connections meanwhile. A relay is no door."""
-    monkeypatch.setattr(trying, "ANSWER_S", 0.1)
+    monkeypatch.setattr(knocking, "ANSWER_S", 0.1)
     with socket.create_server(("0.0.0.0", 0)) as busy:
         port = busy.getsockname()[1]
         assert why_unreachable(f"tcp://{DOOR.public}@{own_address()}:{port}", 0.4) == ""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from swarm.errors import WireError
-from swarm.wire import schema
+from swarm.wire import schema, versions
 from swarm.wire.codec import CLIENT, ORDER, Door
 from swarm.wire.messages import PROTOCOL_VERSION, Release, StopWorker
 from swarm.wire.tensors import Bytes
@@ -66,3 +66,16 @@ def test_what_an_older_one_does_not_know_is_left_out_or_refused() -> None:
         CLIENT.encode(StopWorker(worker="w0", again=True), version=1)
     with pytest.raises(WireError, match=r"release\.again is of version 2"):
         ORDER.encode(Release(reason="", again=True), version=1)
+
+
+def test_a_part_of_a_field_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new way to draw would be, within what ``Submit`` carries whole."""
+    header = msgspec.msgpack.encode({"v": 2, "params": {"top_k": 3, "seed": 7}})
+    monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": True}})
+    said = msgspec.msgpack.decode(versions.as_of(1, "submit", header))
+    assert said == {"v": 1, "params": {"top_k": 3}}
+    monkeypatch.setattr(versions, "ADDED", {2: {"submit.params.seed": False}})
+    with pytest.raises(WireError, match=r"submit\.params\.seed is of version 2"):
+        versions.as_of(1, "submit", header)
+    bare = msgspec.msgpack.encode({"v": 2})
+    assert msgspec.msgpack.decode(versions.as_of(1, "submit", bare)) == {"v": 1}

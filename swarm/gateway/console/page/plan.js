@@ -2,8 +2,8 @@
 
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
-import { handWords, remedies } from "./plan_words.js";
-import { Supposing } from "./plan_form.js";
+import { drawSentences, Supposing, whyNot } from "./plan_form.js";
+import { handWords } from "./plan_words.js";
 import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
@@ -54,22 +54,6 @@ export function mount(root, store, api) {
       (plan?.why ?? []).filter((words) => !words.includes(OF_THE_NOTE)),
     );
   });
-}
-
-// Why there is no plan, and the ways out that exist.
-export function whyNot(waits) {
-  const ways = remedies(waits).map(({ what, how }) => h("li", {}, h("b", {}, what), " ", how));
-  return [h("p", {}, h("b", {}, "Waiting for "), waits, "."), ways.length ? h("ul", {}, ways) : null];
-}
-
-export function drawSentences(list, sentences) {
-  keyed(
-    list,
-    sentences,
-    (words) => words,
-    (words) => h("li", {}, words),
-    () => {},
-  );
 }
 
 // Both times are for as many sequences: more steps in flight have more.

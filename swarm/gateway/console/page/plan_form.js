@@ -3,8 +3,7 @@
 import { ask, say, told } from "./dialogs.js";
 import { fill, h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
-import { compared, readCap, readPin } from "./plan_words.js";
-import { drawSentences, whyNot } from "./plan.js";
+import { compared, readCap, readPin, remedies } from "./plan_words.js";
 import { button, field, heading } from "./widgets.js";
 
 const ONLY_SUPPOSED =
@@ -151,7 +150,9 @@ export class Supposing {
 
   async #try() {
     await this.#guarded(async () => {
-      const plan = await this.#api.post("/console/plan", this.#read());
+      const wanted = this.#read();
+      fill(this.#result, h("p", { class: "quiet-words" }, "Working it out …"));
+      const plan = await this.#api.post("/console/plan", wanted);
       this.#show(plan);
     });
   }
@@ -244,5 +245,21 @@ function makeRow(row) {
     labelled("Give it none", { type: "checkbox" }),
     labelled("Just layers", { type: "text", placeholder: "0-10", size: 6, maxlength: 15 }),
     labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
+  );
+}
+
+// Why there is no plan, and the ways out that exist.
+export function whyNot(waits) {
+  const ways = remedies(waits).map(({ what, how }) => h("li", {}, h("b", {}, what), " ", how));
+  return [h("p", {}, h("b", {}, "Waiting for "), waits, "."), ways.length ? h("ul", {}, ways) : null];
+}
+
+export function drawSentences(list, sentences) {
+  keyed(
+    list,
+    sentences,
+    (words) => words,
+    (words) => h("li", {}, words),
+    () => {},
   );
 }

@@ -15,7 +15,7 @@ from collections import deque
 from typing import Final
 
 from swarm.errors import ConfigError
-from swarm.wire.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
+from swarm.wire.door.dialing import LONGEST_PAUSE_S, PAUSE_S, dialled, place_of, wait_for
 from swarm.wire.door.keys import without_ticket
 from swarm.wire.door.relay.passing import KEEPALIVE_S
 from swarm.wire.door.relay.rendezvous import JOINED, Side, is_ticket, preamble

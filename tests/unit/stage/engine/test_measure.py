@@ -1,0 +1,33 @@
+"""What a run took is read from a clock that a container's limit doesn't stop."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from swarm.stage.engine.measure import clock  # noqa: E402
+
+STOP_S = 0.2
+WORK_S = 0.02
+HALF = 0.5
+
+
+def test_where_cores_are_limited_a_stop_is_not_counted_twice() -> None:
+    """A stop, as the limit makes one in the middle of a run, counts for nothing; the work, for as long as it lasts with
+    half a core."""
+    now = clock(HALF, 1)
+    began = now()
+    time.sleep(STOP_S)
+    assert now() - began < STOP_S
+    began, worked = now(), time.process_time()
+    while time.process_time() - worked < WORK_S:
+        pass
+    assert now() - began >= WORK_S / HALF
+
+
+@pytest.mark.parametrize(("limit", "threads"), [(None, 2), (2.0, 2), (2.5, 1)])
+def test_elsewhere_it_is_the_time(limit: float | None, threads: int) -> None:
+    assert clock(limit, threads) is time.perf_counter
