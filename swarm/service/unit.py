@@ -78,12 +78,9 @@ class Unit:
             log.error("settings_refused", reason=str(error))
         else:
             self._take(sorted_out(self.settings, new, self._live))
-            self._origins |= {name: origin for name, origin in origins.items() if self._counts(name, origin[0])}
+            in_force = self.settings.model_dump(mode="json")
+            self._origins |= {name: each for name, each in origins.items() if get(in_force, name) == each[0]}
         self.manager.ready()
-
-    def _counts(self, name: str, value: object) -> bool:
-        """Is this the value that is in force?"""
-        return bool(get(self.settings.model_dump(mode="json"), name) == value)
 
     def shown(self, process: Process, settings: Settings | None = None) -> tuple[Shown, ...]:
         """By which settings it runs now, for people. ``settings``: as the process has completed them, if it has."""

@@ -61,6 +61,12 @@ class Console:
     def stage(self, worker: str) -> Locator:
         return self.region("Stages").get_by_role("article", name=re.compile(rf"^Stage \d+: {worker}$"))
 
+    def worker(self, name: str) -> Locator:
+        """Its row in the open tab: by how it begins, since others' evidence may name it, too; and not the row of one
+        that is gone, which can be ordered nothing."""
+        rows = self.region("Workers").get_by_role("row", name=re.compile(rf"^{name}\b"))
+        return rows.filter(has=self.page.get_by_role("button", name="Drain"))
+
     def kill(self, worker: str) -> None:
         self.stage(worker).get_by_role("button", name="Kill this worker").click()
         self.agree()
@@ -98,10 +104,16 @@ class Console:
         return self.asks_by(self.button("Generate"))
 
     def asks_by(self, button: Locator) -> Asked:
+        """Returns when what is shown is of the new answer."""
+        from playwright.sync_api import expect
+
+        former = self.page.locator("output[data-former]")
+        self.page.evaluate("document.querySelectorAll('output').forEach((one) => (one.dataset.former = ''))")
         with self.page.expect_request(lambda asked: asked.method == "POST" and "/v1/" in asked.url) as asked:
             button.click()
         body = asked.value.post_data
         assert body is not None
+        expect(former).to_have_count(0)
         return Asked(asked.value.url.removeprefix(self.url), json.loads(body))
 
     def ask_for_much(self, prompt: str = "Once upon a time", num_tokens: int = 300) -> Asked:

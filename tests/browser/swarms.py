@@ -23,7 +23,7 @@ from tests.integration.gateway import request, status
 from tests.integration.processes import KEEPER, free_ports
 
 NUM_WORKERS = 3
-READY_S = 60.0
+READY_S = 120.0
 MODEL = "village"
 
 

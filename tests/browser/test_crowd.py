@@ -82,6 +82,26 @@ def test_a_crowd_stays_usable(crowd: Console) -> None:
     assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
 
 
+def test_no_word_is_broken_in_a_narrow_stage(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
+    """What a worker does stands beside its button, or above it: on whole lines, whatever its width."""
+    for width in (1000, 1280):
+        context = open_context(viewport={"width": width, "height": 900})
+        few = crowded(view, 4, 1)
+        for row in few["workers"].values():
+            row["evidence"] = "computing"
+        feed(context, few)
+        console = Console(context.new_page(), swarm.url)
+        console.open()
+        evidence = console.stages.locator(".stage-evidence")
+        expect(evidence).to_have_text(["computing"] * 4)
+        for each in evidence.all():
+            lines = each.evaluate(
+                """(element) => { const range = document.createRange(); range.selectNodeContents(element);
+                return range.getClientRects().length; }"""
+            )
+            assert lines == 1, width
+
+
 def test_the_memory_is_flat(open_context: OpenContext, swarm: Swarm, view: dict[str, Any]) -> None:
     """Once ten minutes of news have filled all that is kept, as many again add nothing."""
     context = open_context()

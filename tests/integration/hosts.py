@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.faults.linux import call
+from tests.integration.reports import Reporter
 
 _count = itertools.count()
 _STOP_S = 10.0
@@ -28,6 +30,7 @@ class Host:
     home: Path
     bridge: str = ""
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    reporter: Reporter | None = None
 
     def command(self, *words: str) -> list[str]:
         return ["ip", "netns", "exec", self.namespace, *words]
@@ -73,6 +76,11 @@ class Host:
             env=self.environment(**environment),
         )
 
+    def report(self, what: str) -> Any:
+        """What the broker that is known here reports: quicker than by a command, where it is asked again and again."""
+        self.reporter = self.reporter or Reporter(self.environment(), self.command(sys.executable))
+        return self.reporter(what)
+
     def vanish(self) -> None:
         """Pull the plug of its network."""
         call(*self.command("ip", "link", "set", "eth0", "down"))
@@ -90,6 +98,8 @@ class Host:
             call(*self.command("nft", "-f", "-"), text=text)
 
     def end(self) -> None:
+        if self.reporter is not None:
+            self.reporter.close()
         for process in self.started:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

@@ -41,7 +41,7 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     give_up_at = time.monotonic() + SOON_S
     while not (found := holds()):
         assert time.monotonic() < give_up_at, what
-        time.sleep(0.2)
+        time.sleep(0.05)
     return found
 
 
@@ -61,7 +61,7 @@ def control(host: Host, *words: str) -> Any:
 
 
 def state(host: Host) -> object:
-    return control(host, "status").get("state")
+    return host.report("status").get("state")
 
 
 def invitation(host: Host, role: str, *more: str) -> str:
@@ -72,7 +72,7 @@ def invitation(host: Host, role: str, *more: str) -> str:
 
 def stages(host: Host) -> set[str]:
     """The workers that serve."""
-    plan = control(host, "plan")
+    plan = host.report("plan")
     return {stage["worker"] for stage in plan.get("stages") or [] if plan["state"] == "serving"}
 
 
@@ -145,7 +145,7 @@ def test_keys_are_changed_while_answers_run(hosts: dict[str, Host]) -> None:
         b.start("worker", "--join", invitation(a, "worker"), "--name", "far", log=b.home / "far.log")
         until(lambda: "far" in stages(a), "the far worker serves")
     text_of(c, "--join", invitation(a, "client"))
-    before = {row["name"]: row["key"] for row in control(a, "keys", "list")["members"]}
+    before = {row["name"]: row["key"] for row in a.report("keys")["members"]}
     stop, log = c.home / "stop", c.home / "asks.log"
     asks = c.start_python("-c", ASKS, str(stop), log=log)
     until(lambda: log_of(c, "asks.log").count("answered") >= 2, "answers run")
@@ -153,7 +153,7 @@ def test_keys_are_changed_while_answers_run(hosts: dict[str, Host]) -> None:
         done = host.ctl("keys", "rotate", "--machine", *names, "--json")
         assert done.returncode == 0, done.stderr
         name = json.loads(done.stdout)["rotated"]
-        (row,) = (row for row in control(a, "keys", "list")["members"] if row["name"] == name)
+        (row,) = (row for row in a.report("keys")["members"] if row["name"] == name)
         assert (row["key"], row["is_rotating"]) == (json.loads(done.stdout)["key"][:16], False)
         assert row["key"] != before[name]
         assert asks.poll() is None, log_of(c, "asks.log")
@@ -192,18 +192,18 @@ def test_the_brokers_key_is_changed_while_answers_run(hosts: dict[str, Host]) ->
     stop.unlink(missing_ok=True)
     asks = c.start_python("-c", ASKS, str(stop), log=log)
     until(lambda: log_of(c, "asks.log").count("answered") >= 2, "answers run")
-    old, began = control(a, "keys", "show")["key"], control(a, "plan")["epoch"]
+    old, began = control(a, "keys", "show")["key"], a.report("plan")["epoch"]
     begun = control(a, "keys", "rotate", "--broker")
     assert begun["key"] != old
     assert not begun["is_over"]
 
     def behind() -> set[str]:
         """Of those that are meant here; others came and went in other tests."""
-        rows = control(a, "keys", "list")["members"]
+        rows = a.report("keys").get("members", [])
         return {row["name"] for row in rows if not row["knows_broker"]} & {"far", "asks", "off", "late"}
 
     until(lambda: behind() == {"off"}, "who is there has kept it")
-    assert control(a, "plan")["epoch"] == began  # nobody was hung up on
+    assert a.report("plan")["epoch"] == began  # nobody was hung up on
     kill_broker(a)
     until(lambda: "far" in stages(a), "it serves again")
     assert behind() == {"off"}
@@ -237,7 +237,7 @@ def test_who_governs_has_others_change_their_keys(hosts: dict[str, Host]) -> Non
     text_of(c, "--join", invitation(a, "client", "--name", "called"))
 
     def row_of(name: str) -> Any:
-        return next(row for row in control(a, "keys", "list")["members"] if row["name"] == name)
+        return next(row for row in a.report("keys")["members"] if row["name"] == name)
 
     for name in ("far", "called"):
         former = row_of(name)["key"]
@@ -291,8 +291,8 @@ def test_only_who_wishes_it_is_found(hosts: dict[str, Host]) -> None:
 
 def order_of(host: Host) -> list[str]:
     """The workers that serve, first stage first."""
-    plan = control(host, "plan")
-    return [str(stage["worker"]) for stage in plan.get("stages") or []] if plan["state"] == "serving" else []
+    plan = host.report("plan")
+    return [str(stage["worker"]) for stage in plan.get("stages") or []] if plan.get("state") == "serving" else []
 
 
 def test_a_way_that_is_shut_is_gone_around(hosts: dict[str, Host]) -> None:

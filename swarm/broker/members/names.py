@@ -12,8 +12,9 @@ beats on                                            connection
 one that has said that it leaves                    it is let in at once
 one from elsewhere, and the newcomer is on the      it is let in at once: whoever joins from elsewhere
 broker's own machine                                chose its name itself
-one that no broker knew before this one, which has  it is let in at once: it had the name before the
-just started; the newcomer was some broker's        broker's death, and came back second
+one that came first to a broker that has just       it is let in at once: it had the name before the
+started, and brings less: no layers, or it has      broker's death, and came back second
+known no broker before
 one that counts as alive                            it waits at the door, and is let in as soon as that
                                                     one is out
 one that beats ``PROOF_S`` after the newcomer came  it is refused
@@ -55,8 +56,12 @@ def gives_way(former: Worker, hello: Hello, owner: str, state: State) -> bool:
     """Whether the newcomer has the better right to the name, though the former counts as alive."""
     if former.wants_to_leave or (former.belongs_to and not owner):
         return True
-    has_just_started = state.now - state.started_at <= REJOIN_S
-    return has_just_started and former.hello.lineage == NOBODYS and hello.lineage != NOBODYS
+    return state.now - state.started_at <= REJOIN_S and _brings(hello) > _brings(former.hello)
+
+
+def _brings(hello: Hello) -> tuple[bool, bool]:
+    """What it has from before: layers of a plan, or at least that some broker has let it in."""
+    return hello.held_layers is not None, hello.lineage != NOBODYS
 
 
 def is_proven(former: Worker, since: float) -> bool:

@@ -26,6 +26,7 @@ from swarm.sim.world import World
 from swarm.stage import events as stage_event
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
+    NOBODYS,
     Activate,
     Beat,
     ClientMessage,
@@ -185,11 +186,11 @@ class Cluster:
         node.kill()
 
     def _has_lost_its_name(self, node: Worker) -> bool:
-        """While it was away, for some reason, another process of its name took its place."""
+        """While it was away, for some reason, or before any broker knew it, another process of its name was let in."""
         others = [
             each for each in self.workers.values() if each.name == node.name and each.incarnation != node.incarnation
         ]
-        return bool(others) and self.watch.was_disturbed(node.name)
+        return bool(others) and (self.watch.was_disturbed(node.name) or node.core.lineage == NOBODYS)
 
     def client_gone(self, node: Client) -> None:
         self._cut(node.peer)

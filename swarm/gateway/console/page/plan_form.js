@@ -150,7 +150,9 @@ export class Supposing {
 
   async #try() {
     await this.#guarded(async () => {
-      const plan = await this.#api.post("/console/plan", this.#read());
+      const wanted = this.#read();
+      fill(this.#result, h("p", { class: "quiet-words" }, "Working it out …"));
+      const plan = await this.#api.post("/console/plan", wanted);
       this.#show(plan);
     });
   }
