@@ -61,6 +61,12 @@ class Console:
     def stage(self, worker: str) -> Locator:
         return self.region("Stages").get_by_role("article", name=re.compile(rf"^Stage \d+: {worker}$"))
 
+    def worker(self, name: str) -> Locator:
+        """Its row in the open tab: by how it begins, since others' evidence may name it, too; and not the row of one
+        that is gone, which can be ordered nothing."""
+        rows = self.region("Workers").get_by_role("row", name=re.compile(rf"^{name}\b"))
+        return rows.filter(has=self.page.get_by_role("button", name="Drain"))
+
     def kill(self, worker: str) -> None:
         self.stage(worker).get_by_role("button", name="Kill this worker").click()
         self.agree()

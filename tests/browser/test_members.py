@@ -31,10 +31,10 @@ def roomy(swarm: Swarm) -> Iterator[Swarm]:
 def test_a_worker_joins_and_drains(console: Console, roomy: Swarm) -> None:
     """It is there within the page's own time, takes a part, and gives it away again when it is drained; then it is
     stopped and gone, and its log is still there."""
-    workers = console.tab("Workers")
+    console.tab("Workers")
     console.page.get_by_role("button", name="Join a worker").first.click()
     console.agree()
-    row = workers.locator('tr[data-worker="w3"]')
+    row = console.worker("w3")
     expect(row).to_be_visible(timeout=SLOW_MS)
     expect(console.stage("w3")).to_be_visible(timeout=SLOW_MS)
     row.get_by_role("button", name="Drain").click()
@@ -53,8 +53,8 @@ def test_a_worker_joins_and_drains(console: Console, roomy: Swarm) -> None:
 
 
 def test_a_worker_is_cordoned_and_back(console: Console, swarm: Swarm) -> None:
-    workers = console.tab("Workers")
-    row = workers.locator('tr[data-worker="w1"]')
+    console.tab("Workers")
+    row = console.worker("w1")
     row.get_by_role("button", name="Cordon").click()
     console.agree()
     expect(row.get_by_role("button", name="Uncordon")).to_be_visible()

@@ -133,9 +133,9 @@ def test_who_keeps_which_layers_warm_is_told(console: Console, swarm: Swarm) -> 
         lambda: all((found := swarmctl(swarm, "standby"))["workers"]) and not found["not_kept"] and found["workers"],
         "all layers are kept warm by somebody",
     )
-    workers = console.tab("Workers")
+    console.tab("Workers")
     for row in rows:
         kept = ", ".join(f"{a}–{b - 1}" if b - a > 1 else f"{a}" for a, b in row["standby"])
-        expect(workers.locator(f'tr[data-worker="{row["name"]}"]')).to_contain_text(kept or "none")
+        expect(console.worker(row["name"])).to_contain_text(kept or "none")
         if kept:
             expect(console.stage(row["name"])).to_contain_text(f"standby {kept}")

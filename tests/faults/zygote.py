@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-START_S = 60.0
+START_S = 120.0  # it imports torch, on a busy machine
 GROUP_VARIABLE = "ZYGOTE_GROUP"
 NAMESPACE_VARIABLE = "ZYGOTE_NAMESPACE"
 HOSTNAME_VARIABLE = "ZYGOTE_HOSTNAME"
@@ -149,6 +149,7 @@ class Zygote:
 def main(model: str) -> None:
     """Import, measure, answer orders until stdin ends."""
     import torch
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401 (once, not in the children, too)
 
     import swarm.broker.service
     import swarm.cli.app

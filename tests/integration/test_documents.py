@@ -44,8 +44,10 @@ def place(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
         return client.submit("Once", max_tokens=2)
 
 
-def words_of(command: Command, request: str) -> list[str]:
+def words_of(command: Command, request: str, gateway: str) -> list[str]:
     put_in = {
+        "URL": gateway,
+        "http://127.0.0.1:8000": gateway,
         "REQUEST": request,
         "ID": request,
         "N": "0",
@@ -58,9 +60,9 @@ def words_of(command: Command, request: str) -> list[str]:
 
 @pytest.mark.parametrize("command", [pytest.param(each, id=" ".join(each.words)[:70]) for each in asking()])
 def test_what_only_asks_is_run_as_it_stands(
-    command: Command, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, place: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program, *words = words_of(command, place)
+    program, *words = words_of(command, place, served.url)
     code = {"swarm": run_swarm, "swarmctl": run_swarmctl}[program](words)
     shown = capsys.readouterr()
     assert code == 0, shown.err

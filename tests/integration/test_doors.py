@@ -394,8 +394,8 @@ async def test_a_beat_door_hears_only_who_knows_its_key(context: Context) -> Non
 
 
 @pytest.fixture
-def broker(random_llama: Path, tmp_path: Path) -> Iterator[Processes]:
-    with Processes(random_llama, tmp_path) as swarm:
+def broker(random_llama: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Processes]:
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
         swarm.start_broker()
         yield swarm
 

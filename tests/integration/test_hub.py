@@ -15,6 +15,7 @@ import pytest
 
 from swarm import AsyncClient
 from swarm.errors import ModelError
+from tests.faults.zygote import Zygote
 from tests.integration.processes import START_S, Processes, free_ports
 from tests.model.models import llama_config, random_model
 from tests.standin_hub import NAME, Hub, standin
@@ -185,11 +186,11 @@ async def tokens_of(client: AsyncClient) -> list[int]:
 
 
 @pytest.fixture
-def local(folder: Path, tmp_path: Path) -> Iterator[Processes]:
+def local(folder: Path, zygote: Zygote, tmp_path: Path) -> Iterator[Processes]:
     """Workers on the local folder, and a broker if it is asked for."""
     logs = tmp_path / "local"
     logs.mkdir()
-    with Processes(folder, logs) as processes:
+    with Processes(folder, logs, launch=zygote) as processes:
         yield processes
 
 

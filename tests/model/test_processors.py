@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,11 +57,13 @@ def macros() -> Command:
     return ['-DSWARM_NATIVE_SOURCES=""', *names]
 
 
-def compiled(command: Sequence[str | Path], program: Path) -> Path:
-    done = subprocess.run(
-        [*map(str, command), "-o", str(program)], capture_output=True, text=True, timeout=280, check=False
-    )
+def compile_in(folder: Path, command: Sequence[str | Path]) -> None:
+    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def compiled(command: Sequence[str | Path], program: Path) -> Path:
+    compile_in(program.parent, [*command, "-o", program])
     return program
 
 
@@ -75,12 +77,25 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return [str(compiled(["cc", *flags(), *DRIVER, library, f"-Wl,-rpath,{library.parent}"], program))]
 
 
+Build = Callable[[Sequence[Path], Path], Command]
+
+
 @pytest.fixture(scope="module")
-def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The driver and all kernels for aarch64, and what runs it."""
-    program = tmp_path_factory.mktemp("aarch64") / "driver"
-    command = [CROSS, *flags(), *macros(), "-static", *DRIVER, *sources(), "-lm"]
-    return [EMULATOR, str(compiled(command, program))]
+def for_aarch64(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """All kernels for aarch64: makes a program of them and of further sources, and says how it is run."""
+    objects = tmp_path_factory.mktemp("aarch64")
+    compiler = [CROSS, *flags(), *macros()]
+    compile_in(objects, [*compiler, "-c", *sources()])
+
+    def build(further: Sequence[Path], program: Path) -> Command:
+        return [EMULATOR, str(compiled([*compiler, "-static", *further, *sorted(objects.glob("*.o")), "-lm"], program))]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def aarch64(for_aarch64: Build, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    return for_aarch64(DRIVER, tmp_path_factory.mktemp("aarch64") / "driver")
 
 
 def lines(command: Command, *arguments: str) -> Lines:
@@ -160,10 +175,9 @@ def test_aarch64(aarch64: Command, expected: Lines) -> None:
 
 
 @needs_aarch64
-def test_aarch64_proves_itself(tmp_path: Path) -> None:
+def test_aarch64_proves_itself(for_aarch64: Build, tmp_path: Path) -> None:
     """What every variant is asked at load, of those for aarch64: right, and no row's bits depend on its neighbours."""
-    command = [CROSS, *flags(), *macros(), "-static", TESTS / "prover.c", *sources(), "-lm"]
-    found = lines([EMULATOR, str(compiled(command, tmp_path / "prover"))])
+    found = lines(for_aarch64([TESTS / "prover.c"], tmp_path / "prover"))
     assert found == ["neonbf16: right", "neon: right", "portable: right"]
 
 

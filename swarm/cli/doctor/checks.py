@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from swarm.cli.output import in_bytes
 from swarm.stage.shell.probing import MTU_REMEDY
+from swarm.wire.messages import MEASURABLE_BYTES_PER_S
 
 Level = Literal["ok", "note", "trouble"]
 
@@ -18,7 +19,6 @@ LEAST_DESCRIPTORS: Final = 4096  # a gateway's connections alone are more
 PART_OF_MEMORY: Final = 0.9
 FAR_S: Final = 0.02  # there and back
 NARROW_BYTES_PER_S: Final = 12.5e6  # a hundred megabits
-_MEASURABLE_BYTES_PER_S: Final = 1e11  # more than this is a large message that took no longer than a small one
 PROMPT: Final = 512  # tokens
 
 
@@ -284,7 +284,7 @@ def _reach(facts: Facts) -> Iterator[Finding]:
 
 def way(round_trip_s: float, bytes_per_s: float, *, is_least: bool = False) -> str:
     """In words, as it was measured. ``is_least``: it has never had more to carry."""
-    quick = bytes_per_s > _MEASURABLE_BYTES_PER_S
+    quick = bytes_per_s > MEASURABLE_BYTES_PER_S
     least = "at least " if is_least else ""
     rate = "more passes in a second than can be measured" if quick else f"{least}{in_bytes(bytes_per_s)} a second"
     return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"

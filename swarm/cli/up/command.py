@@ -124,7 +124,8 @@ def up(
     addresses = own(settings.broker.listen)
     for address in addresses:
         check_ports(address, settings.broker.port, NUM_LOCKED_PORTS)
-    no_gateway = "" if no_http else why_none(settings.gateway)
+    doors = range(settings.broker.port, settings.broker.port + (NUM_LOCKED_PORTS if addresses else NUM_PORTS))
+    no_gateway = "" if no_http else why_none(settings.gateway, doors)
     let_children_find_swarm()
     # Keys must outlive this process.
     kept = settings.state_dir or (default_state_dir() if addresses else None)

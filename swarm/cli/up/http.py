@@ -28,12 +28,12 @@ def missing_packages() -> str:
     return f"the gateway needs packages that are not installed ({', '.join(missing)}): pip install 'swarm[gateway]'"
 
 
-def why_none(settings: GatewaySettings) -> str:
-    """Say why there can be no gateway; empty if there can. Raises ConfigError if its port is taken that somebody chose:
-    one that nobody chose must not stop a swarm."""
+def why_none(settings: GatewaySettings, doors: range) -> str:
+    """Say why there can be no gateway; empty if there can. ``doors``: ports that its own broker will have. Raises
+    ConfigError if its port is taken that somebody chose: one that nobody chose must not stop a swarm."""
     if missing := missing_packages():
         return f"no HTTP: {missing}"
-    if not (trouble := _trouble(settings.host, settings.port)):
+    if not (trouble := _trouble(settings.host, settings.port, doors)):
         return ""
     if "port" in settings.model_fields_set or "host" in settings.model_fields_set:
         raise ConfigError(f"{trouble}; choose another one with --http, or --no-http")
@@ -45,7 +45,9 @@ def url_of(settings: GatewaySettings) -> str:
     return f"http://{host}:{settings.port}"
 
 
-def _trouble(host: str, port: int) -> str:
+def _trouble(host: str, port: int, doors: range) -> str:
+    if port in doors:
+        return f"port {port} is one of the swarm's own doors ({', '.join(map(str, doors))})"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -17,7 +17,7 @@ from swarm.gateway.console import recoveries as retold
 from swarm.gateway.console.figures import rounded
 from swarm.gateway.console.patch import Tree
 from swarm.govern.rows import Row, is_here, number, rows_of
-from swarm.wire.messages import Json
+from swarm.wire.messages import MEASURABLE_BYTES_PER_S, Json
 
 MAX_REQUESTS: Final = 1000
 MAX_ENDED: Final = 20
@@ -201,7 +201,7 @@ def _range(layers: object) -> tuple[int, int]:
 
 def _links(known: Known) -> Tree:
     """Between neighbours of the chain, the broker at both ends. Each worker measures its way to the broker; what a step
-    takes from one worker to the next is the plan's own estimate."""
+    takes from one worker to the next is the plan's own estimate, and how much passes there is what was seen."""
     workers = {str(row.get("name")): row for row in rows_of(known.nodes.get("workers")) if is_here(row)}
     forecast = known.plan.get("forecast")
     stages = rows_of(forecast.get("stages")) if isinstance(forecast, Mapping) else []
@@ -212,13 +212,23 @@ def _links(known: Known) -> Tree:
     links = {}
     for one, other in itertools.pairwise(chain):
         ends = [workers[name] for name in (one, other) if name in workers]
-        rates = [rate for end in ends if (rate := number(end, "bytes_per_s"))]
         way_s = sum(number(end, "round_trip_s") / 2 for end in ends)
         latency_s = hops.get(one) or way_s if _BROKER not in (one, other) else way_s
         links[f"{one}>{other}"] = {
             "from": one,
             "to": other,
             "latency_s": rounded(latency_s),
-            "bytes_per_s": rounded(min(rates)) if rates else None,
+            "bytes_per_s": _rate(ends),
         }
     return links
+
+
+def _rate(ends: Sequence[Row]) -> float | None:
+    """Between these two, or the broker and this one; None where it was not to be measured."""
+    seen = ends[0].get("next") if ends else None
+    if len(ends) == 2:
+        is_known = isinstance(seen, Mapping) and seen.get("to") == ends[1].get("name") and not seen.get("is_least")
+        rate = number(seen, "bytes_per_s") if isinstance(seen, Mapping) and is_known else 0.0
+    else:
+        rate = number(ends[0], "bytes_per_s") if ends else 0.0
+    return rounded(rate) if 0 < rate <= MEASURABLE_BYTES_PER_S else None

@@ -156,6 +156,7 @@ from swarm.wire.messages.records import (
     ranges_of,
 )
 from swarm.wire.messages.workers import (
+    MEASURABLE_BYTES_PER_S,
     Activated,
     Beat,
     CopyDone,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -81,6 +81,9 @@ class LayerCost(Record, frozen=True):
     context: Position
     seconds: Seconds
     alone: bool
+
+
+MEASURABLE_BYTES_PER_S: Final = 1e11  # more than this is a large message that took no longer than a small one
 
 
 class LinkCost(Record, frozen=True):

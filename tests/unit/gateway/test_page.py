@@ -58,6 +58,15 @@ def test_text_never_becomes_markup_or_code(path: Path) -> None:
     assert found == []
 
 
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Whoever reads one can begin with those that it needs."""
+    needs = {path.name: [name.removeprefix("./") for name in IMPORT.findall(path.read_text())] for path in SCRIPTS}
+    while free := [name for name, others in needs.items() if not set(others) & set(needs)]:
+        for name in free:
+            del needs[name]
+    assert not needs
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_what_is_imported_is_shipped(path: Path) -> None:
     """Each module that one imports lies beside it: a name mistyped fails here, not at a reader's."""

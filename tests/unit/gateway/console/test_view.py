@@ -27,6 +27,7 @@ WORKER: dict[str, Any] = {
     "bytes_per_s": 597915288.6,
     "layers": [0, 3],
 }
+OTHER = WORKER | {"name": "w1", "incarnation": "w1-1", "layers": [3, 6], "bytes_per_s": 1e6}
 PLAN: dict[str, Any] = {
     "state": "serving",
     "epoch": 1,
@@ -40,10 +41,9 @@ def request(name: str, **more: Any) -> dict[str, Any]:
 
 
 def known(at: float = 1000.0, *requests: dict[str, Any], **more: Any) -> Known:
-    other = WORKER | {"name": "w1", "incarnation": "w1-1", "layers": [3, 6], "bytes_per_s": 1e6}
     reports = {
         "status": {"state": "serving", "epoch": 1, "uptime_s": at - 900.0},
-        "nodes": {"workers": [WORKER, other]},
+        "nodes": {"workers": [WORKER, OTHER]},
         "plan": PLAN,
         "requests": {"requests": list(requests)},
     }
@@ -120,11 +120,16 @@ def test_a_tenant_sees_its_own_requests_alone() -> None:
 
 
 def test_links_join_the_chain_to_the_broker() -> None:
-    """From worker to worker as the plan reckons; to the broker and back as was measured; the narrower end counts."""
+    """From worker to worker as the plan reckons, and as much passes as was seen there; to the broker as was measured.
+    What nobody could measure is not told."""
     links = view(known(), {}, {})["links"]
     assert list(links) == ["broker>w0", "w0>w1", "w1>broker"]
     assert links["broker>w0"] == {"from": "broker", "to": "w0", "latency_s": 0.000118, "bytes_per_s": 598e6}
-    assert links["w0>w1"] == {"from": "w0", "to": "w1", "latency_s": 0.0006, "bytes_per_s": 1e6}
+    assert links["w0>w1"] == {"from": "w0", "to": "w1", "latency_s": 0.0006, "bytes_per_s": None}
+    for seen, rate in (({"to": "w1"}, 2e6), ({"to": "w2"}, None), ({"to": "w1", "is_least": True}, None)):
+        first = WORKER | {"next": {"bytes_per_s": 2e6, **seen}, "bytes_per_s": 1e12}
+        links = view(known(nodes={"workers": [first, OTHER]}), {}, {})["links"]
+        assert (links["broker>w0"]["bytes_per_s"], links["w0>w1"]["bytes_per_s"]) == (None, rate)
     assert view(known(plan={}), {}, {})["links"] == {}
 
 
