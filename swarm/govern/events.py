@@ -37,6 +37,7 @@ class Event:
 
 
 AWAY = Event("broker_away", "the broker does not answer; waiting for it", {})
+BACK = Event("broker_back", "the broker answers again", {})
 NOTHING = Look({}, {}, {})
 AWAITED_S: Final = 15.0  # of a broker's life: who is not back by then, does not come
 
@@ -53,6 +54,11 @@ def happened(before: Look, after: Look) -> list[Event]:
     found += _plan(before.status, after.status)
     found += _problems(before.status, after.status)
     return found
+
+
+def after_absence(found: list[Event]) -> list[Event]:
+    """What to tell when the broker answers again, with ``found`` since: that it was started anew says it as well."""
+    return found if any(event.name == "broker_started" for event in found) else [BACK, *found]
 
 
 def remembered(before: Look, after: Look) -> Look:

@@ -65,7 +65,7 @@ class Console:
         """Its row in the open tab: by how it begins, since others' evidence may name it, too; and not the row of one
         that is gone, which can be ordered nothing."""
         rows = self.region("Workers").get_by_role("row", name=re.compile(rf"^{name}\b"))
-        return rows.filter(has=self.page.get_by_role("button", name="Drain"))
+        return rows.filter(has=self.page.get_by_role("button", name="Stop worker"))
 
     def kill(self, worker: str) -> None:
         self.stage(worker).get_by_role("button", name="Kill this worker").click()

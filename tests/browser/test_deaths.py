@@ -88,8 +88,19 @@ def test_the_gateway_is_killed(console: Console, swarm: Swarm, guards: Guards) -
     with swarm.left_dead("gateway"):
         expect(console.connection).to_contain_text("reconnecting")
         expect(console.stages).to_have_count(3)  # what was known stays, until it is known better
+        expect(console.page.get_by_role("banner")).to_contain_text(re.compile(r"as of \d\d:\d\d:\d\d"))
+        expect(console.stages.first.get_by_role("button", name="Kill this worker")).to_be_disabled()
+        expect(console.tab("Workers").get_by_role("button", name="Drain").first).to_be_disabled()
     console.until_live()
     ends_as_ever(console, swarm, asked)
+
+
+def test_a_part_that_could_not_be_loaded_is_tried_again(console: Console, guards: Guards) -> None:
+    """A gateway that goes while the page loads leaves no hole in it."""
+    guards.expect("Failed to load resource")
+    console.page.route(re.compile(r"/console/charts\.js$"), lambda route: route.abort())
+    console.page.reload()
+    expect(console.region("Charts").get_by_role("heading", name="Charts")).to_be_visible(timeout=SLOW_MS)
 
 
 # What the region says, as often as it says anything else.

@@ -57,6 +57,9 @@ def test_a_stranger_sees_a_recovery_within_a_minute(console: Console) -> None:
     expect(console.answer()).to_have_text(SOME_WORDS)
     victim = console.stages.first.get_attribute("data-worker") or ""
     console.kill(victim)
+    short = console.region("Stages").get_by_role("group", name="Recovery in short")
+    expect(short).to_be_in_viewport(timeout=SLOW_MS)  # with its phases and the answer's end, without scrolling
+    expect(short).to_contain_text(re.compile(f"{victim} was lost.*verdict.*resume.*[a-z]{{2}}", re.DOTALL))
     expect(recovery).to_contain_text(re.compile(rf"{victim} was lost.* went on"), timeout=SLOW_MS)
     assert time.monotonic() - began < A_MINUTE_S
     early = console.answer().text_content() or ""

@@ -18,6 +18,8 @@ from playwright.sync_api import expect
 from tests.browser.console import SLOW_MS, Console
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
     from tests.browser.swarms import Swarm
 
 
@@ -82,6 +84,32 @@ def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steere
     expect(console.dialog).to_contain_text("Plans go by the settings alone again")
     console.agree()
     steered.until(lambda: steered.client.query("plan")["stages"][0]["layers"][1] > 2, "the settings alone decide")
+
+
+def test_an_answer_for_a_form_that_was_changed_is_not_shown(console: Console) -> None:
+    """A press is seen at once; what comes late is no plan for what stands there by then."""
+    plan = console.tab("Plan")
+    tries, applies = (plan.get_by_role("button", name=name) for name in ("Try", "Apply"))
+    then = plan.get_by_role("row", name=re.compile("^Stages"))
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    console.page.route("**/console/plan", hold)
+    with console.page.expect_request("**/console/plan"):
+        tries.click()
+    expect(plan).to_contain_text("Reckoning")
+    expect(tries).to_be_disabled()
+    expect(applies).to_be_disabled()
+    plan.get_by_label("More workers").fill("1")
+    expect(plan).to_contain_text("Changed since it was asked")
+    held.pop().continue_()
+    expect(tries).to_be_enabled(timeout=SLOW_MS)
+    expect(then).to_have_count(0)
+    console.page.unroute("**/console/plan")
+    tries.click()
+    expect(then).to_be_visible(timeout=SLOW_MS)
 
 
 def test_rebalance_brings_back_who_was_drained(console: Console, steered: Swarm) -> None:

@@ -53,7 +53,7 @@ def told(
     """What is known at first, then what happens, with the time of the look. None: only the first look. An absence at
     the first look is an error, as everywhere; later ones are waited out."""
     from swarm.errors import RequestTimeout, Unavailable
-    from swarm.govern.events import AWAY, NOTHING, happened, remembered
+    from swarm.govern.events import AWAY, NOTHING, after_absence, happened, remembered
 
     before = _look(client)
     yield from ((event, None) for event in happened(NOTHING, before))
@@ -68,7 +68,8 @@ def told(
                 yield AWAY, time.time()
             is_away = True
             continue
-        yield from ((event, time.time()) for event in happened(before, after))
+        found = happened(before, after)
+        yield from ((event, time.time()) for event in (after_absence(found) if is_away else found))
         before, is_away = remembered(before, after), False
 
 

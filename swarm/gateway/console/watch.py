@@ -18,13 +18,14 @@ from swarm.gateway.console.figures import Figures
 from swarm.gateway.console.pace import AWAY_S, PATIENCE_S, Load, Pace, What
 from swarm.gateway.console.patch import Tree
 from swarm.gateway.console.view import Known, seen_by, view
-from swarm.govern.events import AWAY, NOTHING, Event, Look, happened, remembered
+from swarm.govern.events import AWAY, BACK, NOTHING, Event, Look, after_absence, happened, remembered
 from swarm.log import get_logger
 from swarm.wire.messages import Json
 
 MAX_VIEWERS: Final = 64
 QUIET_S: Final = 2.0  # without news, until it is looked whether a reader may still look
 LINGER_S: Final = 60.0  # for which those are told on who may come back
+SEEN_NOW: Final = (AWAY.name, BACK.name, "not_serving")  # what is so as we look, also when we look first
 MAX_AUDIENCES: Final = 32  # each remembers what it was told
 
 log = get_logger(__name__)
@@ -294,9 +295,11 @@ class Watch:
             self._is_away = True
         else:
             after = Look(self._known.status, self._known.nodes, self._known.recoveries)
-            found, self._before, self._is_away = happened(self._before, after), remembered(self._before, after), False
-        at = unix if self._first.is_set() else None
-        return [_event(each, at) for each in found]
+            found = happened(self._before, after)
+            found = after_absence(found) if self._is_away else found
+            self._before, self._is_away = remembered(self._before, after), False
+        is_first = not self._first.is_set()  # then the rest was so before, nobody knows since when
+        return [_event(each, None if is_first and each.name not in SEEN_NOW else unix) for each in found]
 
     def _tellable(self, now: float) -> list[Tree]:
         """What happened, once there is room for it."""

@@ -128,7 +128,15 @@ def test_an_absence_is_told_once_and_waited_out() -> None:
     """What it brought is told when the broker is back."""
     names = follow(look(W0), None, None, None, look(W0, W1, uptime_s=1.0), None, look(W0, W1, uptime_s=1.5))
     first = ["worker_joined", "serving"]
-    assert names == [*first, "broker_away", "broker_started", "worker_back", "worker_joined", "broker_away"]
+    assert names == [
+        *first,
+        "broker_away",
+        "broker_started",
+        "worker_back",
+        "worker_joined",
+        "broker_away",
+        "broker_back",
+    ]
 
 
 # --- workers over a restart of the broker ----------------------------------------------------------------------------

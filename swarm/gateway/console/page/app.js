@@ -3,9 +3,9 @@
 import { Api, ApiError } from "./api.js";
 import { askForKey } from "./dialogs.js";
 import { fill, h } from "./dom.js";
-import { Live } from "./live.js";
+import { Live, waitAfter } from "./live.js";
 import { Store } from "./store.js";
-import { tabs } from "./widgets.js";
+import { button, tabs } from "./widgets.js";
 
 // Each module exports `mount(root, store, api)`. One that fails leaves the others alone and says so in its place.
 const PARTS = {
@@ -24,6 +24,8 @@ const PARTS = {
   keys: "./keys.js",
   clients: "./clients.js",
 };
+
+const MOST_TRIES = 8; // to load a part: some ten seconds
 
 const store = new Store();
 const api = new Api();
@@ -46,11 +48,24 @@ async function learnWhoLooks() {
 async function mountPart(name, path) {
   const root = document.getElementById(name);
   try {
-    const part = await import(path);
+    const part = await loaded(path);
     part.mount(root, store, api);
   } catch (error) {
-    fill(root, h("p", { class: "problem" }, `The part ${name} of this page could not be started: ${error.message}`));
+    const words = `The part ${name} of this page could not be started: ${error.message}`;
+    fill(root, h("p", { class: "problem" }, words), button("Load the page again", () => location.reload()));
     reportError(error);
+  }
+}
+
+// The gateway may have gone just now. A browser keeps in mind that an address could not be loaded, so another is asked.
+async function loaded(path) {
+  for (let failures = 0; ; failures += 1) {
+    try {
+      return await import(failures === 0 ? path : `${path}?again=${failures}`);
+    } catch (error) {
+      if (failures + 1 >= MOST_TRIES || error instanceof SyntaxError) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, waitAfter(failures, Math.random()) * 1000));
   }
 }
 

@@ -4,9 +4,11 @@ import { MOST_CARDS, numLayers, place, stagesOf, tally, turn } from "./chain_lay
 import { orderAfter } from "./dialogs.js";
 import { fill, h, keyed, set, text } from "./dom.js";
 import { plural, rate } from "./format.js";
+import { lately } from "./lately.js";
 import { Pulses } from "./pulses.js";
 import { makeCard, makeLink, updateCard, updateLink } from "./stage_card.js";
 import { Tiles } from "./stage_tiles.js";
+import { talkOf } from "./talk.js";
 import { empty, heading } from "./widgets.js";
 
 const AGAIN_MS = 1000; // stages that died go after a while, though nothing else changes
@@ -31,7 +33,7 @@ class Chain {
     this.#api = api;
     this.#cards = new Cards((worker) => this.#kill(worker));
     this.#tiles = new Tiles((worker) => this.#kill(worker));
-    fill(root, heading("Stages", this.#summary), this.#body);
+    fill(root, heading("Stages", this.#summary), this.#body, lately(store, talkOf(store, api)));
     const parts = [
       "plan",
       "workers",
@@ -59,7 +61,8 @@ class Chain {
     const form = this.#shown.length > MOST_CARDS ? this.#tiles : this.#cards;
     this.#show(form === this.#tiles ? "tiles" : "cards", form.root);
     const rates = this.#store.isFresh ? (view.rates ?? {}) : {}; // what was true once must not go on moving
-    const about = { view, rates, total: numLayers(view), canKill: Boolean(me?.is_demo && me?.admin) };
+    const canKill = Boolean(me?.is_demo && me?.admin);
+    const about = { view, rates, total: numLayers(view), canKill, isLive: this.#store.connection === "live" };
     return form.draw(this.#shown, about);
   }
 

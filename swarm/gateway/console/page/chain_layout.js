@@ -3,7 +3,7 @@
 export const MOST_CARDS = 12; // above, stages are tiles
 const LINGER_S = 6; // a stage that died stays in sight so long: most recoveries are over before anybody has looked
 const CARD_WIDTH = 264; // with the link before it
-const END_WIDTH = 76;
+const END_WIDTH = 90;
 const NARROW = 620;
 
 // The row of the worker that holds a stage: of two lives of one name, the one that is here and has these layers.

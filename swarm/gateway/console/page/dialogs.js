@@ -4,6 +4,7 @@ import { fill, h, unique } from "./dom.js";
 import { button } from "./widgets.js";
 
 const NEWS_S = 8;
+const SOON_S = 0.3; // an order that takes longer says that it is under way
 const MOST_NEWS = 4;
 
 // Ask a question: true for "Yes, …". Escape and the backdrop mean no, and No has the focus.
@@ -43,8 +44,9 @@ export function opened(dialog, focused) {
   });
 }
 
-// Say something in passing: told by screen readers too, gone by itself. Errors stay until they are closed.
-export function say(words, { isError = false } = {}) {
+// Say something in passing: told by screen readers too, gone by itself. Errors stay until they are closed. Returns
+// how to take it away.
+export function say(words, { isError = false, isLasting = isError } = {}) {
   const place = document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" }));
   const note = h(
     "div",
@@ -54,12 +56,15 @@ export function say(words, { isError = false } = {}) {
   note.append(button("Close", () => note.remove(), { tone: "quiet" }));
   place.append(note);
   while (place.childElementCount > MOST_NEWS) place.firstElementChild.remove();
-  if (!isError) setTimeout(() => note.remove(), NEWS_S * 1000);
+  if (!isLasting) setTimeout(() => note.remove(), NEWS_S * 1000);
+  return () => note.remove();
 }
 
 // Ask, give the order, say what came of it. `question` null asks nothing. Returns the answer, null if there is none.
 export async function orderAfter(api, question, verb, body = {}) {
   if (question && !(await ask(question))) return null;
+  let takeAway = () => {};
+  const soon = setTimeout(() => (takeAway = say(underWay(verb, body), { isLasting: true })), SOON_S * 1000);
   try {
     const answer = await api.order(verb, body);
     say(told(answer));
@@ -68,7 +73,16 @@ export async function orderAfter(api, question, verb, body = {}) {
     if (error.name !== "ApiError") throw error;
     say(error.message, { isError: true });
     return null;
+  } finally {
+    clearTimeout(soon);
+    takeAway();
   }
+}
+
+// "Drain w1 …"
+function underWay(verb, { worker = "", request = "" }) {
+  const words = [verb.charAt(0).toUpperCase() + verb.slice(1), worker || request.slice(0, 8), "…"];
+  return words.filter(Boolean).join(" ");
 }
 
 // What an order came to, and how long it lasts where that has an end.

@@ -1,7 +1,7 @@
 // The top of the page: which model, in which state, how quick, whether the page hears of it; and its foot.
 
 import { fill, h, set, svg, text } from "./dom.js";
-import { duration, rate } from "./format.js";
+import { clock, duration, rate } from "./format.js";
 import { askForKey } from "./dialogs.js";
 import { badge, button, setBadge } from "./widgets.js";
 
@@ -40,11 +40,12 @@ export function mount(root, store, api) {
   store.subscribe(["me"], () => foot(document.getElementById("footer"), store.me));
 }
 
-function showConnection(element, since, { view, connection }) {
+function showConnection(element, since, { view, connection, heardAt }) {
   const isAway = connection === "live" && typeof view?.away_s === "number";
   if (isAway) setBadge(element, "away", "broker away");
   else setBadge(element, connection, CONNECTIONS[connection]);
-  text(since, isAway ? `for ${duration(view.away_s)}` : "");
+  const isOld = view !== null && connection !== "live";
+  text(since, isAway ? `for ${duration(view.away_s)}` : isOld ? `as of ${clock(heardAt)}` : "");
 }
 
 function titleOf(view, me) {

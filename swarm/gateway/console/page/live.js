@@ -81,6 +81,7 @@ export class Live {
   }
 
   #alive() {
+    this.#store.heardAt = Date.now() / 1000;
     clearTimeout(this.#watch);
     this.#watch = setTimeout(() => this.#running?.abort(), SILENT_S * 1000);
   }

@@ -3,7 +3,7 @@
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
 import { drawSentences, Supposing, whyNot } from "./plan_form.js";
-import { handWords } from "./plan_words.js";
+import { epochWords, handWords } from "./plan_words.js";
 import { heading } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "Room for KV"];
@@ -38,8 +38,9 @@ export function mount(root, store, api) {
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
   store.subscribe(["plan", "status"], ({ view }) => {
     const plan = view?.plan;
-    const waits = view?.status?.waits_for || plan?.waits_for || "";
-    text(epoch, plan?.epoch ? `epoch ${plan.epoch}, ${plan.state ?? ""}` : (plan?.state ?? "no plan"));
+    const isServing = view?.status?.state === "serving"; // what an older report of the plan waited for has come
+    const waits = view?.status?.waits_for || (isServing ? "" : plan?.waits_for) || "";
+    text(epoch, epochWords(plan, view?.status));
     lacking.hidden = !waits;
     if (waits) fill(lacking, whyNot(waits));
     const hand = handWords(plan?.by_hand);

@@ -1,15 +1,17 @@
 // "What if": suppose workers gone or more of them, lay layers down by hand, try it, and make it so.
 
+import { numLayers } from "./chain_layout.js";
 import { ask, say, told } from "./dialogs.js";
 import { fill, h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
-import { compared, readCap, readPin, remedies } from "./plan_words.js";
+import { compared, readCap, readPin, remedies, waitsSupposed } from "./plan_words.js";
 import { button, field, heading } from "./widgets.js";
 
 const ONLY_SUPPOSED =
   "Workers that are only supposed gone, or supposed here, can't be applied: drain or join them.";
 const SETTINGS_ALONE = "Plans go by the settings alone again.";
 const BY_HAND = "It counts in the place of what was applied before, until the broker is started again.";
+const CHANGED = "Changed since it was asked: what comes of that is not shown. Try it once more.";
 const IMPOSSIBLE = "There is no such plan to apply.";
 const MOVES = "Layers may move; answers wait for that moment and go on.";
 
@@ -25,11 +27,13 @@ export class Supposing {
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
   #like = select([]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
+  #tries = h("button", { type: "submit", class: "primary" }, "Try");
   #apply = button("Apply", () => this.#applied());
   #reason = h("span", { class: "hint", id: "plan-reason" });
   #isBusy = false;
   #isImpossible = false; // what was tried
   #isTouched = false; // by a person: what counts is not written over it
+  #numChanges = 0; // an answer for a form that has been changed since is none for what stands in it now
   #hand = "";
 
   constructor(store, api) {
@@ -64,7 +68,7 @@ export class Supposing {
       h(
         "div",
         { class: "actions" },
-        h("button", { type: "submit", class: "primary" }, "Try"),
+        this.#tries,
         this.#apply,
         button("Clear", () => this.#clear(), { tone: "quiet" }),
         this.#reason,
@@ -77,15 +81,20 @@ export class Supposing {
       this.#try();
     });
     this.root = h("div", {}, heading("What if", h("span", { class: "hint" }, "Try changes nothing")), form);
-    store.subscribe(["workers", "me", "plan"], () => this.#draw());
+    store.subscribe(["workers", "me", "plan", "connection"], () => this.#draw());
   }
 
   // What was tried before is no comparison of what stands in the form now.
   #changed() {
     this.#isTouched = true;
     this.#isImpossible = false;
-    fill(this.#result);
+    this.#numChanges += 1;
+    this.#tell(this.#isBusy ? CHANGED : "");
     this.#drawApply();
+  }
+
+  #tell(words) {
+    fill(this.#result, words ? h("p", { class: "quiet-words" }, words) : null);
   }
 
   // What counts by hand stands in the form, so that Apply changes it and doesn't drop it.
@@ -107,13 +116,17 @@ export class Supposing {
   #draw() {
     const { view } = this.#store;
     const workers = Object.values(view?.workers ?? {}).filter((row) => row.state === "member");
+    const total = numLayers(view);
     const names = [...new Map(workers.map((row) => [row.name, row])).values()].sort(byName);
     keyed(
       this.#body,
       names,
       (row) => row.name,
       makeRow,
-      (element, row) => text(element.children[1], layers(row.layers)),
+      (element, row) => {
+        text(element.children[1], layers(row.layers));
+        set(element.children[4].firstElementChild, { placeholder: total > 0 ? layers([0, total]) : "" });
+      },
     );
     keyed(
       this.#like,
@@ -128,7 +141,9 @@ export class Supposing {
 
   #drawApply() {
     const why = !this.#store.me?.admin ? "To apply it takes an admin's key." : this.#isImpossible ? IMPOSSIBLE : "";
-    set(this.#apply, { disabled: why !== "", "aria-describedby": why ? "plan-reason" : null });
+    const cant = this.#isBusy || this.#store.connection !== "live";
+    set(this.#tries, { disabled: cant });
+    set(this.#apply, { disabled: cant || why !== "", "aria-describedby": why ? "plan-reason" : null });
     text(this.#reason, why);
   }
 
@@ -151,9 +166,9 @@ export class Supposing {
   async #try() {
     await this.#guarded(async () => {
       const wanted = this.#read();
-      fill(this.#result, h("p", { class: "quiet-words" }, "Working it out …"));
+      this.#tell("Reckoning …");
       const plan = await this.#api.post("/console/plan", wanted);
-      this.#show(plan);
+      return () => this.#show(plan, wanted);
     });
   }
 
@@ -163,33 +178,49 @@ export class Supposing {
       if (without.length || more) throw new RangeError(ONLY_SUPPOSED);
       const byHand = [suppose.objective, suppose.exclude, Object.keys({ ...suppose.pins, ...suppose.caps })];
       const question = `${byHand.every((each) => each.length === 0) ? SETTINGS_ALONE : BY_HAND} ${MOVES}`;
-      if (!(await ask({ title: "Apply this?", words: question, yes: "Yes, apply", isGrave: false }))) return;
-      fill(this.#result, h("p", { class: "quiet-words" }, "Applying …"));
+      if (!(await ask({ title: "Apply this?", words: question, yes: "Yes, apply", isGrave: false }))) return () => {};
+      this.#tell("Applying …");
       const words = told(await this.#api.order("plan", { suppose }));
       say(words);
-      fill(this.#result, h("p", {}, words));
-      this.#isTouched = false;
+      return () => {
+        fill(this.#result, h("p", {}, words));
+        this.#isTouched = false;
+      };
     });
   }
 
+  // One thing at a time. `act` returns how to show what came of it, for the form as it was when it was asked.
   async #guarded(act) {
     if (this.#isBusy) return;
-    this.#isBusy = true;
+    const [asked, focused] = [this.#numChanges, document.activeElement];
+    const isOld = () => asked !== this.#numChanges;
+    this.#setBusy(true);
     try {
-      await act();
+      const show = await act();
+      if (!isOld()) show();
     } catch (error) {
       if (error.name !== "ApiError" && !(error instanceof RangeError)) throw error;
-      fill(this.#result, h("p", { class: "problem" }, error.message));
+      if (isOld()) say(error.message, { isError: true });
+      else fill(this.#result, h("p", { class: "problem" }, error.message));
     } finally {
-      this.#isBusy = false;
+      this.#setBusy(false);
+      if (document.activeElement === document.body) focused?.focus(); // a button that is disabled loses it
     }
   }
 
-  #show(plan) {
+  #setBusy(isBusy) {
+    this.#isBusy = isBusy;
+    this.#drawApply();
+  }
+
+  #show(plan, wanted) {
     const now = this.#store.view?.plan;
     this.#isImpossible = plan.state === "no plan";
     this.#drawApply();
-    if (this.#isImpossible) return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(plan.waits_for));
+    if (this.#isImpossible) {
+      const waits = waitsSupposed(plan.waits_for ?? "", wanted);
+      return fill(this.#result, h("h3", {}, "No plan is possible"), whyNot(waits));
+    }
     const rows = compared(now, plan).map(([what, before, after]) =>
       h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)),
     );
@@ -243,7 +274,7 @@ function makeRow(row) {
     h("td"),
     labelled("Suppose it gone", { type: "checkbox" }),
     labelled("Give it none", { type: "checkbox" }),
-    labelled("Just layers", { type: "text", placeholder: "0-10", size: 6, maxlength: 15 }),
+    labelled("Just layers", { type: "text", size: 6, maxlength: 15 }),
     labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
   );
 }

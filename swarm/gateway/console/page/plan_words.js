@@ -7,12 +7,17 @@ const REMEDIES = [
   [
     /pins? or caps?|another pin|other pins/,
     "Take the pins and caps back",
-    "Empty the columns below and press Apply; those of the settings are under plan.pins and plan.caps.",
+    "Empty “Just layers” and “At most” under What if, and press Apply; the settings' are plan.pins and plan.caps.",
   ],
   [
     /must not be used/,
     "Let more workers be used",
-    "Take back what keeps them out: the columns below, a cordon, or plan.exclude in the settings.",
+    "Take back what keeps them out: “Give it none” under What if, a cordon, or plan.exclude in the settings.",
+  ],
+  [
+    /supposed gone/,
+    "Suppose fewer gone",
+    "Untick “Suppose it gone” for one of them, or suppose more workers.",
   ],
   [
     /memory|don't pack/,
@@ -36,6 +41,13 @@ const REMEDIES = [
 export function remedies(waitsFor) {
   const found = REMEDIES.filter(([pattern]) => pattern.test(waitsFor ?? ""));
   return found.map(([, what, how]) => ({ what, how }));
+}
+
+// What a supposed plan waits for, in the form's own words: the broker tells those supposed gone as any that it must not
+// use.
+export function waitsSupposed(waitsFor, { without, exclude }) {
+  if (without.length === 0 || exclude.length > 0) return waitsFor;
+  return waitsFor.replace("which must not be used", `who ${without.length === 1 ? "is" : "are"} supposed gone`);
 }
 
 // Read the words of the form: {pins: {w1: [0, 11]}, caps: {w1: 4}}, or an error that names the worker.
@@ -63,6 +75,16 @@ export function handWords(hand) {
     ...(hand.objective ? [`the objective is ${hand.objective}`] : []),
   ];
   return words.join("; ");
+}
+
+// Which plan is shown; the report of one that is new takes the broker a moment.
+export function epochWords(plan, status) {
+  const state = plan?.state ?? "no plan";
+  const former = plan?.epoch ? `plan of epoch ${plan.epoch}` : state;
+  if (status?.state === "serving" && status.epoch !== plan?.epoch)
+    return `${former}; epoch ${status.epoch} is in force, its figures come`;
+  if (!plan?.epoch) return state;
+  return `epoch ${plan.epoch}, ${state}`;
 }
 
 // A supposed plan beside that in force, in words: [[what, now, then]]; both for the same number of sequences, where the

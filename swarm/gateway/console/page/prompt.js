@@ -4,6 +4,7 @@
 import { copier } from "./copying.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
+import { learnModel } from "./model.js";
 import { parameterFields } from "./parameters.js";
 import { roomWords } from "./room.js";
 import { curlOf, pythonOf } from "./snippets.js";
@@ -29,20 +30,7 @@ export function mount(root, store, api) {
     ...parts.slice(1).map(({ element }) => element),
   );
   talk.subscribe(() => parts.forEach((part) => part.draw()));
-  store.subscribe(["me"], () => learnModel(talk, api));
-}
-
-// Which model is served, and whether it has a template for conversations.
-async function learnModel(talk, api) {
-  try {
-    const { data } = await api.get("/v1/models");
-    const found = data.find((each) => each.owned_by === "swarm") ?? data[0];
-    if (!found) return;
-    const { chat = true, context = null, context_now: now = context } = found.swarm ?? {};
-    talk.set({ model: { id: found.id, chat, context: now }, ...(chat ? {} : { mode: "raw" }) });
-  } catch (error) {
-    if (error.name !== "ApiError") throw error; // the problem under the box says that no model is known yet
-  }
+  learnModel(store, talk, api);
 }
 
 function modeSwitch(talk) {
@@ -191,7 +179,7 @@ function actionButtons(talk, store, ask) {
   const draw = () => {
     const { prompt, ...others } = talk.problems;
     const [first = ""] = Object.values(others); // it may be folded away, so it is said here too
-    set(generate, { disabled: talk.isBusy || first !== "" });
+    set(generate, { disabled: talk.isBusy || first !== "" || !talk.model });
     again.checked = talk.repeats;
     set(stop, { disabled: !talk.isBusy || talk.isStopping });
     text(stop, talk.isStopping ? "Stopping…" : "Stop");

@@ -46,7 +46,7 @@ export function mount(root, store, api) {
     columns: COLUMNS.length,
     keyOf: (row) => row.request_id,
     make: (row) => makeRow(row, store, api),
-    update: updateRow,
+    update: (element, row) => updateRow(element, row, store.connection === "live"),
   });
   fill(root, heading("Requests", summary, filter), nothing, scroller);
 
@@ -60,7 +60,7 @@ export function mount(root, store, api) {
     scroller.hidden = isEmpty;
     rows.show(found);
   };
-  store.subscribe(["requests", "ended", "requests_more"], draw);
+  store.subscribe(["requests", "ended", "requests_more", "connection"], draw);
   new ResizeObserver(draw).observe(root);
   setInterval(() => root.offsetParent && body.querySelectorAll("tr[data-request]").forEach(showAge), 1000);
 }
@@ -89,7 +89,7 @@ function makeRow(first, store, api) {
   return row;
 }
 
-function updateRow(element, row) {
+function updateRow(element, row, mayAct) {
   const { who, class: level, state, progress, cancel } = element.parts;
   element.row = row;
   set(element, { "data-state": row.state });
@@ -98,6 +98,7 @@ function updateRow(element, row) {
   text(state, stateOf(row) + (row.preempted ? `, gave way ${row.preempted}×` : ""));
   showProgress(progress.firstElementChild, progressOf(row));
   cancel.hidden = row.state === "ended";
+  cancel.disabled = !mayAct;
   showAge(element);
 }
 

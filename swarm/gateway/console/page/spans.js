@@ -164,16 +164,31 @@ export function inWords(spans, textOf = () => "") {
   if (first.index === 0) tell("To the first token", first);
   const slowest = slowestToken(spans.tokens.filter(({ index }) => index > 0));
   if (slowest) tell(`The slowest after it, ${named(slowest, textOf)}`, slowest);
-  const part = longest(spans.totals);
-  const ofAll = part && `${seconds(part.seconds)}, ${share(part.seconds, spans.sums.total_s)}`;
-  if (part) words.push(`Over all tokens the largest part was ${doing(part)}: ${ofAll}.`);
+  const [most, ...others] = largestFirst(spans.totals);
+  if (most) {
+    const told = [seconds(most.seconds), share(most.seconds, spans.sums.total_s), where(most)];
+    const ofAll = told.filter(Boolean).join(", ");
+    const rest = others.slice(0, 2).map(({ part, seconds: length }) => `${part.doing} ${seconds(length)}`);
+    const then = rest.length > 0 ? `; then ${rest.join(", ")}` : "";
+    words.push(`Over all tokens the largest part was ${most.part.doing}: ${ofAll}${then}.`);
+  }
   return words;
 }
 
-const largest = (spans, token) => {
-  const span = longest(spans.spansOf(token));
-  return span ? `${doing(span)} (${seconds(span.seconds)})` : "not accounted for";
-};
+function largest(spans, token) {
+  const [most] = largestFirst(spans.spansOf(token));
+  if (!most) return "not accounted for";
+  return `${most.part.doing} (${[seconds(most.seconds), where(most)].filter(Boolean).join(", ")})`;
+}
+
+// Each part as a whole, over all stages, so that like is compared with like; and in which stage it took longest.
+const largestFirst = (spans) =>
+  sumByPart(spans)
+    .filter(({ seconds: length }) => length > 0)
+    .sort((a, b) => b.seconds - a.seconds)
+    .map((whole) => ({ ...whole, slowest: longest(spans.filter(({ part }) => part === whole.part)) }));
+
+const where = ({ part, slowest }) => (part.isOfStage ? `longest in ${slowest.worker}` : "");
 
 export function named({ index }, textOf = () => "") {
   const text = textOf(index);

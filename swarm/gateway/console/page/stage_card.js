@@ -35,7 +35,7 @@ export function makeCard(onKill) {
   return card;
 }
 
-// `about`: {total: layers of the model, rates, canKill}.
+// `about`: {total: layers of the model, rates, canKill, isLive}.
 export function updateCard(card, shown, about) {
   const { worker, stage, row, state, evidence, number, isGone } = shown;
   const parts = card.parts;
@@ -61,8 +61,9 @@ export function updateCard(card, shown, about) {
   text(parts.speed.firstElementChild, state === "lost" ? "0" : rate(about.rates?.tokens_per_s));
   text(parts.speed.lastElementChild, "tokens/s");
   text(parts.evidence, [row?.steered, evidence].filter(Boolean).join(" · "));
+  set(parts.kill, { "aria-label": `Kill this worker: ${worker}` }); // one of many: whose it is has to be heard
   parts.kill.hidden = !about.canKill || isGone;
-  parts.kill.disabled = state === "lost";
+  parts.kill.disabled = state === "lost" || !about.isLive;
 }
 
 const placeOf = (row, stage) =>

@@ -10,6 +10,7 @@ export class Store {
   view = null;
   me = null;
   connection = "connecting"; // | live | reconnecting | paused | locked
+  heardAt = 0; // when the gateway last gave a sign of life, in seconds since 1970: what is shown is as of then
   events = []; // oldest first
   series = new Series();
   #subscribers = new Set();

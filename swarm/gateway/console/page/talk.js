@@ -133,7 +133,7 @@ export class Talk {
   #judge() {
     const problems = ask.problemsOf(this.values);
     const isFull = this.mode === "chat" && this.turns.length >= MOST_TURNS;
-    if (!this.model) problems.prompt = "The gateway has not said yet which model it serves.";
+    if (!this.model) problems.prompt = "The swarm serves no model yet: Generate works as soon as it does.";
     else if (this.draft.trim() === "") problems.prompt = "Write a prompt first.";
     else if (isFull) problems.prompt = "This conversation is too long: begin a new one.";
     return problems;
@@ -316,9 +316,9 @@ export class Talk {
   }
 
   #store(options) {
-    const { mode, values, drafts, turns, chosen, counted, wantsConfidence } = this;
+    const { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats } = this;
     const answer = this.answer?.kept(options) ?? null;
-    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, answer };
+    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats, answer };
     try {
       this.#storage.setItem(KEPT, JSON.stringify(kept));
       return true;

@@ -15,7 +15,7 @@ const WHAT = "When an answer streams in, each of its tokens is drawn here: where
 
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
-  const shown = { requestId: "", choice: 0, at: null, spans: [new Spans()], problem: "" };
+  const shown = { requestId: "", isRunning: false, choice: 0, at: null, spans: [new Spans()], problem: "" };
   const parts = [sentences(), chart(shown), sums()];
   const nothing = empty("", WHAT);
   const problem = h("p", { class: "hint" });
@@ -58,6 +58,7 @@ export function mount(root, store, api) {
   const show = (requestId, { isRunning, isDue = true }) => {
     if (requestId !== shown.requestId)
       Object.assign(shown, { requestId, choice: 0, at: null, spans: [new Spans()], problem: "" });
+    shown.isRunning = isRunning;
     if (isDue) reader.follow(requestId, isRunning); // before its first token nothing is known of it
     draw();
   };
@@ -82,10 +83,11 @@ export function mount(root, store, api) {
 }
 
 // A trace is told when the first token is.
-const waitsFor = ({ requestId }, { answer }) =>
-  requestId === answer?.requestId && answer.firstAt === null && !answer.isOver
-    ? "Waiting for the first token …"
-    : "Fetching the times …";
+function waitsFor({ requestId, isRunning }, { answer }) {
+  if (requestId === answer?.requestId && answer.firstAt === null && !answer.isOver)
+    return "Waiting for the first token …";
+  return isRunning ? "The times are fetched while this is in sight" : "Fetching the times …";
+}
 
 function choiceSelect(shown, changed) {
   const select = h("select", { "aria-label": "Continuation", class: "small" });

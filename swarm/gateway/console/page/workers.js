@@ -44,17 +44,12 @@ export function mount(root, store, api) {
     make: () => makeRow(actions, (incarnation) => store.view?.workers?.[incarnation]),
     update: (element, row) => updateRow(element, row, mayAct(store), store),
   });
-  store.subscribe(["workers", "me", "connection", "rates"], ({ view, me }) => {
+  store.subscribe(["workers", "me", "connection", "rates"], ({ view }) => {
     const all = Object.values(view?.workers ?? {}).sort(byLayers);
     text(num, plural(all.filter(isHere).length, "worker"));
     nothing.hidden = all.length > 0;
     scroller.hidden = all.length === 0;
-    text(
-      reason,
-      me && !me.admin
-        ? "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin)."
-        : "",
-    );
+    text(reason, whyNot(store));
     reason.hidden = !reason.textContent;
     for (const each of [join, rebalance]) set(each, lockedBy(mayAct(store)));
     rows.show(all);
@@ -66,7 +61,13 @@ const isHere = ({ state }) => state !== "left" && state !== "out";
 
 const holdsLayers = ({ layers: range }) => Boolean(range && range[1] > range[0]);
 
-const mayAct = ({ me }) => Boolean(me?.admin);
+const mayAct = ({ me, connection }) => Boolean(me?.admin) && connection === "live";
+
+function whyNot({ me, connection }) {
+  if (me && !me.admin)
+    return "With this key you may look. To change anything it takes an admin's (swarmctl keys add NAME --admin).";
+  return connection === "reconnecting" ? "The gateway does not answer: nothing can be ordered until it is back." : "";
+}
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
 
@@ -122,10 +123,11 @@ function updateRow(element, row, may, { view, isFresh }) {
   ];
   words.forEach((value, index) => text(cells[index], value));
   set(cells[2], { title: row.evidence });
-  const [, cordon, uncordon] = buttons;
+  const [drain, cordon, uncordon] = buttons;
   for (const each of buttons) each.hidden = !isHere(row);
   if (row.steered) cordon.hidden = true;
   else uncordon.hidden = true;
+  if (row.steered?.startsWith("drain")) drain.hidden = true;
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 

@@ -220,6 +220,25 @@ async def test_a_broker_that_is_away_is_told_and_the_stream_goes_on(quick: None)
     assert told.count("broker_away") == 1
     broker.is_away = False
     await reader.until(lambda: reader.of("delta")[-1].get("away_s", 0) is None)
+    await reader.until(lambda: "broker_back" in [event["event"] for events in reader.of("events") for event in events])
+    await reader.leave()
+    await watch.aclose()
+
+
+async def test_what_is_so_at_the_first_look_has_its_time(quick: None) -> None:
+    """Else it would stand above all as "earlier"; what was so before has none, since nobody knows since when."""
+    broker = Broker()
+    broker.is_away = True
+    watch = made(broker)
+    reader = Reader(watch)
+    await reader.until(lambda: reader.of("events"))
+    ((away,),) = reader.of("events")
+    assert (away["event"], away["time"] is None) == ("broker_away", False)
+    await reader.leave()
+    await watch.aclose()
+    reader = Reader(watch := made(Broker()))
+    await reader.until(lambda: reader.of("events"))
+    assert {event["time"] for event in reader.of("events")[0] if event["event"] != "not_serving"} == {None}
     await reader.leave()
     await watch.aclose()
 

@@ -5,7 +5,8 @@ import { ApiError, Api } from "../../../../swarm/gateway/console/page/api.js";
 import { waitAfter } from "../../../../swarm/gateway/console/page/live.js";
 import { MOST_LINES, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
-import { compared, handWords, readCap, readPin, remedies } from "../../../../swarm/gateway/console/page/plan_words.js";
+import { lastWords, Latest } from "../../../../swarm/gateway/console/page/lately.js";
+import { compared, epochWords, handWords, readCap, readPin, remedies, waitsSupposed } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
   cause: "w0 was lost",
@@ -48,7 +49,20 @@ test("where no plan is possible the ways out are named, those that fit what is w
   assert.deepEqual(ways("open ways between the workers: w1 can't reach w2"), ["Open the ways"]);
   assert.deepEqual(ways("a worker besides w0, w1, which must not be used"), ["Let more workers be used"]);
   assert.deepEqual(ways(""), []);
+  const supposed = waitsSupposed("a worker besides w0, which must not be used", { without: ["w0"], exclude: [] });
+  assert.equal(supposed, "a worker besides w0, who is supposed gone");
+  assert.deepEqual(ways(supposed), ["Suppose fewer gone"]);
   assert.deepEqual(remedies(undefined), []);
+});
+
+test("a plan whose successor is in force says so", () => {
+  const plan = { epoch: 5, state: "in force" };
+  const status = { state: "serving", epoch: 6 };
+  assert.equal(epochWords({ ...plan, epoch: 6 }, status), "epoch 6, in force");
+  assert.equal(epochWords(plan, status), "plan of epoch 5; epoch 6 is in force, its figures come");
+  assert.equal(epochWords({ state: "preparing" }, status), "preparing; epoch 6 is in force, its figures come");
+  assert.equal(epochWords(plan, { state: "preparing", epoch: 6 }), "epoch 5, in force");
+  assert.deepEqual([epochWords(null, null), epochWords({ state: "coming" }, null)], ["no plan", "coming"]);
 });
 
 test("a plan that was laid down by hand is told part by part", () => {
@@ -192,4 +206,23 @@ test("a stream gives its events in order, and is let go of when its reader fails
     throw new SyntaxError("no JSON");
   };
   await assert.rejects(api.stream("/console/live", { onEvent: failing }), SyntaxError);
+});
+
+test("in short is told what runs, and for a while what has just ended; nothing of before the page", () => {
+  const [old, fresh] = [{ cause: "w0 was lost", began_at: 1 }, { cause: "w1 was lost", began_at: 50 }];
+  const latest = new Latest();
+  assert.equal(latest.of({ recovery: null, recoveries: [old] }, 100), null);
+  assert.equal(latest.of({ recovery: fresh, recoveries: [old] }, 101), fresh);
+  assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 102), fresh);
+  assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 110), fresh);
+  assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 115), null);
+  const first = new Latest();
+  assert.equal(first.of({ recovery: null, recoveries: [] }, 1), null);
+  assert.equal(first.of({ recovery: null, recoveries: [fresh] }, 2), fresh, "over before anybody saw it run");
+});
+
+test("an answer's last words begin with a word", () => {
+  assert.equal(lastWords("The cat\n is  black."), "The cat is black.");
+  assert.equal(lastWords("The cat is black and the dog is brown", 14), "… dog is brown");
+  assert.equal(lastWords("x".repeat(50), 10), `… ${"x".repeat(10)}`);
 });

@@ -88,12 +88,18 @@ test("the slowest token and the slowest part are named in words", () => {
   assert.deepEqual(
     words.map((line) => line.replaceAll("\u202f", " ")),
     [
-      "To the first token: 21.5 ms, the largest part computing in w0 (layers 0–2) (10.0 ms).",
+      "To the first token: 21.5 ms, the largest part computing (20.0 ms, longest in w0).",
       "The slowest after it, token 3 “ cat”: 256 ms, the largest part queueing (250 ms).",
-      "Over all tokens the largest part was queueing: 250 ms, 87 %.",
+      "Over all tokens the largest part was queueing: 250 ms, 87 %; then computing 32.0 ms, on the wire 4.00 ms.",
     ],
   );
   assert.match(spans.tokenInWords(found, found.tokens[1]), /^Token 2: 5\.50.ms: on the wire 1\.00.ms, computing in w0/);
+});
+
+test("computing as a whole stands beside the wire as a whole, not worker by worker", () => {
+  const [first, all] = spans.inWords(spansOf(token(0, 0.003, { wire_s: 0.005 })));
+  assert.match(first, /the largest part computing \(6\.00.ms, longest in w0\)/);
+  assert.match(all, /largest part was computing: 6\.00.ms, 52.%, longest in w0; then on the wire 5\.00.ms/);
 });
 
 test("of nothing nothing is said", () => {

@@ -136,11 +136,14 @@ test("a reload goes on with what was kept", async () => {
   const storage = new FakeStorage();
   const before = talkWith(new FakeApi(hang(said(1, "One"))), storage);
   before.drafts.chat = "Hi";
+  before.repeats = true;
   before.generate();
   await soon();
   before.save(); // as leaving the page does
   const api = new FakeApi(play(said(2, " day"), DONE));
   const after = new Talk(api, { storage });
+  assert.equal(after.repeats, true, "until Stop, and not until a reload");
+  after.repeats = false;
   await over(after);
   assert.deepEqual([after.answer.choices[0].text, after.turns.length], ["One day", 1]);
   assert.equal(api.asked[0].path, "/v1/streams/8f3c%3A1.0");

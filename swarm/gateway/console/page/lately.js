@@ -1,0 +1,65 @@
+// A recovery in short, at the foot of the stages: who has just pressed “Kill this worker” sees there, without moving,
+// how its phases tick off and that the answer goes on. All of it stands under Recovery.
+
+import { h, keyed, set, text } from "./dom.js";
+import { seconds } from "./format.js";
+import { keyOf, rowsOf } from "./phases.js";
+
+const LINGER_S = 12;
+const MOST_WORDS = 120; // characters of the answer's end
+
+export function lately(store, talk) {
+  const what = h("p", { class: "lately-what" });
+  const phases = h("ol", { class: "lately-phases" });
+  const end = h("p", { class: "lately-end quiet-words", dir: "auto" });
+  const element = h("div", { class: "lately", role: "group", "aria-label": "Recovery in short" }, what, phases, end);
+  const latest = new Latest();
+  let timer = 0;
+  const draw = () => {
+    const { view } = store;
+    const shown = view && latest.of(view, performance.now() / 1000);
+    element.hidden = !shown;
+    clearTimeout(timer);
+    if (!shown) return;
+    timer = setTimeout(draw, LINGER_S * 1000);
+    text(what, shown.sentence || `${shown.cause}.`);
+    keyed(
+      phases,
+      rowsOf(shown),
+      ({ name }) => name,
+      () => h("li", {}, h("span"), " ", h("b")),
+      (row, { name, state, took_s: took }) => {
+        set(row, { "data-state": state });
+        text(row.firstElementChild, `${{ done: "✓", runs: "…", waits: "·" }[state] ?? "·"} ${name}`);
+        text(row.lastElementChild, state === "done" ? seconds(took) : "");
+      },
+    );
+    drawEnd();
+  };
+  const drawEnd = () => element.hidden || text(end, lastWords(talk.answer?.choices[talk.chosen]?.text ?? ""));
+  store.subscribe(["recovery", "recoveries"], draw);
+  talk.subscribe(drawEnd);
+  return element;
+}
+
+// Which recovery is to be shown: one that runs, or for a while the one that has just ended; none of before the page.
+export class Latest {
+  #known = null;
+  #until = 0;
+
+  of(view, now) {
+    const last = view.recoveries?.[0] ?? null;
+    const key = last === null ? "" : keyOf(last);
+    if (this.#known !== null && key !== this.#known) this.#until = now + LINGER_S;
+    this.#known = key;
+    return view.recovery ?? (now < this.#until ? last : null);
+  }
+}
+
+// The end of a text, from the beginning of a word on.
+export function lastWords(all, most = MOST_WORDS) {
+  const words = all.slice(-2 * most).replace(/\s+/g, " ").trim();
+  if (words.length <= most) return words;
+  const cut = words.slice(-most);
+  return `… ${cut.slice(cut.indexOf(" ") + 1)}`;
+}
