@@ -85,11 +85,20 @@ def _predictions(plan: Row) -> Iterator[Finding]:
         text = f"{row.get('worker')} {expected * 1000:.3g} ms a step, took {seen * 1000:.3g}"
         told.append(text)
         if abs(seen / expected - 1) > OFF:
-            remedy = "something shared its cores then or now: swarmctl rebalance plans with what was seen since"
-            yield Finding("predicted", "note", text, remedy)
+            yield Finding("predicted", "note", *_off(text, seen / expected))
             told.pop()
     if told:
         yield Finding("predicted", "ok", "; ".join(told))
+
+
+def _off(text: str, times: float) -> tuple[str, str]:
+    """What is said of a stage that takes so many times as long as predicted, and why that may be. A plan is compared
+    with what it was made with, so nobody's order mends it: the next one is made with what was seen."""
+    next_one = "the next plan reckons with what was seen"
+    if times > 1:
+        return f"{text}: {times - 1:.0%} slower", f"see what else uses its cores or memory; {next_one}"
+    why = "nothing to do: when it measured itself, at its start, something else used its cores"
+    return f"{text}: {1 - times:.0%} quicker", f"{why}; {next_one}"
 
 
 def _texts(value: object) -> list[str]:
