@@ -159,9 +159,8 @@ def of_refused(nodes: Row) -> Iterator[Finding]:
             continue
         often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
         text = f"a process ({row.get('pid')} on {row.get('host')}) was sent away {ago_s:.0f} s ago{often}"
-        own_name = f"give it a name of its own (--name), or end {name} first (swarmctl stop {name})"
-        remedy = own_name if of_name else "mend there what it says, and start it again"
-        yield Finding(name, "note", f"{text}: {row.get('reason')}", remedy)
+        why, _, remedy = str(row.get("reason")).partition("; ")  # many a reason says what to do, too
+        yield Finding(name, "note", f"{text}: {why}", remedy or "mend that where it runs, and start it again there")
 
 
 def _held(row: Row) -> str:
