@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.output import in_bytes
-from swarm.govern.rows import number, rows_of
+from swarm.govern.rows import held_back, lets_them, number, rows_of
 
 Body = Mapping[str, object]
 Column = tuple[str, str]  # key, heading
@@ -114,9 +114,21 @@ def standby(body: Body) -> RenderableType:
     """Draw who keeps what, then what nobody keeps."""
     rows = rows_of(body.get("workers"))
     table = _table(rows, _NODE_COLUMNS, set()) if rows else Text("no workers")
-    bare = ", ".join(str(layer) for layer in _list(body.get("not_kept")))
-    told = f"layers {bare} are kept by nobody: they would be loaded if their holder died" if bare else ""
-    return Group(table, Text(f"· {told}" if told else "· every layer is kept by somebody else, too"))
+    lost = _list(body.get("nobody_may_load"))
+    bare = [layer for layer in _list(body.get("not_kept")) if layer not in lost]
+    told = []
+    if bare:
+        told.append(f"{_by_nobody(bare)}, and would be loaded if the holder died")
+    if lost:
+        held = f"{held_back(rows)} ({lets_them(rows)})" if held_back(rows) else "no other worker is here"
+        told.append(f"{_by_nobody(lost)}, and nobody may take over if the holder dies: {held}")
+    if not any(row.get("layers") for row in rows):
+        told.append("no worker has layers: there is nothing to keep")
+    return Group(table, *(Text(f"· {each}") for each in told or ["every layer is kept by somebody else, too"]))
+
+
+def _by_nobody(layers: list[object]) -> str:
+    return f"layers {_words(layers)} are kept by nobody" if len(layers) > 1 else f"layer {layers[0]} is kept by nobody"
 
 
 def plan(body: Body) -> RenderableType:

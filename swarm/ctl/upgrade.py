@@ -20,6 +20,7 @@ from swarm.errors import SwarmError, Unavailable
 
 if TYPE_CHECKING:
     from swarm.client.blocking import Client
+    from swarm.govern.rows import Row
     from swarm.wire.messages import Json
 
 BACK_S: Final = 120.0  # for a worker to be back: it loads its model's files first
@@ -92,9 +93,6 @@ class Rolling:
         self._clock, self._pause = clock, pause
 
     def workers(self) -> list[Known]:
-        from swarm.govern.rows import rows_of
-
-        rows = rows_of(self._client.query("nodes").get("workers"))
         return [
             Known(
                 str(row["name"]),
@@ -104,21 +102,39 @@ class Rolling:
                 has_layers=row["layers"] is not None,
                 absence="" if row["state"] in _LIVES else str(row.get("reason") or "it went"),
             )
-            for row in rows
+            for row in self._rows()
             if row["state"] in (*_LIVES, _OUT)
         ]
+
+    def _rows(self) -> list[Row]:
+        from swarm.govern.rows import rows_of
+
+        return rows_of(self._client.query("nodes").get("workers"))
 
     def run(self, names: Sequence[str]) -> Iterator[Json]:
         """Start these workers anew, one after the other; none means all. Yields what became of each. Raises SwarmError
         at the first that can't go or doesn't come back: the others are left as they are."""
         there = {each.name: each for each in sorted(self.workers(), key=lambda each: not each.absence)}
         if unknown := [name for name in names if name not in there]:
-            raise Unavailable(f"no worker {', '.join(unknown)}: the workers are {', '.join(sorted(there)) or 'none'}")
+            raise Unavailable("; ".join(self._why_none(unknown, sorted(there))))
         if all(each.absence for each in there.values()):
             raise Unavailable("there is no worker to start anew: swarmctl nodes shows who is out, and why")
         for name in names or sorted(there):
             worker = there[name]
             yield {"worker": name, "out": worker.absence} if worker.absence else self._renew(worker)
+
+    def _why_none(self, names: Sequence[str], here: Sequence[str]) -> list[str]:
+        """Say of each that left how it went, and of the others that nobody knows them."""
+        left = {str(row["name"]): row for row in self._rows() if row["state"] == "left"}
+        said = [
+            f"{name} has left: {row.get('reason') or 'it went'}; it can be started again where it ran (process "
+            f"{row.get('pid')} on {row.get('host')})"
+            for name, row in left.items()
+            if name in names
+        ]
+        unknown = [name for name in names if name not in left]
+        nobody = f"no worker {', '.join(unknown)}: the workers are {', '.join(here) or 'none'}"
+        return [*said, *([nobody] if unknown else [])]
 
     def _renew(self, before: Known) -> Json:
         began = self._clock()

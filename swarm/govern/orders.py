@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.govern.rows import is_here, rows_of
+from swarm.govern.rows import is_here, may_have_layers, rows_of
 from swarm.wire.messages import ByHand, Cap, Json, Pin, Steer, Suppose
 
 Objective = Literal["", "auto", "throughput", "latency"]
@@ -63,12 +63,16 @@ def plain_id(request: str) -> str:
 
 
 def kept(nodes: Json) -> Json:
-    """Who keeps what besides its own layers, and what would have to be loaded if its holder died."""
+    """Who keeps what besides its own layers, what would have to be loaded if its holder died, and of that, what nobody
+    else may load: the others are held back by hand, or there are none."""
     workers = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
-    warm = {layer for row in workers for layer in _layers(row.get("standby"))}
-    served = sorted({layer for row in workers for layer in _layers([row.get("layers")])})
+    may = [row for row in workers if may_have_layers(row)]
+    warm = {layer for row in may for layer in _layers(row.get("standby"))}
+    served = {layer: row for row in workers for layer in _layers([row.get("layers")])}
+    not_kept = sorted(layer for layer in served if layer not in warm)
     rows = [{key: row.get(key) for key in ("name", "layers", "standby", "steered")} for row in workers]
-    return {"workers": rows, "not_kept": [layer for layer in served if layer not in warm]}
+    lost = [layer for layer in not_kept if all(row is served[layer] for row in may)]
+    return {"workers": rows, "not_kept": not_kept, "nobody_may_load": lost}
 
 
 def _layers(ranges: object) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, object]
@@ -19,6 +19,32 @@ def rows_of(value: object) -> list[Row]:
 def is_here(worker: Row) -> bool:
     """Is this row of the report ``nodes`` about a worker that has neither left nor been put out?"""
     return worker.get("state") not in GONE
+
+
+def may_have_layers(worker: Row) -> bool:
+    """May a plan give layers to this worker of the report ``nodes``? Not to one that leaves, or is held back by hand.
+    An older broker does not tell of either."""
+    return worker.get("state", "member") in ("member", "refused") and not worker.get("steered")
+
+
+def held_back(workers: Iterable[Row]) -> str:
+    """``w0, w1 are drained, w2 is cordoned``; empty if nobody is held back by hand."""
+    by_state: dict[str, list[str]] = {}
+    for row in workers:
+        if row.get("steered"):
+            by_state.setdefault(str(row["steered"]), []).append(str(row.get("name")))
+    return ", ".join(
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {how}" for how, names in by_state.items()
+    )
+
+
+def lets_them(workers: Iterable[Row]) -> str:
+    """What an operator says so that those who are held back by hand may have layers again."""
+    held = [row for row in workers if row.get("steered")]
+    names = [str(row.get("name")) for row in held if row.get("steered") != "excluded"]
+    others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+    said = [f"swarmctl uncordon {names[0]}{others}"] if names else []
+    return ", ".join([*said, *(["swarmctl plan --apply"] if len(names) < len(held) else [])])
 
 
 def number(row: Row, key: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("fastapi", "uvicorn", "uvloop", "aiohttp", "prometheus_client")
 _POLL_S = 0.1
 _KNOCK_S = 1.0
+_MOST_BYTES = 1 << 13  # of an answer; the gateway's is some 300
 
 
 def missing_packages() -> str:
@@ -58,7 +60,7 @@ def _trouble(host: str, port: int, doors: range) -> str:
 
 
 class GatewayDoor:
-    """A :class:`~swarm.cli.up.runner.Door`: knocks until somebody opens, and says the URL, after each start."""
+    """A :class:`~swarm.cli.up.runner.Door`: knocks until the gateway answers, and says the URL, after each start."""
 
     def __init__(self, settings: GatewaySettings, directory: Path, progress: Progress) -> None:
         self._settings = settings
@@ -82,11 +84,32 @@ class GatewayDoor:
             self._progress.report(lines, {"event": "http", "url": url, "keys": has_keys})
 
     async def _opens(self) -> bool:
+        """Ask whether it is alive: somebody else may have its port."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
         try:
             async with asyncio.timeout(_KNOCK_S):
-                _, writer = await asyncio.open_connection(host, self._settings.port)
+                return is_alive(await _asked(host, self._settings.port))
         except (OSError, TimeoutError):
             return False
+
+
+async def _asked(host: str, port: int) -> bytes:
+    """Ask for ``/health``; what was answered, as far as it is short."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET /health HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while len(answer) < _MOST_BYTES and (part := await reader.read(_MOST_BYTES)):
+            answer += part
+        return answer
+    finally:
         writer.close()
-        return True
+
+
+def is_alive(answer: bytes) -> bool:
+    """Is this a gateway's answer to ``/health``?"""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    try:
+        return head.startswith(b"HTTP/1.1 200 ") and json.loads(body) == {"status": "ok"}
+    except ValueError:
+        return False

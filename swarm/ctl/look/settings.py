@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -106,6 +107,8 @@ def _of_gateway(address: str, key: str) -> Json:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise Unavailable(f"no gateway answers at {address} ({reason})") from None
+    except http.client.HTTPException:
+        raise Unavailable(f"no gateway answers at {address} (what is there speaks no HTTP)") from None
     if not isinstance(body, dict):
         raise RequestFailed(f"what answers at {address} is no gateway of Swarm's")
     return body

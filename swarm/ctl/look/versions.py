@@ -19,16 +19,22 @@ from swarm.wire.schema import schema
 def versions(status: Json, nodes: Json) -> Json:
     """A row for each process: the broker, workers that are there, and this one. ``messages`` names the messages that a
     build knows, ``protocol`` the versions of the protocol that it speaks; null: it is of before that was told.
-    ``unlike``: what it has otherwise than the broker."""
+    ``unlike``: what it has otherwise than the broker. ``out``: workers that are missing, of which nothing is known."""
     here = Greeting(schema=schema())
     broker = _row("broker", status.get("version"), status.get("protocol"), status.get("messages"))
+    rows = sorted(rows_of(nodes.get("workers")), key=lambda row: str(row.get("name")))
     workers = [
         _row(str(row.get("name")), row.get("build"), row.get("protocol"), row.get("messages"))
-        for row in sorted(rows_of(nodes.get("workers")), key=lambda row: str(row.get("name")))
+        for row in rows
         if is_here(row)
     ]
     own = _row("swarmctl", __version__, list(here.versions), here.schema)
-    return {"processes": [broker, *({**row, "unlike": _unlike(broker, row)} for row in (*workers, own))]}
+    processes = [broker, *({**row, "unlike": _unlike(broker, row)} for row in (*workers, own))]
+    names, out = {row["process"] for row in workers}, [row for row in rows if row.get("state") == "out"]
+    return {
+        "processes": processes,
+        "out": list(dict.fromkeys(n for row in out if (n := str(row["name"])) not in names)),
+    }
 
 
 def _row(process: str, version: object, protocol: object, messages: object) -> Json:
@@ -57,7 +63,10 @@ def drawn(body: Json) -> RenderableType:
     silent = [str(row["process"]) for row in rows if row["messages"] is None]
     if silent:
         told.append(f"· of before that was told: {_words(silent)}")
-    return Group(table, *map(Text, told or ["· all of them are of one build"]))
+    told = told or ["· all of them are of one build"]
+    if out := body.get("out"):
+        told.append(f"· not here, so that nothing is known of it: {_words(out)} (swarmctl nodes says why)")
+    return Group(table, *map(Text, told))
 
 
 def _words(parts: object) -> str:

@@ -6,12 +6,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from swarm.cli.doctor.checks import Finding, Level, slow_way, way
-from swarm.govern.rows import Row, is_here, layers_in_words, number, rows_of
+from swarm.govern.rows import (
+    Row,
+    held_back,
+    is_here,
+    layers_in_words,
+    lets_them,
+    may_have_layers,
+    number,
+    rows_of,
+)
 
 SLOW: Final = 1.5  # times as long as a worker measured at its start
+OF_LATE_S: Final = 3600.0  # nobody tells that a process which was sent away is not wanted any more
 LATE_S: Final = 0.1  # a process's loop comes to its work so much later than it wanted to
 _REMEDIES: Final = {
-    "slow": "see what else uses its cores or memory; swarmctl drain lets it go",
+    "slow": "see what else uses its cores or memory",
     "blocked": "see what it waits for; it goes on by itself as soon as that is there",
     "silent": "look at its machine and at the way to it; it joins again by itself",
     "hung": "its log says where it stood; a supervisor (swarm up, systemd) starts it again, swarmctl join another one",
@@ -27,7 +37,7 @@ def of_workers(nodes: Row) -> Iterator[Finding]:
     if not here:
         yield Finding("workers", "trouble", "none is here", "swarmctl join, or swarm worker --join on another machine")
     for row in here:
-        found = list(_worker(row))
+        found = list(_worker(row, here))
         yield from found or [Finding(str(row.get("name")), "ok", _well(row))]
     back = {row.get("name") for row in here}
     last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # the latest come last
@@ -70,9 +80,9 @@ def _gone(name: str, row: Row, replaced_by: str) -> Finding:
     return Finding(name, level, text + why, _REMEDIES.get(verdict, _REMEDIES["dead"]))
 
 
-def _worker(row: Row) -> Iterator[Finding]:
+def _worker(row: Row, here: list[Row]) -> Iterator[Finding]:
     name = str(row.get("name"))
-    yield from _health(name, row)
+    yield from _health(name, row, here)
     yield from _standing(name, row)
     if row.get("lies"):
         yield Finding(name, "trouble", f"what it computed was proven wrong {row['lies']} times", _REMEDIES["lied"])
@@ -90,29 +100,67 @@ def _worker(row: Row) -> Iterator[Finding]:
         yield Finding(name, "note", f"its way to the broker: {way(*measured)}", remedy)
 
 
-def _health(name: str, row: Row) -> Iterator[Finding]:
+def _health(name: str, row: Row, here: list[Row]) -> Iterator[Finding]:
     verdict = str(row.get("verdict"))
+    remedy = _of_slow(row, here) if _is_slow(row) else _REMEDIES.get(verdict, "swarmctl nodes says more")
     if verdict not in ("well", "loading"):
         level: Level = "note" if verdict in ("slow", "blocked") else "trouble"
-        evidence = row.get("evidence") or verdict
-        yield Finding(name, level, f"{verdict}: {evidence}", _REMEDIES.get(verdict, "swarmctl nodes says more"))
-    elif number(row, "pace") > SLOW:
+        yield Finding(name, level, f"{verdict}: {row.get('evidence') or verdict}", remedy)
+    elif _is_slow(row):
         text = f"its steps take {number(row, 'pace'):.1f} times as long as it measured at its start"
-        yield Finding(name, "note", text, _REMEDIES["slow"])
+        yield Finding(name, "note", text, remedy)
+
+
+def _is_slow(row: Row) -> bool:
+    verdict = row.get("verdict")
+    return verdict == "slow" or (verdict in ("well", "loading") and number(row, "pace") > SLOW)
+
+
+def _of_slow(row: Row, here: list[Row]) -> str:
+    """What to do about one that is slow. To let it go helps only where it has layers and others are quicker."""
+    others = [each for each in here if each is not row and may_have_layers(each)]
+    if not others or not row.get("layers"):
+        return _REMEDIES["slow"]
+    if all(_is_slow(each) for each in others):
+        return f"all are slow alike: {_REMEDIES['slow']}, or of their machine"
+    return f"{_REMEDIES['slow']}; swarmctl drain {row.get('name')} lets it go"
 
 
 def _standing(name: str, row: Row) -> Iterator[Finding]:
     """Why it gets no layers, though it is here."""
-    free = f"swarmctl uncordon {name} lets it have layers again"
-    if row.get("steered") == "drained":
-        yield Finding(name, "note", f"drained by hand: it gets no layers, and has {_held(row)}", free)
-    elif row.get("steered"):
-        yield Finding(name, "note", f"{row['steered']} by hand: it gets no new layers, and has {_held(row)}", free)
+    if by_hand := row.get("steered"):
+        new = "new " if by_hand == "cordoned" else ""
+        whole = " (back to the settings as a whole)" if by_hand == "excluded" else ""
+        remedy = f"{lets_them([row])} lets it have layers again{whole}"
+        yield Finding(name, "note", f"{by_hand} by hand: it gets no {new}layers, and has {_held(row)}", remedy)
     if row.get("state") == "refused":
         remedy = "its log says more; after a while it is asked again"
         yield Finding(name, "note", f"it could not load what it was asked to: {row.get('reason')}", remedy)
     elif row.get("state") == "leaving":
         yield Finding(name, "note", f"it is leaving, and has {_held(row)}", "it goes as soon as others have its layers")
+
+
+def of_held_back(nodes: Row) -> Iterator[Finding]:
+    """Say it if one death would stop the swarm, since whoever is here is held back by hand and may not take layers."""
+    here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
+    held = held_back(here)
+    if held and any(row.get("layers") for row in here) and not any(map(may_have_layers, here)):
+        text = f"if a worker with layers dies, nobody may take them: {held}"
+        yield Finding("spare", "trouble", text, f"{lets_them(here)} lets them have layers again")
+
+
+def of_refused(nodes: Row) -> Iterator[Finding]:
+    """Processes that were sent away of late. Once one of that name has come in since, that is over."""
+    here = [row for row in rows_of(nodes.get("workers")) if is_here(row)]
+    for row in rows_of(nodes.get("refused")):
+        name, ago_s = str(row.get("name")), number(row, "ago_s")
+        of_name = [each for each in here if each.get("name") == name]
+        if ago_s > OF_LATE_S or any(each.get("here_for_s") and number(each, "here_for_s") < ago_s for each in of_name):
+            continue
+        often = f", {row.get('times')} times by now" if number(row, "times") > 1 else ""
+        text = f"a process ({row.get('pid')} on {row.get('host')}) was sent away {ago_s:.0f} s ago{often}"
+        why, _, remedy = str(row.get("reason")).partition("; ")  # many a reason says what to do, too
+        yield Finding(name, "note", f"{text}: {why}", remedy or "mend that where it runs, and start it again there")
 
 
 def _held(row: Row) -> str:

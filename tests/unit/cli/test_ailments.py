@@ -78,7 +78,7 @@ def test_a_swarm_that_is_well() -> None:
         ({"status": {"num_queued": 9, "kv_reserved": 4000}}, "queue", "note", "no more room", "more memory"),
         ({"worker": {"build": "0.0.1"}}, "builds", "note", "than the broker: w0", "upgrade --rolling"),
         ({"worker": {"verdict": "hung", "evidence": "no layer for 9 s"}}, "w0", "trouble", "no layer for 9 s", "log"),
-        ({"worker": {"verdict": "slow", "evidence": "3 x"}}, "w0", "note", "slow: 3 x", "drain"),
+        ({"worker": {"verdict": "slow", "evidence": "3 x"}}, "w0", "note", "slow: 3 x", "cores"),
         ({"worker": {"pace": 1.8}}, "w0", "note", "1.8 times as long", "cores"),
         ({"worker": {"lies": 2}}, "w0", "trouble", "proven wrong 2 times", "memory"),
         ({"worker": {"unreachable": "w1 can't reach it: refused"}}, "w0", "note", "w1 can't reach it", "firewall"),
@@ -86,7 +86,8 @@ def test_a_swarm_that_is_well() -> None:
         ({"worker": {"loop_lag_s": 0.4}}, "w0", "note", "400 ms late", "swapped"),
         ({"worker": {"round_trip_s": 0.12}}, "w0", "note", "broker: 120 ms there and back", "nearer"),
         ({"worker": {"bytes_per_s": 40_000.0}}, "w0", "note", "39.1 KiB a second", "MTU"),
-        ({"stage": {"seen_s": 0.014}}, "predicted", "note", "10 ms a step, took 14", "rebalance"),
+        ({"stage": {"seen_s": 0.014}}, "predicted", "note", "10 ms a step, took 14: 40% slower", "what else uses"),
+        ({"stage": {"seen_s": 0.006}}, "predicted", "note", "10 ms a step, took 6: 40% quicker", "nothing to do"),
     ],
 )
 def test_each_ailment_has_its_remedy(changes: dict[str, Json], about: str, level: str, says: str, remedy: str) -> None:
@@ -121,6 +122,8 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
          "cordoned by hand: it gets no new layers, and has layer 4", "swarmctl uncordon w1"),
         ({"steered": "drained", "layers": None}, "note", "drained by hand: it gets no layers, and has no layers",
          "swarmctl uncordon w1"),
+        ({"steered": "excluded", "layers": None}, "note", "excluded by hand: it gets no layers, and has no layers",
+         "swarmctl plan --apply lets it have layers again"),
         ({"state": "refused", "reason": "no room"}, "note", "could not load what it was asked to: no room", "again"),
         ({"state": "leaving", "layers": [4, 8]}, "note", "it is leaving, and has layers 4–7", "others have"),
     ],
@@ -160,6 +163,80 @@ def test_who_was_lost_is_missed_until_another_one_has_come() -> None:
     assert told(rows) == {"a": ("note", "is out, and c has come since"), "b": ("trouble", alone)}
     assert told([*rows, {**WORKER, "name": "d", "here_for_s": 20.0}])["b"] == ("note", "is out, and d has come since")
     assert told(rows[:3]) == {"a": ("trouble", alone), "b": ("trouble", alone)}
+
+
+def told(*rows: Json, status: Json | None = None, refused: tuple[Json, ...] = ()) -> dict[str, Finding]:
+    """What is not as it should be, by what it is about."""
+    workers: list[Json] = [{**WORKER, "name": f"w{place}", **row} for place, row in enumerate(rows)]
+    reports = Reports({**STATUS, **(status or {})}, {"workers": workers, "refused": list(refused)}, {})
+    return {each.about: each for each in ailments(reports) if each.level != "ok"}
+
+
+DRAINED: Json = {"steered": "drained", "layers": None}
+CORDONED: Json = {"steered": "cordoned", "layers": [0, 8]}
+
+
+def test_a_swarm_that_one_death_would_stop_is_in_trouble() -> None:
+    """All that are here are held back by hand: whoever holds layers, nobody may take them. One that may is enough, but
+    neither one that leaves nor one that is out."""
+    spare = told(DRAINED, DRAINED, CORDONED)["spare"]
+    assert (spare.level, spare.text) == (
+        "trouble",
+        "if a worker with layers dies, nobody may take them: w0, w1 are drained, w2 is cordoned",
+    )
+    assert spare.remedy == "swarmctl uncordon w0 (or w1, w2) lets them have layers again"
+    assert told(CORDONED, {"steered": "excluded", "layers": None})["spare"].remedy.startswith(
+        "swarmctl uncordon w0, swarmctl plan --apply"
+    )
+    assert "spare" in told(CORDONED, {"state": "leaving"}, {"state": "out"})
+    assert "spare" not in told(DRAINED, CORDONED, {"layers": None})
+    assert "spare" not in told({"layers": [0, 8]})
+
+
+def test_a_swarm_that_waits_for_those_held_back_says_what_lets_them() -> None:
+    waits = {"state": "waiting", "waits_for": "a worker"}
+    assert told(DRAINED, DRAINED, status=waits)["serving"].remedy.startswith("swarmctl uncordon w0 (or w1) ")
+    # Somebody may have layers, and it isn't that: by the broker's word alone.
+    assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy == "swarmctl nodes says who is here"
+    waits["waits_for"] = "1 MiB more (w0 drained: swarmctl uncordon)"
+    assert told(DRAINED, {"layers": None}, status=waits)["serving"].remedy.startswith("swarmctl uncordon w0 ")
+
+
+REFUSED: Json = {
+    "number": 1,
+    "name": "w0",
+    "host": "a",
+    "pid": 7,
+    "reason": "taken; call it otherwise",
+    "ago_s": 60.0,
+    "times": 3,
+}
+
+
+def test_a_process_that_was_sent_away_is_told() -> None:
+    """Beside the one that has its name, which is well; until one of that name comes in, or an hour has passed."""
+    found = told({"here_for_s": 900.0}, refused=(REFUSED,))["w0"]
+    assert found.level == "note"
+    assert found.text == "a process (7 on a) was sent away 60 s ago, 3 times by now: taken"
+    assert found.remedy == "call it otherwise"
+    other = told({}, refused=({**REFUSED, "name": "w9", "reason": "another model"},))["w9"]
+    assert (other.text.rpartition(": ")[2], other.remedy) == (
+        "another model",
+        "mend that where it runs, and start it again there",
+    )
+    assert not told({"here_for_s": 50.0}, refused=(REFUSED,))
+    assert not told({"here_for_s": 9000.0}, refused=({**REFUSED, "ago_s": 4000.0},))
+
+
+def test_draining_is_advised_only_where_it_helps() -> None:
+    """Not without layers, not without another one, and not where all are slow alike."""
+    slow: Json = {"verdict": "slow", "evidence": "3 x"}
+    assert "swarmctl drain w0" in told(slow, {})["w0"].remedy
+    assert "swarmctl drain w0" in told({"pace": 1.8}, {})["w0"].remedy
+    assert "drain" not in told({**slow, "layers": None}, {})["w0"].remedy
+    assert "drain" not in told(slow, DRAINED)["w0"].remedy
+    alike = told(slow, {"pace": 1.8})
+    assert {each.remedy.partition(":")[0] for each in alike.values()} == {"all are slow alike"}
 
 
 def test_one_stage_and_one_layer_are_told_so() -> None:

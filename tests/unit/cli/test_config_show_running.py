@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,25 @@ def test_what_else_answers_is_told_in_a_line(
         assert run(["config", "show", "--gateway", url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def test_a_port_that_speaks_no_http_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The broker's door for figures, say: it greets, and not by HTTP."""
+
+    def greet(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\n")
+            connection.recv(4096)  # what was asked: unread, it would reset the connection
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=greet, args=(listening,))
+        thread.start()
+        assert run(["config", "show", "--gateway", f"http://127.0.0.1:{listening.getsockname()[1]}"]) == 1
+        thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no gateway answers at" in line
+    assert "speaks no HTTP" in line
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,17 @@ def test_an_unknown_name_stops_it_before_anybody_is_touched() -> None:
         list(rolling(HERE).run(("w1", "w7")))
 
 
+def test_who_left_is_told_so_and_what_to_do() -> None:
+    """As other verbs tell it; a name that nobody ever had is told beside it. Whoever is back under its name is here."""
+    left = OUT | {"state": "left", "reason": "it was asked to leave", "pid": 7, "host": "a"}
+    words = r"w0 has left: it was asked to leave; it can be started again where it ran \(process 7 on a\)"
+    with pytest.raises(Unavailable, match=f"^{words}$"):
+        list(rolling(left, HERE).run(("w0",)))
+    with pytest.raises(Unavailable, match=f"^{words}; no worker w7: the workers are w1$"):
+        list(rolling(left, HERE).run(("w0", "w7", "w1")))
+    assert summed_up(list(rolling(left | {"name": "w1"}, HERE).run(("w1",)))) == "1 upgraded"
+
+
 def test_who_is_out_is_told_and_left_as_it_was() -> None:
     """Also in the end; that is a failure if somebody asked for just that one."""
     frozen = OUT | {"reason": "no beat for 704 ms: frozen or cut off"}

@@ -36,12 +36,23 @@ def unlike(body: Json) -> dict[object, object]:
 
 def test_all_of_one_build() -> None:
     """Each has a line; whoever is gone has none."""
-    body = asked(worker("w1"), worker("w0"), worker("w2", state="out", messages="other"))
+    body = asked(worker("w1"), worker("w0"), worker("w2", state="left", messages="other"))
     assert unlike(body) == {}
     lines = shown(body)
     assert [line.split()[0] for line in lines[2:-1]] == ["broker", "w0", "w1", "swarmctl"]
     assert all(__version__ in line and schema() in line for line in lines[2:-1])
     assert lines[-1] == "· all of them are of one build"
+
+
+def test_who_is_out_is_missing() -> None:
+    """Nobody knows what it will be when it is back. Another process of its name that is here stands for it."""
+    out = [worker(name, state="out", messages="other") for name in ("w2", "w1", "w1", "w0")]
+    body = asked(worker("w0"), *out)
+    assert (unlike(body), body["out"]) == ({}, ["w1", "w2"])
+    assert shown(body)[-2:] == [
+        "· all of them are of one build",
+        "· not here, so that nothing is known of it: w1 and w2 (swarmctl nodes says why)",
+    ]
 
 
 def test_unlike_ones_are_pointed_out() -> None:

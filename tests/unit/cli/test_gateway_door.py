@@ -1,0 +1,56 @@
+"""``swarm up``'s gateway: it is said to serve only once it answers itself."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+
+from swarm.cli.output import JsonProgress
+from swarm.cli.up.http import GatewayDoor, is_alive
+from swarm.config import GatewaySettings
+
+ALIVE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f",
+        b"HTTP/1.1 200 OK\r\n\r\n<html>hello</html>",
+        b'HTTP/1.1 200 OK\r\n\r\n{"status":"up"}',
+        ALIVE.replace(b"200 OK", b"503 Service Unavailable"),
+        ALIVE[:-3],
+    ],
+)
+def test_others_are_not_taken_for_it(answer: bytes) -> None:
+    assert is_alive(ALIVE)
+    assert not is_alive(answer)
+
+
+async def test_it_is_told_once_it_answers_and_not_while_somebody_else_has_its_port(tmp_path: Path) -> None:
+    """At first the port is open, and what is there says something else; the next time it is the gateway."""
+    answers, asked = [b"\xff\x00\x01", ALIVE], []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.write(answers[len(asked) - 1])
+        writer.close()
+        await writer.wait_closed()
+
+    shown = io.StringIO()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        door = GatewayDoor(GatewaySettings(host="127.0.0.1", port=port), tmp_path, JsonProgress(shown))
+        door.started()
+        running = asyncio.create_task(door.run())
+        async with asyncio.timeout(20):
+            while not shown.getvalue():  # noqa: ASYNC110 (a stream tells nobody)
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert asked == [b"GET /health HTTP/1.1"] * 2
+    assert f"http://127.0.0.1:{port}" in shown.getvalue()
