@@ -18,7 +18,7 @@ from swarm.broker.questions.what_if import Order, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import State, Worker
 from swarm.broker.state.plans import Steering
-from swarm.wire.messages import Json, Report, Steer
+from swarm.wire.messages import ByHand, Json, Report, Steer
 
 LASTS = (
     "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps, plan.objective in its "
@@ -85,13 +85,15 @@ class Helm:
                 text = found.text if isinstance(found, Shortage) else problem
                 self._say(client, {"error": f"nothing was changed: the swarm would wait for {text}"})
                 return
-            body = plan_report.supposed(self.state, found)
+            said = self._as_said(message)
+            body = plan_report.supposed(self.state, found, said)
             if message.dry_run:
                 self._say(client, body)
                 return
             stays = body["state"] == "would stay as it is"
-            self._count(self._as_said(message))
-            self._say(client, {**body, "state": "stays as it is" if stays else "is made now", "lasts": LASTS})
+            self._count(said)
+            lasts: Json = {"lasts": LASTS} if message.by_hand != ByHand() else {}
+            self._say(client, {**body, "state": "stays as it is" if stays else "is made now", **lasts})
 
         self.suppositions.order(Order(self._as_said(message), told))
 

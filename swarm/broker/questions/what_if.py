@@ -192,7 +192,7 @@ class Suppositions:
     def _answer(self, client: bytes, query: Query, found: Found) -> None:
         if query.suppose is not None:
             assert isinstance(found, Proposal | Shortage)
-            self._say(client, query, plan_report.supposed(self.state, found))
+            self._say(client, query, plan_report.supposed(self.state, found, self.state.steering))
             return
         book = self.state.book
         if isinstance(found, Forecast) and book.current is not None:

@@ -114,6 +114,22 @@ def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
     assert set(layers(serving)) == {"w0", "w1"}
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_plan_by_hand_is_told_with_the_words_just_given(serving: Bench, dry_run: bool) -> None:
+    """Not with those that counted before; how long they last only where there are any."""
+
+    def told(hand: ByHand) -> tuple[list[str], bool]:
+        body = steer(serving, "plan", by_hand=hand, dry_run=dry_run)
+        serving.tick(1.0)
+        return [text for text in body["why"] if text.startswith("by hand: ")], "lasts" in body  # type: ignore[attr-defined]
+
+    back = "swarmctl plan --apply goes back to the settings"
+    assert told(ByHand(caps=(Cap("w1", 5),))) == ([f"by hand: w1 has at most 5 of them; {back}"], not dry_run)
+    assert told(ByHand(exclude=("w1",))) == ([f"by hand: w1 is excluded; {back}"], not dry_run)
+    assert told(ByHand()) == ([], False)
+    assert "lasts" not in steer(serving, "rebalance")
+
+
 def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
     """Each part as long as it counts, and nothing where all is by the settings."""
 
