@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from swarm.broker.actions import Outbox, SayClient
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.questions import Found
-from swarm.broker.drafts.rules import overruled
+from swarm.broker.drafts.rules import overruled, why_excluded
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import absent, plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
@@ -122,10 +122,14 @@ class Helm:
         return next((absent.why_none(self.state, name) for name in missing), "")
 
     def _stands(self, name: str) -> Json:
-        known = self.state.steering
-        state = "drained" if name in known.drained else "cordoned" if name in known.cordoned else "free"
-        body: Json = {"worker": name, "state": state}
-        return body if state == "free" else {**body, "lasts": LASTS}
+        """Tell what holds for a worker from now on. ``note``: what else there is to know."""
+        known, rules = self.state.steering, self.suppositions.wanted.rules
+        if name in known.cordoned:
+            return {"worker": name, "state": "drained" if name in known.drained else "cordoned", "lasts": LASTS}
+        if name in known.exclude | rules.exclude:
+            note = f"it is not cordoned any more, but {why_excluded(known, name)}"
+            return {"worker": name, "state": "excluded", "note": note}
+        return {"worker": name, "state": "free"}
 
     def _say(self, client: bytes, body: Json) -> None:
         self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

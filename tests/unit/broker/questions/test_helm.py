@@ -82,6 +82,25 @@ def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
     assert set(layers(serving)) == {"w0", "w1"}
 
 
+def test_who_stays_excluded_is_not_called_free(make_bench) -> None:
+    """Nor is it in the list of nodes, where that was by hand; the answer says what takes it back."""
+    bench = make_bench(ruled(exclude=frozenset({"w2"}))).serve(3)
+    steer(bench, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(bench, "cordon", "w1")
+    nodes = bench.ask(Query(what="nodes")).body["workers"]
+    assert [row["steered"] for row in nodes] == ["", "cordoned", ""]  # type: ignore[attr-defined]
+    by_hand, by_setting = steer(bench, "uncordon", "w1"), steer(bench, "uncordon", "w2")
+    assert (by_hand["state"], by_setting["state"]) == ("excluded", "excluded")
+    assert by_hand["note"] == (
+        "it is not cordoned any more, but it is excluded by hand (swarmctl plan --apply takes that back)"
+    )
+    assert "excluded by the settings (plan.exclude)" in str(by_setting["note"])
+    nodes = bench.ask(Query(what="nodes")).body["workers"]
+    assert [row["steered"] for row in nodes] == ["", "excluded", ""]  # type: ignore[attr-defined]
+    steer(bench, "plan")
+    assert steer(bench, "uncordon", "w1") == {"worker": "w1", "state": "free"}
+
+
 def test_who_is_needed_is_not_drained(make_bench) -> None:
     """The answer says what the swarm would wait for; nothing has changed."""
     bench = make_bench().serve(1)
