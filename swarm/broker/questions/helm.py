@@ -72,7 +72,7 @@ class Helm:
                 reason = f"the swarm can't do without {worker.name}, it would wait for {found.text}"
             self._say(client, {"error": reason})
 
-        self.suppositions.order(Order(self.state.steering.drain(worker.name), told))
+        self.suppositions.order(Order(self.state.steering.drain(worker.name), told, drained=worker.incarnation))
 
     def _plan_anew(self, client: bytes, message: Steer) -> None:
         wrong = self._unknown(message) or overruled(self.state, self.suppositions.wanted.rules, message.by_hand)

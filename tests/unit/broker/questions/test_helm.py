@@ -7,7 +7,7 @@ import pytest
 from swarm.broker.state import WorkerState
 from swarm.broker.state.plans import Steering
 from swarm.lock.rights import refusal
-from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer
+from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer, StopWorker
 from tests.unit.broker.bench import Bench, submit
 from tests.unit.broker.drafts.test_plan_wanted import join, ruled
 
@@ -63,7 +63,7 @@ def test_where_only_the_cordoned_are_left_it_is_said_what_to_do(serving: Bench) 
     serving.lose("w1")
     serving.tick(1.0)
     assert serving.state.book.current is None
-    assert "w0 cordoned: swarmctl uncordon" in serving.state.book.waits_for
+    assert "w0 is cordoned: swarmctl uncordon w0" in serving.state.book.waits_for
 
 
 def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
@@ -109,6 +109,27 @@ def test_who_is_needed_is_not_drained(make_bench) -> None:
     assert "the swarm can't do without w0, it would wait for" in str(report.body["error"])
     assert not bench.state.steering.drained
     assert bench.state.book.serving
+
+
+def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
+    """Drained or cordoned; whom the order is about is neither, nor does its refusal name an option that it lacks."""
+    bench = make_bench().serve(3)
+    steer(bench, "drain", "w0")
+    steer(bench, "drain", "w1")
+    held = "a worker besides w0, w1, which must not be used (w0, w1 are drained: swarmctl uncordon w0 or w1)"
+    would_wait = f"the swarm can't do without w2, it would wait for {held}"
+    assert bench.ask(Steer(verb="drain", worker="w2")).body == {"error": would_wait}
+    assert bench.ask(StopWorker(worker="w2")).body == {"error": f"{would_wait} (--force stops it anyway)"}
+    again = bench.ask(StopWorker(worker="w2", again=True))
+    assert again.body == {"error": f"{would_wait} (--force starts it anew anyway)"}
+    steer(bench, "uncordon", "w1")
+    bench.tick(1.0)
+    steer(bench, "cordon", "w1")
+    bench.lose("w2")
+    bench.lose("w1")
+    bench.join("w1")
+    bench.tick(1.0)
+    assert bench.state.book.waits_for.endswith("(w0 is drained, w1 is cordoned: swarmctl uncordon w0 or w1)")
 
 
 def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
