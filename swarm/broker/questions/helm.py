@@ -116,8 +116,11 @@ class Helm:
         self.procedure.changed(self.state.now)
 
     def _unknown(self, message: Steer) -> str:
-        hand = message.by_hand
-        named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps), *hand.exclude]
+        """Say what is wrong if somebody is named who isn't here. Who was may be excluded again: it may come back."""
+        hand, known = message.by_hand, self.state.steering
+        were = {worker.name for worker in self.state.workers.values()} | known.exclude | set(known.cordoned)
+        named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps)]
+        named += [name for name in hand.exclude if name not in were]
         missing = (name for name in named if absent.member(self.state, name) is None)
         return next((absent.why_none(self.state, name) for name in missing), "")
 

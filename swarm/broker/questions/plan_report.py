@@ -21,7 +21,7 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": [*by_hand(state.steering), *_why(book.current, state)] if book.current else [],
+        "why": [*by_hand(state.steering), *(_why(book.current, state) if book.current else ())],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)

@@ -185,6 +185,20 @@ def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
     assert told() is None
 
 
+def test_what_was_laid_down_is_told_while_there_is_no_plan(serving: Bench) -> None:
+    """It may be why there is none."""
+    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(serving, "cordon", "w1")
+    serving.lose("w0")
+    serving.tick(1.0)
+    body = serving.ask(Query(what="plan")).body
+    assert (body["state"], body["stages"]) == ("waiting", [])
+    assert body["why"] == [
+        "by hand: w1 is excluded; swarmctl plan --apply goes back to the settings",
+        "by hand: w1 is cordoned; swarmctl uncordon takes that back",
+    ]
+
+
 @pytest.mark.parametrize(
     ("hand", "words"),
     [
@@ -199,6 +213,20 @@ def test_what_leaves_no_plan_is_not_applied(serving: Bench, hand: ByHand, words:
     assert not report.ok
     assert words in str(report.body["error"])
     assert serving.state.steering == before
+
+
+def test_who_has_gone_may_be_excluded_again(serving: Bench) -> None:
+    """Or a new plan by hand could not repeat that of one that has left; whoever never was here may not."""
+    serving.join("w2")
+    steer(serving, "plan", by_hand=ByHand(exclude=("w2",)))
+    serving.lose("w2")
+    del serving.state.workers["w2.1"]  # so long ago that only the operator's word has its name
+    serving.join("w3")
+    serving.lose("w3")
+    steer(serving, "plan", by_hand=ByHand(exclude=("w2", "w3"), caps=(Cap("w1", 5),)))
+    assert serving.state.steering.exclude == {"w2", "w3"}
+    report = serving.ask(Steer(verb="plan", by_hand=ByHand(caps=(Cap("w3", 5),))))
+    assert str(report.body["error"]).startswith("w3 has been out for ")
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
