@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from swarm.broker.drafts.candidates import Proposal, Table
 from swarm.broker.drafts.figures import alone_s
-from swarm.broker.drafts.rules import PlanRules, steered, without_the_cordoned
+from swarm.broker.drafts.rules import PlanRules, how_held, steered, without_the_cordoned
 from swarm.broker.drafts.weighed import weigh
 from swarm.broker.planner.explain import Forecast, OneMore, Weighed, quicker
 from swarm.broker.planner.problem import NOBODY, Shortage
@@ -51,9 +51,8 @@ def propose(
     if isinstance(found, Shortage) and cordoned:
         found = _proposed(state, without_the_cordoned(state, rules), without, suppose or Suppose(), thorough=thorough)
     if isinstance(found, Shortage):
-        if not cordoned:
-            return found
-        return replace(found, text=f"{found.text} ({', '.join(cordoned)} cordoned: swarmctl uncordon)")
+        held = [name for name in cordoned if without is None or name != without.name]
+        return replace(found, text=f"{found.text} ({how_held(state.steering, held)})") if held else found
     names = {w.incarnation: w.name for w in state.workers.values()}
     kept = tuple(each for each in found.standby if names.get(each[0]) not in state.steering.cordoned)
     return replace(found, standby=kept)
@@ -84,6 +83,7 @@ def _proposed(
         workers.remove(by_id[refused])
     text = _refusals(refusing, "a worker that can load the model: {}")
     nobody = NOBODY if without is None else "another worker, since this is the only one"
+    gone -= {"" if without is None else without.name}  # it may only be supposed to be drained
     if not text and state.manifest is not None and (gone & {w.name for w in _candidates(state)}):
         nobody = f"a worker besides {', '.join(sorted(gone))}, which must not be used"
     return Shortage(text or nobody, 0)

@@ -46,10 +46,11 @@ def answered(question: Question) -> Found:
         steering=question.steering,
         now=question.now,
     )
+    without = workers.get(question.without)
     if question.is_order:
-        return compared(state, question.rules, propose(state, question.rules))
-    if question.without:
-        return propose(state, question.rules, without=workers[question.without])
+        return compared(state, question.rules, propose(state, question.rules, without=without))
+    if without is not None:
+        return propose(state, question.rules, without=without)
     if question.suppose is not None:
         found = propose(state, question.rules, suppose=question.suppose, thorough=True)
         return compared(state, question.rules, found)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarm.broker.planner.load import Load, Speeds
@@ -110,6 +110,18 @@ def why_excluded(said: Steering, name: str) -> str:
     if name in said.exclude:
         return "it is excluded by hand (swarmctl plan --apply takes that back)"
     return "it is excluded by the settings (plan.exclude)"
+
+
+def how_held(said: Steering, names: Sequence[str]) -> str:
+    """Say who of these is drained, who is cordoned, and what takes that back: ``w0, w1 are drained: …``."""
+    drained = [name for name in names if name in said.drained]
+    cordoned = [name for name in names if name not in said.drained]
+    parts = [
+        f"{', '.join(each)} {'is' if len(each) == 1 else 'are'} {state}"
+        for each, state in ((drained, "drained"), (cordoned, "cordoned"))
+        if each
+    ]
+    return f"{', '.join(parts)}: swarmctl uncordon {' or '.join(names)}"
 
 
 def overruled(state: State, rules: PlanRules, hand: ByHand) -> str:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from swarm.broker.actions import Outbox, SayClient
 from swarm.broker.drafts.candidates import Proposal
 from swarm.broker.drafts.questions import Found
-from swarm.broker.drafts.rules import overruled
+from swarm.broker.drafts.rules import overruled, why_excluded
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import absent, plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
 from swarm.broker.recovery.procedure import Procedure
 from swarm.broker.state import State, Worker
 from swarm.broker.state.plans import Steering
-from swarm.wire.messages import Json, Report, Steer
+from swarm.wire.messages import ByHand, Json, Report, Steer
 
 LASTS = (
     "until this broker is started again; to last longer, plan.exclude, plan.pins, plan.caps, plan.objective in its "
@@ -72,7 +72,7 @@ class Helm:
                 reason = f"the swarm can't do without {worker.name}, it would wait for {found.text}"
             self._say(client, {"error": reason})
 
-        self.suppositions.order(Order(self.state.steering.drain(worker.name), told))
+        self.suppositions.order(Order(self.state.steering.drain(worker.name), told, drained=worker.incarnation))
 
     def _plan_anew(self, client: bytes, message: Steer) -> None:
         wrong = self._unknown(message) or overruled(self.state, self.suppositions.wanted.rules, message.by_hand)
@@ -85,13 +85,15 @@ class Helm:
                 text = found.text if isinstance(found, Shortage) else problem
                 self._say(client, {"error": f"nothing was changed: the swarm would wait for {text}"})
                 return
-            body = plan_report.supposed(self.state, found)
+            said = self._as_said(message)
+            body = plan_report.supposed(self.state, found, said)
             if message.dry_run:
                 self._say(client, body)
                 return
             stays = body["state"] == "would stay as it is"
-            self._count(self._as_said(message))
-            self._say(client, {**body, "state": "stays as it is" if stays else "is made now", "lasts": LASTS})
+            self._count(said)
+            lasts: Json = {"lasts": LASTS} if message.by_hand != ByHand() else {}
+            self._say(client, {**body, "state": "stays as it is" if stays else "is made now", **lasts})
 
         self.suppositions.order(Order(self._as_said(message), told))
 
@@ -114,16 +116,23 @@ class Helm:
         self.procedure.changed(self.state.now)
 
     def _unknown(self, message: Steer) -> str:
-        hand = message.by_hand
-        named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps), *hand.exclude]
+        """Say what is wrong if somebody is named who isn't here. Who was may be excluded again: it may come back."""
+        hand, known = message.by_hand, self.state.steering
+        were = {worker.name for worker in self.state.workers.values()} | known.exclude | set(known.cordoned)
+        named = [*(pin.worker for pin in hand.pins), *(cap.worker for cap in hand.caps)]
+        named += [name for name in hand.exclude if name not in were]
         missing = (name for name in named if absent.member(self.state, name) is None)
         return next((absent.why_none(self.state, name) for name in missing), "")
 
     def _stands(self, name: str) -> Json:
-        known = self.state.steering
-        state = "drained" if name in known.drained else "cordoned" if name in known.cordoned else "free"
-        body: Json = {"worker": name, "state": state}
-        return body if state == "free" else {**body, "lasts": LASTS}
+        """Tell what holds for a worker from now on. ``note``: what else there is to know."""
+        known, rules = self.state.steering, self.suppositions.wanted.rules
+        if name in known.cordoned:
+            return {"worker": name, "state": "drained" if name in known.drained else "cordoned", "lasts": LASTS}
+        if name in known.exclude | rules.exclude:
+            note = f"it is not cordoned any more, but {why_excluded(known, name)}"
+            return {"worker": name, "state": "excluded", "note": note}
+        return {"worker": name, "state": "free"}
 
     def _say(self, client: bytes, body: Json) -> None:
         self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

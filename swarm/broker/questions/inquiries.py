@@ -181,7 +181,7 @@ class Inquiries:
             worker.come_again()
 
         def told(shortage: str, problem: str) -> None:
-            self._stop(client, worker, shortage, problem)
+            self._stop(client, message, worker, shortage, problem)
 
         if message.force:
             self._members.let_go(worker, self._state.now)
@@ -189,13 +189,15 @@ class Inquiries:
         else:
             self._suppositions.departure(Departure(worker, told))
 
-    def _stop(self, client: bytes, worker: Worker, shortage: str, problem: str) -> None:
+    def _stop(self, client: bytes, asked: StopWorker, worker: Worker, shortage: str, problem: str) -> None:
         """Stop a worker, if the swarm can do without it; or say why not."""
         if (shortage or problem) and not worker.is_gone:
             reason = f"whether the swarm can do without {worker.name} is not known: {problem}"
             if shortage:
                 reason = f"the swarm can't do without {worker.name}, it would wait for {shortage}"
-            self._stopped(client, {"error": f"{reason} (--force stops it anyway)"})
+            self._stopped(
+                client, {"error": f"{reason} (--force {'starts it anew' if asked.again else 'stops it'} anyway)"}
+            )
             return
         self._members.leave(worker, self._state.now)
         self._stopped(client, {"worker": worker.name, "state": worker.state.value})

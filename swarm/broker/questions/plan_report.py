@@ -21,7 +21,7 @@ def plan(state: State) -> Json:
         "epoch": book.current.epoch if book.current else None,
         "stages": _stages(book.current, state) if book.current else [],
         "objective": book.current.objective if book.current else None,
-        "why": [*by_hand(state.steering), *_why(book.current, state)] if book.current else [],
+        "why": [*by_hand(state.steering), *(_why(book.current, state) if book.current else ())],
     }
     if book.current is not None and book.current.forecast is not None:
         body["forecast"] = as_json(book.current.forecast)
@@ -172,8 +172,8 @@ def unknown_worker(state: State, suppose: Suppose) -> str | None:
     return next((absent.why_none(state, name) for name in named if absent.member(state, name) is None), None)
 
 
-def supposed(state: State, found: Proposal | Shortage) -> Json:
-    """Report the plan that would be made."""
+def supposed(state: State, found: Proposal | Shortage, said: Steering) -> Json:
+    """Report the plan that would be made. ``said``: what an operator's word would be then."""
     if isinstance(found, Shortage):
         return {"state": "no plan", "waits_for": found.text, "missing_bytes": found.missing_bytes, "stages": []}
     body = as_json(found.forecast)
@@ -187,6 +187,6 @@ def supposed(state: State, found: Proposal | Shortage) -> Json:
         "step_s": found.forecast.step_s,
         "tokens_per_second": body["tokens_per_second"],
         "stages": body["stages"],
-        "why": [*by_hand(state.steering), *sentences(found.forecast)],
+        "why": [*by_hand(said), *sentences(found.forecast)],
         "forecast": body,
     }

@@ -49,7 +49,9 @@ def status(state: State, now: float) -> Json:
 
 def _steered(state: State, name: str) -> str:
     known = state.steering
-    return "drained" if name in known.drained else "cordoned" if name in known.cordoned else ""
+    if name in known.cordoned:
+        return "drained" if name in known.drained else "cordoned"
+    return "excluded" if name in known.exclude else ""
 
 
 def _loading(state: State) -> list[Json]:

@@ -46,10 +46,12 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A question what plan would be made if an operator's word counted. ``told`` gets it, or why it is not known."""
+    """A question what plan would be made if an operator's word counted. ``told`` gets it, or why it is not known.
+    ``drained``: whom (its incarnation) the word is about to drain."""
 
     steering: Steering
     told: Callable[[Found, str], None]
+    drained: str = ""
 
 
 @dataclass(slots=True)
@@ -116,8 +118,8 @@ class Suppositions:
 
     def order(self, asker: Order) -> None:
         """Ask what plan would be made if this counted."""
-        question = replace(self._question(None), steering=asker.steering, is_order=True)
-        key = ("order", *self.wanted.rests_on, asker.steering.key)
+        question = replace(self._question(None), steering=asker.steering, without=asker.drained, is_order=True)
+        key = ("order", *self.wanted.rests_on, asker.steering.key, asker.drained)
         if len(question.workers) > MAX_WHOLE or not self._join(key, asker, question):
             asker.told(None, TOO_MANY)
 
@@ -192,7 +194,7 @@ class Suppositions:
     def _answer(self, client: bytes, query: Query, found: Found) -> None:
         if query.suppose is not None:
             assert isinstance(found, Proposal | Shortage)
-            self._say(client, query, plan_report.supposed(self.state, found))
+            self._say(client, query, plan_report.supposed(self.state, found, self.state.steering))
             return
         book = self.state.book
         if isinstance(found, Forecast) and book.current is not None:

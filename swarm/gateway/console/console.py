@@ -172,7 +172,7 @@ async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
             pid = await asyncio.to_thread(household.kill, worker, await client.query("nodes"))
             return f"{worker} was killed (process {pid})", {"worker": worker, "pid": pid}
     body = await client.steer(order)
-    return _steered(order, body), body
+    return "; ".join(filter(None, (_steered(order, body), body.get("note")))), body
 
 
 def _refused(error: RequestFailed) -> Problem:
@@ -187,8 +187,10 @@ def _steered(order: Steer, body: Json) -> str:
             return f"{order.worker} hands over its layers, and gets none until it is uncordoned"
         case "cordon":
             return f"{order.worker} gets no new layers"
-        case "uncordon":
+        case "uncordon" if body.get("state") == "free":
             return f"{order.worker} may have layers again"
+        case "uncordon":
+            return f"{order.worker} still gets no layers"
     return f"the plan {body.get('state')}"
 
 

@@ -125,7 +125,7 @@ function updateRow(element, row, may, { view, isFresh }) {
   set(cells[2], { title: row.evidence });
   const [drain, cordon, uncordon] = buttons;
   for (const each of buttons) each.hidden = !isHere(row);
-  if (row.steered) cordon.hidden = true;
+  if (row.steered && row.steered !== "excluded") cordon.hidden = true; // who is excluded may be cordoned, too
   else uncordon.hidden = true;
   if (row.steered?.startsWith("drain")) drain.hidden = true;
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });

@@ -7,7 +7,7 @@ import pytest
 from swarm.broker.state import WorkerState
 from swarm.broker.state.plans import Steering
 from swarm.lock.rights import refusal
-from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer
+from swarm.wire.messages import ByHand, Cap, LayerRange, Pin, Query, Steer, StopWorker
 from tests.unit.broker.bench import Bench, submit
 from tests.unit.broker.drafts.test_plan_wanted import join, ruled
 
@@ -63,7 +63,7 @@ def test_where_only_the_cordoned_are_left_it_is_said_what_to_do(serving: Bench) 
     serving.lose("w1")
     serving.tick(1.0)
     assert serving.state.book.current is None
-    assert "w0 cordoned: swarmctl uncordon" in serving.state.book.waits_for
+    assert "w0 is cordoned: swarmctl uncordon w0" in serving.state.book.waits_for
 
 
 def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
@@ -82,6 +82,25 @@ def test_a_drained_worker_hands_over_and_stays(serving: Bench) -> None:
     assert set(layers(serving)) == {"w0", "w1"}
 
 
+def test_who_stays_excluded_is_not_called_free(make_bench) -> None:
+    """Nor is it in the list of nodes, where that was by hand; the answer says what takes it back."""
+    bench = make_bench(ruled(exclude=frozenset({"w2"}))).serve(3)
+    steer(bench, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(bench, "cordon", "w1")
+    nodes = bench.ask(Query(what="nodes")).body["workers"]
+    assert [row["steered"] for row in nodes] == ["", "cordoned", ""]  # type: ignore[attr-defined]
+    by_hand, by_setting = steer(bench, "uncordon", "w1"), steer(bench, "uncordon", "w2")
+    assert (by_hand["state"], by_setting["state"]) == ("excluded", "excluded")
+    assert by_hand["note"] == (
+        "it is not cordoned any more, but it is excluded by hand (swarmctl plan --apply takes that back)"
+    )
+    assert "excluded by the settings (plan.exclude)" in str(by_setting["note"])
+    nodes = bench.ask(Query(what="nodes")).body["workers"]
+    assert [row["steered"] for row in nodes] == ["", "excluded", ""]  # type: ignore[attr-defined]
+    steer(bench, "plan")
+    assert steer(bench, "uncordon", "w1") == {"worker": "w1", "state": "free"}
+
+
 def test_who_is_needed_is_not_drained(make_bench) -> None:
     """The answer says what the swarm would wait for; nothing has changed."""
     bench = make_bench().serve(1)
@@ -90,6 +109,27 @@ def test_who_is_needed_is_not_drained(make_bench) -> None:
     assert "the swarm can't do without w0, it would wait for" in str(report.body["error"])
     assert not bench.state.steering.drained
     assert bench.state.book.serving
+
+
+def test_a_refusal_tells_of_each_what_it_is(make_bench) -> None:
+    """Drained or cordoned; whom the order is about is neither, nor does its refusal name an option that it lacks."""
+    bench = make_bench().serve(3)
+    steer(bench, "drain", "w0")
+    steer(bench, "drain", "w1")
+    held = "a worker besides w0, w1, which must not be used (w0, w1 are drained: swarmctl uncordon w0 or w1)"
+    would_wait = f"the swarm can't do without w2, it would wait for {held}"
+    assert bench.ask(Steer(verb="drain", worker="w2")).body == {"error": would_wait}
+    assert bench.ask(StopWorker(worker="w2")).body == {"error": f"{would_wait} (--force stops it anyway)"}
+    again = bench.ask(StopWorker(worker="w2", again=True))
+    assert again.body == {"error": f"{would_wait} (--force starts it anew anyway)"}
+    steer(bench, "uncordon", "w1")
+    bench.tick(1.0)
+    steer(bench, "cordon", "w1")
+    bench.lose("w2")
+    bench.lose("w1")
+    bench.join("w1")
+    bench.tick(1.0)
+    assert bench.state.book.waits_for.endswith("(w0 is drained, w1 is cordoned: swarmctl uncordon w0 or w1)")
 
 
 def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
@@ -114,6 +154,22 @@ def test_a_plan_by_hand_is_supposed_and_then_made(serving: Bench) -> None:
     assert set(layers(serving)) == {"w0", "w1"}
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_plan_by_hand_is_told_with_the_words_just_given(serving: Bench, dry_run: bool) -> None:
+    """Not with those that counted before; how long they last only where there are any."""
+
+    def told(hand: ByHand) -> tuple[list[str], bool]:
+        body = steer(serving, "plan", by_hand=hand, dry_run=dry_run)
+        serving.tick(1.0)
+        return [text for text in body["why"] if text.startswith("by hand: ")], "lasts" in body  # type: ignore[attr-defined]
+
+    back = "swarmctl plan --apply goes back to the settings"
+    assert told(ByHand(caps=(Cap("w1", 5),))) == ([f"by hand: w1 has at most 5 of them; {back}"], not dry_run)
+    assert told(ByHand(exclude=("w1",))) == ([f"by hand: w1 is excluded; {back}"], not dry_run)
+    assert told(ByHand()) == ([], False)
+    assert "lasts" not in steer(serving, "rebalance")
+
+
 def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
     """Each part as long as it counts, and nothing where all is by the settings."""
 
@@ -127,6 +183,20 @@ def test_what_was_laid_down_is_told_with_the_plan(serving: Bench) -> None:
     assert told() == {"exclude": ["w1"], "objective": "latency"}
     steer(serving, "plan")
     assert told() is None
+
+
+def test_what_was_laid_down_is_told_while_there_is_no_plan(serving: Bench) -> None:
+    """It may be why there is none."""
+    steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
+    steer(serving, "cordon", "w1")
+    serving.lose("w0")
+    serving.tick(1.0)
+    body = serving.ask(Query(what="plan")).body
+    assert (body["state"], body["stages"]) == ("waiting", [])
+    assert body["why"] == [
+        "by hand: w1 is excluded; swarmctl plan --apply goes back to the settings",
+        "by hand: w1 is cordoned; swarmctl uncordon takes that back",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +213,20 @@ def test_what_leaves_no_plan_is_not_applied(serving: Bench, hand: ByHand, words:
     assert not report.ok
     assert words in str(report.body["error"])
     assert serving.state.steering == before
+
+
+def test_who_has_gone_may_be_excluded_again(serving: Bench) -> None:
+    """Or a new plan by hand could not repeat that of one that has left; whoever never was here may not."""
+    serving.join("w2")
+    steer(serving, "plan", by_hand=ByHand(exclude=("w2",)))
+    serving.lose("w2")
+    del serving.state.workers["w2.1"]  # so long ago that only the operator's word has its name
+    serving.join("w3")
+    serving.lose("w3")
+    steer(serving, "plan", by_hand=ByHand(exclude=("w2", "w3"), caps=(Cap("w1", 5),)))
+    assert serving.state.steering.exclude == {"w2", "w3"}
+    report = serving.ask(Steer(verb="plan", by_hand=ByHand(caps=(Cap("w3", 5),))))
+    assert str(report.body["error"]).startswith("w3 has been out for ")
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
