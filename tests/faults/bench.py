@@ -276,15 +276,21 @@ class Bench:
     # --- and back ----------------------------------------------------------------------------------------------------
 
     async def serving(self, num_stages: int = 3) -> None:
-        """Wait until so many stages serve, and they are the processes that were started last."""
-        await self.swarm.until_serving(self.client, num_stages)
+        """Wait until so many stages serve, and they are the processes that were started last. With several steps in
+        flight, a plan of one stage less may be as quick on one machine."""
+        fewest = min(num_stages, 2) if self.swarm.is_overlapped else num_stages
+
+        def is_serving(report: dict[str, Any]) -> bool:
+            return report["state"] == "serving" and fewest <= report["num_stages"] <= num_stages
+
+        await self.swarm.until(self.client, "status", is_serving)
         pids = {process.pid for process in self.swarm.workers.values()}
 
         def are_these(report: dict[str, Any]) -> bool:
             return {n["pid"] for n in report["workers"] if n["layers"] is not None} <= pids
 
         await self.swarm.until(self.client, "nodes", are_these)
-        await self.swarm.until_serving(self.client, num_stages)
+        await self.swarm.until(self.client, "status", is_serving)
 
     async def make_well(self) -> None:
         """Three workers without faults serve, and nothing runs. A broker with a journal may have died."""

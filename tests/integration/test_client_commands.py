@@ -415,7 +415,7 @@ REPORTS: dict[str, dict[str, object]] = {
 EXPECTED = {
     "status": ["serving", "epoch 3", "uptime 2.0 h", "running 2", "colour red"],
     "nodes": [
-        "w0 active 0–3 cpu float32 slow 3.5 s 50.0 ms 4 32 / 4096 8.0 GiB box 7 up",
+        "w0 active 0–3 cpu slow 3.5 s 4 1% 8.0 GiB 7 on box up",
         "w1 loading",
         "w0 is slow: idle, its steps take 4.0 times as long as predicted",
         "quorum yes",
