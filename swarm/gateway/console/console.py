@@ -172,7 +172,8 @@ async def _carried_out(client: AsyncClient, order: Order) -> tuple[str, Json]:
             pid = await asyncio.to_thread(household.kill, worker, await client.query("nodes"))
             return f"{worker} was killed (process {pid})", {"worker": worker, "pid": pid}
     body = await client.steer(order)
-    return "; ".join(filter(None, (_steered(order, body), body.get("note")))), body
+    note = body.get("note")
+    return f"{_steered(order, body)}; {note}" if note else _steered(order, body), body
 
 
 def _refused(error: RequestFailed) -> Problem:
