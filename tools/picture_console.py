@@ -58,11 +58,7 @@ def without_an_end(route: Route) -> None:
 
 
 def story(console: Console, num_tokens: int) -> None:
-    console.choose("Raw")
-    console.write("Once upon a time")
-    console.set("Temperature", "0")
-    console.set("Max tokens", str(num_tokens))
-    console.generate()
+    console.ask_for_story(num_tokens, temperature="0")
     expect(console.answer()).to_have_text(SOME_WORDS)
 
 

@@ -174,7 +174,7 @@ ThreadsOption = Annotated[
 ]
 
 
-def in_bytes(text: str) -> int:
+def read_size(text: str) -> int:
     """Read a size (8GiB → 8 · 2³⁰) as the settings do, so that the same text means the same everywhere."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 

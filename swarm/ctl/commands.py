@@ -10,7 +10,7 @@ import typer
 
 from swarm.cli.about import completion
 from swarm.cli.about.completion import worker_names
-from swarm.cli.options import JoinOption, JsonOption, UrlOption, in_bytes, open_client
+from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client, read_size
 from swarm.cli.output import EXIT_CODES
 from swarm.ctl.asking import YesOption, ask_first
 from swarm.ctl.invite import invite
@@ -276,7 +276,7 @@ def join(
     """Have a running `swarm up` start more workers."""
     from swarm.ctl import render
 
-    limit = None if memory_limit is None else in_bytes(memory_limit)
+    limit = None if memory_limit is None else read_size(memory_limit)
     _answer(context, Common(url, as_json), lambda client: client.join(count, limit), render.fields)
 
 

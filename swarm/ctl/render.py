@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.output import in_bytes
-from swarm.govern.rows import held_back, lets_them, number, rows_of
+from swarm.govern.rows import held_back, layers_in_brief, lets_them, number, rows_of
 
 Body = Mapping[str, object]
 Column = tuple[str, str]  # key, heading
@@ -389,8 +389,7 @@ def value_of(key: str, value: object) -> str:
 
 def _listed(key: str, values: Sequence[object]) -> str:
     if key == "layers" and len(values) == 2 and isinstance(values[1], int):
-        first, last = values[0], values[1] - 1
-        return f"{first}" if first == last else f"{first}–{last}"
+        return layers_in_brief(values)
     if key == "standby":
         return ", ".join(value_of("layers", item) for item in values)
     separator = "; " if any(isinstance(item, Mapping) for item in values) else ", "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from swarm.wire.messages import LayerRange
+
 Row = Mapping[str, object]
 GONE = ("left", "out")  # states of workers that are no members any more
 
@@ -55,8 +57,12 @@ def number(row: Row, key: str) -> float:
 
 def layers_in_words(layers: Sequence[Any]) -> str:
     """``[3, 6]`` → ``layers 3–5``; ``[5, 6]`` → ``layer 5``."""
-    first, last = layers[0], layers[1] - 1
-    return f"layer {first}" if first == last else f"layers {first}–{last}"
+    return LayerRange(*layers).in_words
+
+
+def layers_in_brief(layers: Sequence[Any]) -> str:
+    """``[3, 6]`` → ``3–5``; ``[5, 6]`` → ``5``."""
+    return str(LayerRange(*layers))
 
 
 def counted(count: object, one: str) -> str:

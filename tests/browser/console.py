@@ -116,6 +116,13 @@ class Console:
         expect(former).to_have_count(0)
         return Asked(asked.value.url.removeprefix(self.url), json.loads(body))
 
+    def ask_for_story(self, num_tokens: int, temperature: str) -> Asked:
+        self.choose("Raw")
+        self.write("Once upon a time")
+        self.set("Temperature", temperature)
+        self.set("Max tokens", str(num_tokens))
+        return self.generate()
+
     def ask_for_much(self, prompt: str = "Once upon a time", num_tokens: int = 300) -> Asked:
         """Ask for an answer that takes seconds, the same each time: it may not end before so many tokens."""
         self.write(prompt)

@@ -23,11 +23,7 @@ MS = {"µs": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 def ask_briefly(console: Console, num_tokens: int) -> None:
-    console.choose("Raw")
-    console.write("Once upon a time")
-    console.set("Temperature", "0.8")
-    console.set("Max tokens", str(num_tokens))
-    console.generate()
+    console.ask_for_story(num_tokens, temperature="0.8")
     console.until_answered()
 
 

@@ -104,9 +104,8 @@ def _kept(state: State, of: Plan | None) -> Iterator[tuple[str, LayerRange]]:
 
 def why_excluded(said: Steering, name: str) -> str:
     """Say by whose word a worker gets no layers, and what takes it back."""
-    if name in said.cordoned:
-        state = "drained" if name in said.drained else "cordoned"
-        return f"it is {state} (swarmctl uncordon lets it have layers again)"
+    if held_as := said.held_as(name):
+        return f"it is {held_as} (swarmctl uncordon lets it have layers again)"
     if name in said.exclude:
         return "it is excluded by hand (swarmctl plan --apply takes that back)"
     return "it is excluded by the settings (plan.exclude)"
@@ -137,8 +136,8 @@ def overruled(state: State, rules: PlanRules, hand: ByHand) -> str:
 def _overruled_pin(state: State, rules: PlanRules, hand: ByHand, kept: Mapping[str, LayerRange], pin: Pin) -> str:
     said, name = state.steering, pin.worker
     if name in said.cordoned and (name in said.drained or name not in kept):
-        how = "drained" if name in said.drained else "cordoned"
-        return f"{name} is {how} and gets no layers, whatever is pinned to it: first swarmctl uncordon {name}"
+        held_as = said.held_as(name)
+        return f"{name} is {held_as} and gets no layers, whatever is pinned to it: first swarmctl uncordon {name}"
     if name in kept:
         return "" if kept[name] == pin.layers else f"{_keeps(name, kept[name])}, and no others"
     if name in hand.exclude:

@@ -127,8 +127,8 @@ class Helm:
     def _stands(self, name: str) -> Json:
         """Tell what holds for a worker from now on. ``note``: what else there is to know."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
-        if name in known.cordoned:
-            return {"worker": name, "state": "drained" if name in known.drained else "cordoned", "lasts": LASTS}
+        if held_as := known.held_as(name):
+            return {"worker": name, "state": held_as, "lasts": LASTS}
         if name in known.exclude | rules.exclude:
             note = f"it is not cordoned any more, but {why_excluded(known, name)}"
             return {"worker": name, "state": "excluded", "note": note}

@@ -40,7 +40,7 @@ def by_hand(said: Steering) -> list[str]:
     parts += [f"{name} is excluded" for name in sorted(said.exclude)]
     parts += [f"the objective is {said.objective}"] if said.objective else []
     told = [f"by hand: {', '.join(parts)}; swarmctl plan --apply goes back to the settings"] if parts else []
-    held = [f"{name} is {'drained' if name in said.drained else 'cordoned'}" for name in sorted(said.cordoned)]
+    held = [f"{name} is {said.held_as(name)}" for name in sorted(said.cordoned)]
     return [*told, f"by hand: {', '.join(held)}; swarmctl uncordon takes that back"] if held else told
 
 

@@ -49,9 +49,7 @@ def status(state: State, now: float) -> Json:
 
 def _steered(state: State, name: str) -> str:
     known = state.steering
-    if name in known.cordoned:
-        return "drained" if name in known.drained else "cordoned"
-    return "excluded" if name in known.exclude else ""
+    return known.held_as(name) or ("excluded" if name in known.exclude else "")
 
 
 def _loading(state: State) -> list[Json]:

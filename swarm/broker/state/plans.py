@@ -43,6 +43,12 @@ class Steering:
         rest = {each: layers for each, layers in self.cordoned.items() if each != name}
         return replace(self, cordoned=rest, drained=self.drained - {name})
 
+    def held_as(self, name: str) -> str:
+        """``drained`` or ``cordoned``; empty for whoever may get layers."""
+        if name not in self.cordoned:
+            return ""
+        return "drained" if name in self.drained else "cordoned"
+
     def calm(self) -> Steering:
         """The plan that was asked for is there: from now on the settings say what is worth a change."""
         return self if self.margin is None else replace(self, margin=None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.cli.options import JsonOption, MemoryOption, in_bytes
+from swarm.cli.options import JsonOption, MemoryOption, read_size
 from swarm.cli.output import EXIT_FAILED, complain, print_json
 from swarm.cli.systemd import files, manager
 from swarm.cli.systemd.files import Failed
@@ -46,7 +46,7 @@ def install(
     from swarm.service import install as plan
 
     target = _target(root, user)
-    memory = None if memory_limit is None else in_bytes(memory_limit)
+    memory = None if memory_limit is None else read_size(memory_limit)
     try:
         program, to_do = _program(root, user)
         doors, not_yet = _doors(target, is_live=root is None)

@@ -101,9 +101,9 @@ class Pace:
 
     def may_tell(self, now: float, *, is_of_recoveries: bool) -> bool:
         """Whether what is different may be told, or waits, to be told with what follows."""
-        return (
-            is_of_recoveries or not self._is_quick(now) or now >= self._told_at[-1] + CALM_S if self._told_at else True
-        )
+        if is_of_recoveries or not self._is_quick(now) or not self._told_at:
+            return True
+        return now >= self._told_at[-1] + CALM_S
 
     def may_tell_news(self, now: float) -> bool:
         """Whether there is room for what happened, beside what is different."""

@@ -225,10 +225,10 @@ def _links(known: Known) -> Tree:
 
 def _rate(ends: Sequence[Row]) -> float | None:
     """Between these two, or the broker and this one; None where it was not to be measured."""
-    seen = ends[0].get("next") if ends else None
+    told: object = ends[0] if ends else None
     if len(ends) == 2:
-        is_known = isinstance(seen, Mapping) and seen.get("to") == ends[1].get("name") and not seen.get("is_least")
-        rate = number(seen, "bytes_per_s") if isinstance(seen, Mapping) and is_known else 0.0
-    else:
-        rate = number(ends[0], "bytes_per_s") if ends else 0.0
+        told = ends[0].get("next")
+        if isinstance(told, Mapping) and (told.get("to") != ends[1].get("name") or told.get("is_least")):
+            return None
+    rate = number(told, "bytes_per_s") if isinstance(told, Mapping) else 0.0
     return rounded(rate) if 0 < rate <= MEASURABLE_BYTES_PER_S else None

@@ -126,6 +126,23 @@ def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Subm
     return Submit(request_id=request_id, params=params, **(defaults | own))  # type: ignore[arg-type]
 
 
+def beat_of(incarnation: str, **fields: object) -> Beat:
+    """The beat of a worker that has nothing to do, unless a test says otherwise."""
+    values: dict[str, object] = {
+        "incarnation": incarnation,
+        "progress": 0,
+        "state": "idle",
+        "blocked_on": "",
+        "since_s": 0.0,
+        "asleep_s": 0.0,
+        "loop_lag_s": 0.0,
+        "memory_bytes": 0,
+        "kv_used": 0,
+        "kv_capacity": 0,
+    }
+    return Beat(**(values | fields))  # type: ignore[arg-type]
+
+
 @dataclass(slots=True)
 class FakeWorker:
     """What a worker would know: its range, and how far it holds each sequence."""
@@ -272,19 +289,8 @@ class Bench:
 
     def beat(self, name: str, **fields: object) -> list[Action]:
         worker = self.workers[name]
-        values: dict[str, object] = {
-            "incarnation": worker.incarnation,
-            "progress": worker.progress,
-            "state": "idle",
-            "blocked_on": "",
-            "since_s": 0.0,
-            "asleep_s": 0.0,
-            "loop_lag_s": 0.0,
-            "memory_bytes": 0,
-            "kv_used": 0,
-            "kv_capacity": 0,
-        }
-        return self.feed(BeatHeard(Beat(**(values | fields)), worker.key or ""))  # type: ignore[arg-type]
+        beat = beat_of(worker.incarnation, **({"progress": worker.progress} | fields))
+        return self.feed(BeatHeard(beat, worker.key or ""))
 
     def write_out(self) -> list[Action]:
         """The journal has written everything that was held back."""

@@ -11,6 +11,7 @@ import pytest
 from swarm.cli.output import JsonProgress
 from swarm.cli.up.http import GatewayDoor, is_alive
 from swarm.config import GatewaySettings
+from tests.unit.growing import Growing
 
 ALIVE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
 
@@ -31,6 +32,18 @@ def test_others_are_not_taken_for_it(answer: bytes) -> None:
     assert not is_alive(answer)
 
 
+class Told(io.StringIO):
+    """A stream that a test can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = Growing[str]()
+
+    def write(self, text: str) -> int:
+        self.lines.append(text)
+        return super().write(text)
+
+
 async def test_it_is_told_once_it_answers_and_not_while_somebody_else_has_its_port(tmp_path: Path) -> None:
     """At first the port is open, and what is there says something else; the next time it is the gateway."""
     answers, asked = [b"\xff\x00\x01", ALIVE], []
@@ -41,15 +54,13 @@ async def test_it_is_told_once_it_answers_and_not_while_somebody_else_has_its_po
         writer.close()
         await writer.wait_closed()
 
-    shown = io.StringIO()
+    shown = Told()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         door = GatewayDoor(GatewaySettings(host="127.0.0.1", port=port), tmp_path, JsonProgress(shown))
         door.started()
         running = asyncio.create_task(door.run())
-        async with asyncio.timeout(20):
-            while not shown.getvalue():  # noqa: ASYNC110 (a stream tells nobody)
-                await asyncio.sleep(0.01)
+        await shown.lines.has(1)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert asked == [b"GET /health HTTP/1.1"] * 2

@@ -15,8 +15,7 @@ from swarm.cli.doctor.outlook import ROWS, outlook
 from swarm.config import Settings
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Hello, LayerCost
-from swarm.wire.schema import schema
-from swarm.wire.versions import VERSIONS
+from tests.unit.broker.bench import FakeWorker
 
 ROOM = 1 << 30
 
@@ -34,24 +33,8 @@ COSTS = (
 
 
 def hello() -> Hello:
-    return Hello(
-        name="doctor",
-        incarnation="doctor",
-        pid=1,
-        host="here",
-        wire_versions=VERSIONS,
-        schema=schema(),
-        device="cpu",
-        dtype="float32",
-        cores=2,
-        endpoint="tcp://127.0.0.1:1",
-        memory_bytes=2 * ROOM,
-        costs=COSTS,
-        manifest=fake_manifest(num_layers=12),
-        held_layers=None,
-        held=(),
-        logs=(),
-    )
+    worker = FakeWorker("doctor", "doctor", memory_bytes=2 * ROOM, manifest=fake_manifest(num_layers=12), host="here")
+    return worker.hello(cores=2, costs=COSTS)
 
 
 def cut(settings: Settings, load: Load | None = None) -> list[int]:

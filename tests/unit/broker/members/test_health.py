@@ -14,25 +14,14 @@ from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.state import WorkerState
 from swarm.broker.state.workers import Judgement, Pulse, Verdict
 from swarm.wire.messages import Alive, Beat, Dismiss, Fence, LayerCost, LinkCost, Rejoin, Stats, Welcome
-from tests.unit.broker.bench import Bench, orders, settings, submit
+from tests.unit.broker.bench import Bench, beat_of, orders, settings, submit
 
 CALL_AGAIN_TICKS = 19  # of a tenth of a second: just less than it takes until somebody is called (again)
 RULES = HealthSettings(beat_timeout_s=0.7, hang_factor=10.0, hang_min_s=2.0)
 
 
 def beat(state: str = "idle", progress: int = 0, blocked_on: str = "", since_s: float = 0.0) -> Beat:
-    return Beat(
-        incarnation="w.1",
-        progress=progress,
-        state=state,  # type: ignore[arg-type]
-        blocked_on=blocked_on,
-        since_s=since_s,
-        asleep_s=0.0,
-        loop_lag_s=0.0,
-        memory_bytes=0,
-        kv_used=0,
-        kv_capacity=0,
-    )
+    return beat_of("w.1", progress=progress, state=state, blocked_on=blocked_on, since_s=since_s)
 
 
 def after(*beats: tuple[float, Beat]) -> Pulse:

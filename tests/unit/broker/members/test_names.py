@@ -13,8 +13,8 @@ from swarm.broker.members.names import PROOF_S
 from swarm.broker.recovery.restart import REJOIN_S
 from swarm.broker.state import WorkerState
 from swarm.broker.state.newcomers import MAX_CLAIMS, MAX_REFUSALS, TELL_AGAIN_S, Newcomers
-from swarm.wire.messages import NOBODYS, Beat, Denied, LayerRange, Leaving, Lineage, Order, Query, Welcome
-from tests.unit.broker.bench import Bench, FakeWorker, orders, ranges, submit
+from swarm.wire.messages import NOBODYS, Denied, LayerRange, Leaving, Lineage, Order, Query, Welcome
+from tests.unit.broker.bench import Bench, FakeWorker, beat_of, orders, ranges, submit
 
 MakeBench = Callable[..., Bench]
 BEFORE = Lineage("a journal", 3)
@@ -80,7 +80,7 @@ def test_one_that_fell_silent_is_replaced_when_that_is_known(serving: Bench) -> 
     """Its machine lost its power, or it is frozen: no connection closes. A beat that was on its way proves nothing."""
     serving.silent = {"w1"}
     new = knocks(serving)
-    serving.feed(BeatHeard(_beat("w1.1")))
+    serving.feed(BeatHeard(beat_of("w1.1")))
     serving.workers["w1"] = new
     serving.tick(serving.settings.health.beat_timeout_s + 0.3)
     assert answers(serving) == [Welcome]
@@ -156,7 +156,7 @@ def test_a_pause_of_the_brokers_own_proves_nothing(serving: Bench) -> None:
     serving.silent = {"w1"}
     new = knocks(serving)
     serving.now += 5.0
-    serving.feed(BeatHeard(_beat("w1.1")))
+    serving.feed(BeatHeard(beat_of("w1.1")))
     serving.tick()
     assert answers(serving) == []
     serving.workers["w1"] = new
@@ -248,18 +248,3 @@ def test_a_crowd_of_names_is_not_told_of_all_at_once() -> None:
     book.refuse(FakeWorker("w1", "w1.2").hello(), "taken", TELL_AGAIN_S)
     assert [row["name"] for row in book.report(TELL_AGAIN_S)][-1] == "w1"
     assert len(book.refusals) == MAX_REFUSALS
-
-
-def _beat(incarnation: str) -> Beat:
-    return Beat(
-        incarnation=incarnation,
-        progress=0,
-        state="idle",
-        blocked_on="",
-        since_s=0.0,
-        asleep_s=0.0,
-        loop_lag_s=0.0,
-        memory_bytes=0,
-        kv_used=0,
-        kv_capacity=0,
-    )

@@ -22,7 +22,6 @@ from swarm.wire.messages import (
     Activate,
     Activated,
     Alive,
-    Beat,
     Denied,
     Describe,
     Description,
@@ -48,6 +47,7 @@ from swarm.wire.messages import (
 from tests.unit.broker.bench import (
     MIB,
     Bench,
+    beat_of,
     orders,
     ranges,
     request_settings,
@@ -934,7 +934,7 @@ def test_a_restarted_worker_takes_its_formers_place(serving: Bench) -> None:
     assert {s.incarnation for s in serving.state.book.current.stages} == {"w0.1", "w1.2"}
     assert "w1.1" not in serving.state.workers
     # What the former still says is a stranger's.
-    assert serving.feed(BeatHeard(_beat("w1.1"))) == []
+    assert serving.feed(BeatHeard(beat_of("w1.1"))) == []
     assert serving.state.counters["strangers"] == 1
 
 
@@ -978,28 +978,13 @@ def test_a_stranger_that_beats_is_called(serving: Bench) -> None:
     """A worker that the broker does not know (it was forgotten, or the broker is a new one) may say Hello; it is not
     asked at every beat, and there is an end to how many are remembered."""
     call = [OrderWorker(b"w9.1", Rejoin(epoch=1, reason="the broker does not know this worker"))]
-    assert serving.feed(BeatHeard(_beat("w9.1"))) == call
-    assert serving.feed(BeatHeard(_beat("w9.1"))) == []
+    assert serving.feed(BeatHeard(beat_of("w9.1"))) == call
+    assert serving.feed(BeatHeard(beat_of("w9.1"))) == []
     serving.tick(2.5)
-    assert serving.feed(BeatHeard(_beat("w9.1"))) == call
+    assert serving.feed(BeatHeard(beat_of("w9.1"))) == call
     for number in range(3 * MAX_STRANGERS):
-        serving.feed(BeatHeard(_beat(f"x.{number}")))
+        serving.feed(BeatHeard(beat_of(f"x.{number}")))
     assert len(serving.state.strangers) == MAX_STRANGERS
-
-
-def _beat(incarnation: str) -> Beat:
-    return Beat(
-        incarnation=incarnation,
-        progress=0,
-        state="idle",
-        blocked_on="",
-        since_s=0.0,
-        asleep_s=0.0,
-        loop_lag_s=0.0,
-        memory_bytes=0,
-        kv_used=0,
-        kv_capacity=0,
-    )
 
 
 # --- who may join ----------------------------------------------------------------------------------------------------
