@@ -177,8 +177,8 @@ def _all_ended(cluster: Cluster, schedule: Schedule) -> bool:
         for (request, _), case in cluster.audit.expected.items()
         if request not in cluster.audit.left | cluster.audit.orphans
     )
-    under_way = (
-        cluster.audit.to_leave or state.running or state.waiting or state.flights or state.to_release or state.to_retire
-    )
-    served = cluster.broker.alive and not under_way and state.book.serving
+    under_way = cluster.audit.to_leave or state.running or state.waiting or state.flights
+    comes = state.archive.num_asked or not all(request.accepted for request in state.requests.values())
+    goes = state.to_release or state.to_retire
+    served = cluster.broker.alive and not (under_way or comes or goes) and state.book.serving
     return served and all(waited_for) and all(reader.is_done for reader in cluster.readers)

@@ -292,14 +292,25 @@ class Bench:
         await self.swarm.until(self.client, "nodes", are_these)
         await self.swarm.until(self.client, "status", is_serving)
 
+    async def members(self, *names: str) -> None:
+        """Wait until the processes that were started last under these names are members, with layers or without."""
+        pids = {self.swarm.workers[name].pid for name in names}
+
+        def are_here(report: dict[str, Any]) -> bool:
+            return pids <= {row["pid"] for row in report["workers"] if row["state"] == "member"}
+
+        await self.swarm.until(self.client, "nodes", are_here)
+
     async def make_well(self) -> None:
         """Three workers without faults serve, and nothing runs. A broker with a journal may have died."""
         self.wake()
         if self.swarm.state is not None and self.swarm.broker.poll() is not None:
             self.swarm.start_broker(3)
-        for name in ("w0", "w1", "w2"):
+        names = ("w0", "w1", "w2")
+        for name in names:
             process = self.swarm.workers.get(name)
             if process is None or process.poll() is not None or name in self.swarm.harmed:
                 self.swarm.start_again(name)
+        await self.members(*names)
         await self.serving()
         await self.until(lambda s: s["running"] == s["queued"] == s["in_flight"] == 0)

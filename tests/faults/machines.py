@@ -40,10 +40,8 @@ class Machines(Swarm):
         *,
         options: dict[str, str] | None = None,
         broker: str = "a",
-        is_apart: bool = False,
     ) -> None:
-        """``is_apart``: every machine has a name of its own, so that cores count as its own, and ways as ways."""
-        self.hosts, self._broker, self._is_apart = hosts, broker, is_apart
+        self.hosts, self._broker = hosts, broker
         super().__init__(model, logs, zygote, options, state=hosts[broker].home / "broker")
         self.port = PORT
         self.url = self.url_at(hosts[broker].address)
@@ -76,9 +74,10 @@ class Machines(Swarm):
         return super()._start(name, arguments, more)
 
     def _at(self, host: str) -> dict[str, str]:
+        """Every machine has a name of its own, so that cores count as its own, and ways as ways."""
         of = self.hosts[host]
-        named = {HOSTNAME_VARIABLE: of.name} if self._is_apart else {}
-        return {NAMESPACE_VARIABLE: of.namespace, "XDG_STATE_HOME": str(of.home / "state")} | named
+        own = {HOSTNAME_VARIABLE: of.name, "XDG_STATE_HOME": str(of.home / "state")}
+        return {NAMESPACE_VARIABLE: of.namespace} | own
 
     def invite(self, role: Role, uses: int = 1) -> str:
         """As ``swarmctl invite`` on the broker's machine."""

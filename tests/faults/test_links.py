@@ -38,7 +38,7 @@ def unlike(
     with ExitStack() as stack:
         hosts = stack.enter_context(network(folder / "hosts", "a", *WORKERS, "laptop"))
         stack.enter_context(worsen(hosts[SLOW]))
-        swarm = stack.enter_context(Machines(model, folder, zygote, hosts, options=options, is_apart=True))
+        swarm = stack.enter_context(Machines(model, folder, zygote, hosts, options=options))
         swarm.start(3)
         swarm.let_in("laptop")
         stack.enter_context(at(hosts["laptop"]))

@@ -29,6 +29,7 @@ from tests.integration.hosts import Host
 
 _WHY_NOT = why_no_namespaces()
 MOVED = "10.77.0.99"
+NOBODY_ALONE = '{"w0": 5, "w1": 5, "w2": 5, "x0": 5}'  # of eight layers: two are always needed, and enough
 thorough = pytest.mark.skipif(not IS_THOROUGH, reason="much like others, and takes long: FAULTS=all runs it")
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 
@@ -36,7 +37,8 @@ pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 @pytest.fixture(scope="module")
 def swarm(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("machines")
-    with machines(model, folder, zygote, {MODE_VARIABLE: "overlapped"}, more=("b", "x0")) as swarm:
+    options = {MODE_VARIABLE: "overlapped", "SWARM_PLAN__CAPS": NOBODY_ALONE}
+    with machines(model, folder, zygote, options, more=("b", "x0")) as swarm:
         yield swarm
 
 
@@ -155,7 +157,7 @@ async def test_a_host_has_another_address(bench: Bench, swarm: Machines) -> None
             assert await asyncio.to_thread(swarm.workers[name].wait, 60.0) == 1
             assert "address_changed" in swarm.log(name)
             swarm.start_again(name)
-        await bench.serving()
+        await bench.members(name)
         assert MOVED in str(await bench.node(name))
         await bench.right([0, 3])
     finally:
@@ -261,6 +263,7 @@ async def test_two_swarms_on_one_network(
             assert answers == bench.expected[2]
             nodes = await Bench(other, client, bench.expected).nodes()
         assert [node["name"] for node in nodes] == ["w0"]
+        await bench.members("w0", "w1", "w2")
         assert {node["name"] for node in await bench.nodes() if node["state"] != "out"} == {"w0", "w1", "w2"}
 
 

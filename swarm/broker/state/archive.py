@@ -110,7 +110,7 @@ class Archive:
 
     dropped: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     _asked: dict[str, list[Asked]] = field(default_factory=dict)
-    _num_asked: int = 0
+    num_asked: int = 0
 
     def ask(self, client: bytes, message: About, account: Account | None = None) -> bool | None:
         """True: it is the first about this request, which is to be read now; False: it waits with others; None: there
@@ -121,17 +121,17 @@ class Archive:
             if who == client and type(earlier) is type(message) and _same_part(earlier, message):
                 waiting[place] = (client, message, account)
                 return False
-        if self._num_asked >= MAX_ASKED or len(waiting) >= MAX_PER_REQUEST:
+        if self.num_asked >= MAX_ASKED or len(waiting) >= MAX_PER_REQUEST:
             return None
         self._asked[request_id] = waiting
         waiting.append((client, message, account))
-        self._num_asked += 1
+        self.num_asked += 1
         return len(waiting) == 1
 
     def take(self, request_id: str) -> list[Asked]:
         """Hand over who waits for this answer of the journal."""
         waiting = self._asked.pop(request_id, [])
-        self._num_asked -= len(waiting)
+        self.num_asked -= len(waiting)
         return waiting
 
     def withdraw(self, client: bytes, request_id: str) -> bool:
@@ -140,7 +140,7 @@ class Archive:
         if waiting is None:
             return False
         mine = [message for who, message, _ in waiting if who == client]
-        self._num_asked -= len(mine)
+        self.num_asked -= len(mine)
         waiting[:] = [item for item in waiting if item[0] != client]
         return any(isinstance(message, Submit) for message in mine)
 
@@ -149,13 +149,13 @@ class Archive:
         account is not told to that one."""
         for waiting in self._asked.values():
             left = [item for item in waiting if item[0] != client or item[2] is None]
-            self._num_asked -= len(waiting) - len(left)
+            self.num_asked -= len(waiting) - len(left)
             waiting[:] = left
 
     def check(self) -> str | None:
         """Return which rule it breaks, if any."""
         total = sum(map(len, self._asked.values()))
-        return None if self._num_asked == total else f"{total} messages wait, and {self._num_asked} are counted"
+        return None if self.num_asked == total else f"{total} messages wait, and {self.num_asked} are counted"
 
     def note_dropped(self, request: Request) -> None:
         if request.client is None:
