@@ -191,13 +191,22 @@ def why_left_out(problem: Problem, index: int, now: float, thorough: bool) -> st
         return small or "the step would not be quicker with it"
     forced = solve(replace(problem, tolerance=0.0), frozenset((index,)))
     if isinstance(forced, Shortage):
-        return "no cut of the layers leaves it a share that fits"
+        return _all_taken(problem) or "no cut of the layers leaves it a share that fits"
     then = tables.told_seconds(problem, forced)
     if _ms(then) == _ms(now):
         return f"the step would take as long with it: {_ms(then)}"
     if then < now:
         return f"the step would be too little quicker with it to move layers: {_ms(then)} instead of {_ms(now)}"
     return f"it would make the step slower: {_ms(then)} instead of {_ms(now)}"
+
+
+def _all_taken(problem: Problem) -> str:
+    """Say who holds all the layers, if pins (or being cordoned, which keeps layers likewise) leave none."""
+    held = [(device.name, device.pinned) for device in problem.devices if device.pinned is not None]
+    if sum(len(pin) for _, pin in held) < problem.model.num_layers:
+        return ""
+    keep = ", ".join(f"{name} keeps {pin.in_words}" for name, pin in held)
+    return f"no layers are left for it: {keep}, being pinned or cordoned"
 
 
 def _too_small(problem: Problem, device: Device) -> str:

@@ -47,13 +47,11 @@ def contradiction(problem: Problem) -> Shortage | None:
     pinned = sorted(((d.pinned, d) for d in problem.devices if d.pinned is not None), key=lambda each: each[0].first)
     for pin, device in pinned:
         if pin.stop > num:
-            text = f"another pin for {device.name}: layers {pin} are pinned to it, and the model has 0–{num - 1}"
+            text = f"another pin for {device.name}: it is pinned to {pin.in_words}, and the model has 0–{num - 1}"
             return Shortage(text, 0)
         if device.max_layers is not None and len(pin) > device.max_layers:
-            text = (
-                f"another pin or cap for {device.name}: layers {pin} are pinned to it, which are {len(pin)}, and its "
-            )
-            return Shortage(f"{text}cap is {device.max_layers}", 0)
+            text = f"another pin or cap for {device.name}: it is pinned to {pin.in_words}, which are {len(pin)}"
+            return Shortage(f"{text}, and its cap is {device.max_layers}", 0)
     for (one, first), (other, second) in itertools.pairwise(pinned):
         if other.first < one.stop:
             text = f"other pins: {first.name} and {second.name} are pinned to layers {one} and {other}, which overlap"
@@ -92,8 +90,9 @@ def _pin_without_room(problem: Problem) -> Shortage | None:
             )
             missing = needed - device.memory_bytes
             if missing > 0:
-                text = f"{_mib(missing)} more memory for {device.name}: layers {device.pinned}, which are pinned to it,"
-                return Shortage(f"{text} need {_mib(needed)}, and it has {_mib(device.memory_bytes)}", missing)
+                text = f"{_mib(missing)} more memory for {device.name}: it is pinned to {device.pinned.in_words}, which"
+                needs = f"{'need' if len(device.pinned) > 1 else 'needs'} {_mib(needed)}"
+                return Shortage(f"{text} {needs}, and it has {_mib(device.memory_bytes)}", missing)
     return None
 
 

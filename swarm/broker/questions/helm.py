@@ -6,6 +6,7 @@ Nothing that would leave the swarm without a plan is done: what the plan would b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from swarm.broker.actions import Outbox, SayClient
@@ -128,11 +129,21 @@ class Helm:
         """Tell what holds for a worker from now on. ``note``: what else there is to know."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
         if held_as := known.held_as(name):
-            return {"worker": name, "state": held_as, "lasts": LASTS}
+            notes = "; ".join(self._notes(name))
+            return {"worker": name, "state": held_as, "lasts": LASTS} | ({"note": notes} if notes else {})
         if name in known.exclude | rules.exclude:
             note = f"it is not cordoned any more, but {why_excluded(known, name)}"
             return {"worker": name, "state": "excluded", "note": note}
         return {"worker": name, "state": "free"}
+
+    def _notes(self, name: str) -> Iterator[str]:
+        """Say what else follows from holding this worker back: a pin that rests, and nobody left to take layers over."""
+        known, rules = self.state.steering, self.suppositions.wanted.rules
+        pin = (rules.pins | known.pins).get(name)
+        if pin is not None and pin != known.cordoned[name]:
+            yield f"its pin to {pin.in_words} rests until swarmctl uncordon {name}"
+        if all(worker.is_gone or worker.name in known.cordoned for worker in self.state.workers.values()):
+            yield "nobody is left who may get layers: if one dies now, requests wait for swarmctl uncordon or a newcomer"
 
     def _say(self, client: bytes, body: Json) -> None:
         self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

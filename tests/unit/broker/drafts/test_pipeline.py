@@ -79,7 +79,7 @@ PINNED_TO_ALL = {"w0": LayerRange(0, 6)}
         (
             {"w0": LayerRange(0, 7)},
             "auto",
-            "another pin for w0: layers 0–6 are pinned to it, and the model has 0–5",
+            "another pin for w0: it is pinned to layers 0–6, and the model has 0–5",
         ),
         (
             PINNED_TO_ALL,

@@ -31,11 +31,11 @@ def lacking(*devices: dict[str, object]) -> Shortage:
         ),
         (
             [{"pinned": LayerRange(2, 9)}, {}],
-            "another pin for w0: layers 2–8 are pinned to it, and the model has 0–5",
+            "another pin for w0: it is pinned to layers 2–8, and the model has 0–5",
         ),
         (
             [{"pinned": LayerRange(0, 3), "max_layers": 2}, {}],
-            "another pin or cap for w0: layers 0–2 are pinned to it, which are 3, and its cap is 2",
+            "another pin or cap for w0: it is pinned to layers 0–2, which are 3, and its cap is 2",
         ),
         (
             [{"max_layers": 1}, {"max_layers": 2}],

@@ -303,7 +303,7 @@ def test_pins_that_cannot_be_kept_are_told() -> None:
     """Too large for its worker, with the bytes; or such that no order of ranges is left."""
     short = solve(Problem(model_of(*(10,) * 4), (device("a", 15, pinned=LayerRange(0, 2)), device("b"))))
     assert short == Shortage(
-        "5 MiB more memory for a: layers 0–1, which are pinned to it, need 84 MiB, and it has 79 MiB", 5 * MIB
+        "5 MiB more memory for a: it is pinned to layers 0–1, which need 84 MiB, and it has 79 MiB", 5 * MIB
     )
     clash = (device("a", pinned=LayerRange(0, 2)), device("b", pinned=LayerRange(1, 4)))
     short = solve(Problem(model_of(*(1,) * 4), clash))

@@ -101,6 +101,19 @@ def test_who_stays_excluded_is_not_called_free(make_bench) -> None:
     assert steer(bench, "uncordon", "w1") == {"worker": "w1", "state": "free"}
 
 
+def test_what_else_an_order_brings_about_is_told_with_it(make_bench) -> None:
+    """A pin that rests, by hand or by the settings; nobody left to take a dead worker's layers."""
+    bench = make_bench(ruled(pins={"w2": LayerRange(4, 6)})).serve(3)
+    steer(bench, "plan", by_hand=ByHand(pins=(Pin("w0", LayerRange(0, 2)),)))
+    bench.tick(1.0)
+    assert "note" not in steer(bench, "cordon", "w0")  # which keeps just that
+    assert steer(bench, "drain", "w2")["note"] == "its pin to layers 4–5 rests until swarmctl uncordon w2"
+    bench.tick(1.0)
+    assert steer(bench, "cordon", "w1")["note"] == (
+        "nobody is left who may get layers: if one dies now, requests wait for swarmctl uncordon or a newcomer"
+    )
+
+
 def test_who_is_needed_is_not_drained(make_bench) -> None:
     """The answer says what the swarm would wait for; nothing has changed."""
     bench = make_bench().serve(1)
@@ -306,6 +319,16 @@ def test_who_is_left_out_is_told_by_whose_word(serving: Bench) -> None:
     steer(serving, "plan", by_hand=ByHand(exclude=("w1",)))
     serving.tick(1.0)
     assert left_out() == {"w1": "it is excluded by hand (swarmctl plan --apply takes that back)"}
+
+
+def test_who_finds_all_layers_kept_is_told_by_whom(make_bench) -> None:
+    bench = make_bench().serve(1)
+    steer(bench, "cordon", "w0")
+    bench.join("w1")
+    bench.tick(1.0)
+    found = bench.ask(Query(what="plan")).body["forecast"]["left_out"]  # type: ignore[index]
+    why = "no layers are left for it: w0 keeps layers 0–5, being pinned or cordoned"
+    assert found == [{"worker": "w1", "why": why}]
 
 
 def test_the_hint_names_every_setting_that_lasts(serving: Bench) -> None:
