@@ -137,13 +137,13 @@ class Helm:
         return {"worker": name, "state": "free"}
 
     def _notes(self, name: str) -> Iterator[str]:
-        """Say what else follows from holding this worker back: a pin that rests, and nobody left to take layers over."""
+        """Say what else comes of holding this worker back: a pin that rests, nobody left to take layers over."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
         pin = (rules.pins | known.pins).get(name)
         if pin is not None and pin != known.cordoned[name]:
             yield f"its pin to {pin.in_words} rests until swarmctl uncordon {name}"
         if all(worker.is_gone or worker.name in known.cordoned for worker in self.state.workers.values()):
-            yield "nobody is left who may get layers: if one dies now, requests wait for swarmctl uncordon or a newcomer"
+            yield "nobody is left who may get layers: if one dies, requests wait for swarmctl uncordon or a newcomer"
 
     def _say(self, client: bytes, body: Json) -> None:
         self.out.append(SayClient(client, Report(what="steer", ok="error" not in body, body=body)))

@@ -110,7 +110,7 @@ def test_what_else_an_order_brings_about_is_told_with_it(make_bench) -> None:
     assert steer(bench, "drain", "w2")["note"] == "its pin to layers 4–5 rests until swarmctl uncordon w2"
     bench.tick(1.0)
     assert steer(bench, "cordon", "w1")["note"] == (
-        "nobody is left who may get layers: if one dies now, requests wait for swarmctl uncordon or a newcomer"
+        "nobody is left who may get layers: if one dies, requests wait for swarmctl uncordon or a newcomer"
     )
 
 
