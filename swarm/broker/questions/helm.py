@@ -130,7 +130,8 @@ class Helm:
         known, rules = self.state.steering, self.suppositions.wanted.rules
         if held_as := known.held_as(name):
             notes = "; ".join(self._notes(name))
-            return {"worker": name, "state": held_as, "lasts": LASTS} | ({"note": notes} if notes else {})
+            said: Json = {"note": notes} if notes else {}
+            return {"worker": name, "state": held_as, "lasts": LASTS, **said}
         if name in known.exclude | rules.exclude:
             note = f"it is not cordoned any more, but {why_excluded(known, name)}"
             return {"worker": name, "state": "excluded", "note": note}
@@ -139,7 +140,7 @@ class Helm:
     def _notes(self, name: str) -> Iterator[str]:
         """Say what else comes of holding this worker back: a pin that rests, nobody left to take layers over."""
         known, rules = self.state.steering, self.suppositions.wanted.rules
-        pin = (rules.pins | known.pins).get(name)
+        pin = known.pins.get(name, rules.pins.get(name))
         if pin is not None and pin != known.cordoned[name]:
             yield f"its pin to {pin.in_words} rests until swarmctl uncordon {name}"
         if all(worker.is_gone or worker.name in known.cordoned for worker in self.state.workers.values()):

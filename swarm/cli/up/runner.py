@@ -125,6 +125,7 @@ class Runner:
                 for task in loops:
                     task.cancel()
         finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)  # or one comes while the loop is closed
             if self._nursery is not None:
                 self._nursery.close()
             self._kill_rest()
