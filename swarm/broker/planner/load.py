@@ -122,8 +122,10 @@ def _speeds(costs: tuple[LayerCost, ...], alone: bool) -> Speeds | None:
     decode, prefill = _of_kind(chosen, "decode"), _of_kind(chosen, "prefill")
     if not decode or not prefill:
         decode = prefill = decode or prefill
+    # Who is so slow that decodes of one sequence alone were measured is known by prompts: as many rows, as much work.
+    is_one_size = len({cost.rows for cost in decode}) == 1
     return Speeds(
-        decode=_short(decode),
+        decode=_short([*decode, *prefill] if is_one_size else decode),
         decode_slope=_slope(decode),
         prefill=_short(prefill),
         prefill_slope=_slope(prefill),

@@ -119,11 +119,13 @@ class _Bench:
         self._scratch = _scratch(skeleton)
         self._limit = quota.cores() if skeleton.device.type == "cpu" else None
         self._now = time.perf_counter
+        self._slowness = 1.0  # times as long as with whole cores: who is limited measures the same sizes, in more time
 
     def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while that doesn't take too long."""
-        ends = time.perf_counter() + _PATIENCE_S
         self._now = clock(self._limit, threads)
+        self._slowness = max(1.0, threads / self._limit) if self._limit else 1.0
+        ends = time.perf_counter() + _PATIENCE_S * self._slowness
         longest = min(2 * _CHUNK, getattr(self._text, "max_position_embeddings", 2 * _CHUNK) - GRID)
         chunk = max(1, longest // 2 // GRID * GRID)
         found: list[LayerCost] = []
@@ -183,7 +185,7 @@ class _Bench:
         """The least seconds of each, run in turns."""
         for once in ways:
             once()
-        best, ends = [float("inf")] * len(ways), time.perf_counter() + _BUDGET_S * len(ways)
+        best, ends = [float("inf")] * len(ways), time.perf_counter() + _BUDGET_S * self._slowness * len(ways)
         for _ in range(_NUM_RUNS):
             for index, once in enumerate(ways):
                 self._empty_cache()

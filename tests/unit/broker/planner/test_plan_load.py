@@ -46,6 +46,15 @@ def test_context_and_prompts_count() -> None:
     assert with_prompts == pytest.approx(0.004 + 32 / CHUNK * 0.040)
 
 
+def test_who_measured_one_decode_alone_is_known_by_prompts() -> None:
+    """Sixteen sequences read a layer's weights once, as sixteen positions of a prompt do, not sixteen times."""
+    costs = [LayerCost("decode", 1, 32, 0.010, False), LayerCost("prefill", 16, 0, 0.016, False)]
+    found = Speeds.of(costs, alone=False)
+    assert found is not None
+    assert found.layer_s(Load(1, 0, 0.0)) == pytest.approx(0.010)
+    assert found.layer_s(Load(16, 0, 0.0)) == pytest.approx(0.016)
+
+
 def test_alone_has_figures_of_its_own() -> None:
     """A step that is alone uses all cores; where that was not measured, the usual figures serve."""
     alone = Speeds.of(COSTS, alone=True)
