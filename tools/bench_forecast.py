@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from bench_lib import (
+    PASSIVE,
     BenchError,
     add_model_options,
     model_of,
@@ -39,20 +42,21 @@ WHAT = (*(f"{rows} sequences" for rows in ROWS), f"prompt of {LONG}")
 
 
 async def predicted(model: Path, num_workers: int) -> list[float]:
-    """Seconds of a step of 1, 4 and 16, then of the prompt; by a process of its own, as ``swarm doctor`` is one."""
-    code = (
-        "import json, sys; from swarm.config import load; from swarm.cli.doctor.outlook import measured, outlook\n"
-        "settings = load(None, overrides={'model': sys.argv[1]})\n"
-        "found = outlook(settings, measured(settings), int(sys.argv[2]))\n"
-        "print(json.dumps([*(rows / rate for rows, rate in found.tokens_per_s), found.prompt_s]))"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, str(model), str(num_workers), stdout=asyncio.subprocess.PIPE
-    )
+    """Seconds of a step of 1, 4 and 16, then of the prompt, as ``swarm doctor`` tells a stranger: with nothing set in
+    its environment that this program needs for itself."""
+    own = {name: value for name, value in os.environ.items() if name not in PASSIVE}
+    command = (sys.executable, "-m", "swarm", "doctor", "--json", "--model", str(model), "--workers", str(num_workers))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=own)
     said, _ = await process.communicate()
-    if process.returncode != 0:
-        raise BenchError("there was no forecast; why is said above")
-    return list(json.loads(said))
+    try:
+        told = next(each["text"] for each in json.loads(said)["findings"] if each["about"] == "outlook")
+    except (ValueError, StopIteration):
+        raise BenchError("there was no forecast; why is said above") from None
+    rates = [float(rate.replace(",", "")) for rate in re.findall(r"([\d.,]+) tokens/s", told)]
+    prompt = re.search(r"takes ([\d.]+) s", told)
+    if len(rates) != len(ROWS) or prompt is None:
+        raise BenchError(f"the forecast is not understood: {told}")
+    return [*(rows / rate for rows, rate in zip(ROWS, rates, strict=True)), float(prompt[1])]
 
 
 async def taken(model: Path, num_workers: int) -> list[float]:

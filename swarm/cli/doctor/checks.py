@@ -251,7 +251,7 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
     rates = ", ".join(f"{rows}: {_rate(rate)} tokens/s" for rows, rate in found.tokens_per_s)
     shares = " + ".join(map(str, found.layers))
     text = f"with {shares} layers, by sequences that decode together: {rates}; "
-    yield Finding("outlook", "ok", f"{text}a prompt of {PROMPT} tokens takes {found.prompt_s:.2g} s")
+    yield Finding("outlook", "ok", f"{text}a prompt of {PROMPT} tokens takes {found.prompt_s:.3g} s")
     if found.needed_bytes:
         text = (
             f"a worker needs up to {_size(found.needed_bytes)} of the {_size(found.memory_bytes)} that it has for the"

@@ -49,9 +49,14 @@ def doctor(
     """
     from swarm.cli.doctor.checks import findings
     from swarm.cli.doctor.facts import gather
+    from swarm.stage.shell.waiting import prepare_openmp
 
     overrides = {"model": model, "client.url": url, "state_dir": str(state_dir) if state_dir else None}
-    found = findings(gather(load_settings(context, config, overrides), workers if model else 0))
+    settings = load_settings(context, config, overrides)
+    prepare_openmp(
+        settings.worker.threads
+    )  # as a worker does, before anything loads torch: or other times are measured
+    found = findings(gather(settings, workers if model else 0))
     if as_json:
         print_json({"findings": [asdict(each) for each in found]})
     else:

@@ -15,12 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from swarm.cli.app import app
 from swarm.cli.doctor import facts as asked
 from swarm.cli.doctor.checks import Facts, Finding, Kernels, Model, Outlook, Port, Reach, findings
 from swarm.cli.doctor.command import lines
 from swarm.config import load
 from swarm.demo import model_path
+from swarm.stage.shell.waiting import PASSIVE_WAITING
 
 GIB = 1 << 30
 SOUND = Facts(
@@ -275,3 +278,20 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert found["model"]["level"] == "ok"
     assert "layers, by sequences that decode together: 1: " in found["outlook"]["text"]
     assert not (state / "journal.sqlite").exists()
+
+
+def test_the_forecast_is_measured_with_threads_that_wait_as_a_workers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP reads it once, when torch is loaded: before anything is gathered. Others told a third too much."""
+    seen: list[str | None] = []
+
+    def gather(_settings: object, _workers: int) -> Facts:
+        seen.append(os.environ.get("OMP_WAIT_POLICY"))
+        return SOUND
+
+    for name in (*PASSIVE_WAITING, "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.setenv(name, "")  # so that it is as it was afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(asked, "gather", gather)
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 0, result.output
+    assert seen == ["PASSIVE"]
