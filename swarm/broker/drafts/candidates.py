@@ -12,7 +12,7 @@ from swarm.broker.planner import tables
 from swarm.broker.planner.explain import MAX_EXPLAINED, Forecast, NamedShares, forecast, why_left_out
 from swarm.broker.planner.load import Load, Speeds
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share, Shortage
-from swarm.broker.planner.recover import CHUNK_S, ORDERS_S, Replays, Return, soonest
+from swarm.broker.planner.recover import ORDERS_S, Replays, Return, soonest
 from swarm.broker.planner.search import EQUAL
 from swarm.broker.planner.solve import EXACT, in_this_order, solve
 from swarm.broker.planner.standby import standby
@@ -328,7 +328,7 @@ class Table:
             honest = self._honest(problem, everybody)
             found = soonest(honest, survivors, replays)
             if found is not None and tables.is_open(honest, found.line):
-                replay_s = found.replay_s + replays.chunks * CHUNK_S
+                replay_s = replays.taken_s(found.replay_s)
                 is_warm, load_s = not found.load_s, ORDERS_S + found.load_s
                 back = Back(load_s, replay_s, is_warm, self._choice(problem, found))
                 return replace(self._proposal(problem, found.line, everybody), back=back)

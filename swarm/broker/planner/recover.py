@@ -27,9 +27,10 @@ _Places = tuple[int | slice, int | slice]
 LOAD_S = 0.05  # whatever is loaded, it takes so long: a file is opened, kernels are warmed
 # The same for every way, so for the forecast alone; measured on serving swarms (tools/bench_recovery.py): what orders
 # and their answers take though nothing is loaded; and what a chunk takes beside its computing: the broker's turn, the
-# log, sockets, and steps of running answers between two chunks.
+# log, sockets.
 ORDERS_S = 0.02
-CHUNK_S = 0.009
+CHUNK_S = 0.006
+RESTS = 3.0  # times as long as a step usually takes: so long steps rest after each while layers are rebuilt
 ABOUT = 0.1  # ways that differ by less than this part of the time, or this many seconds, are equally soon
 ABOUT_S = 0.02
 
@@ -48,11 +49,13 @@ class Return:
 @dataclass(frozen=True, slots=True)
 class Replays:
     """What must be computed again: ``positions`` of all sequences together, in so many ``chunks``, with ``context``
-    positions before each, on average."""
+    positions before each, on average. ``beside``: the part of it that is computed beside steps, those of the sequences
+    that are level before."""
 
     positions: int
     chunks: int = 0
     context: int = 0
+    beside: float = 0.0
 
     @classmethod
     def of(cls, sequences: Iterable[int], chunk: int) -> Replays:
@@ -60,7 +63,12 @@ class Replays:
         lengths = list(sequences)
         total = sum(lengths)
         context = sum(length * length for length in lengths) // (2 * total) if total else 0
-        return cls(total, sum(-(-length // chunk) for length in lengths), context)
+        beside = 1 - min(lengths) / total if total else 0.0
+        return cls(total, sum(-(-length // chunk) for length in lengths), context, beside)
+
+    def taken_s(self, alone_s: float) -> float:
+        """How long it lasts if it takes so many seconds by itself."""
+        return (alone_s + self.chunks * CHUNK_S) * (1 + self.beside / RESTS)
 
 
 def soonest(problem: Problem, survivors: Line, replays: Replays) -> Return | None:

@@ -32,10 +32,10 @@ class StepCosts:
         self._num_steps = 0
         self._tokens = 0.0
         self._busy_s = 0.0
-        self._done_at = 0.0
         self._least_s: float | None = None
         self._fill = 1.0
         self._num_ends = 0
+        self.done_at = 0.0  # when a step last came back
         self.usual_step_s = 0.0  # moving average of a step's way through all stages, whatever its size
 
     def step_done(self, tokens: int, sent_at: float, now: float) -> None:
@@ -44,8 +44,8 @@ class StepCosts:
         self.usual_step_s += (0.1 if self.usual_step_s else 1.0) * (now - sent_at - self.usual_step_s)
         self._num_steps += 1
         self._tokens = _FADE * self._tokens + tokens
-        self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self._done_at))
-        self._done_at = now
+        self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self.done_at))
+        self.done_at = now
         if not tokens:
             return
         self._least_s = seconds if self._least_s is None else min(seconds, self._least_s * _CREEP)

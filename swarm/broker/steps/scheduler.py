@@ -12,6 +12,8 @@ deadline and arrival. The two are governed apart:
   gets short, so that those who run come to their end before more join; and they get no more than keeps a step's
   measured time below ``step_target_s``.
 
+While layers that changed hands are rebuilt, steps rest between each other, so that replays get most of the time.
+
 Nothing here must know which micro-batch is which: a sequence's tokens that no step carries yet are its ``pending``
 ones, and a decode has none while its step is under way. A step costs time in proportion to its rows, whatever waits.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from swarm.broker.planner.recover import RESTS
 from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.room import Room
@@ -38,6 +41,7 @@ MAX_PASSED_S = 5.0
 LOOK_AHEAD = 16  # how many that have no room are passed over in looking for one that has
 PROMPT_SHARE = 64  # prompts are not cut smaller to share them out over the micro-batches: each pays for the weights
 MOST_TELLING_BYTES = MAX_HEADER_BYTES // 2  # of a step's header; the rest of it is far shorter
+MOST_REST_S = 1.0  # after a step while layers are rebuilt, however long it took
 KV_SHORT = 0.05  # below this part of free room, prompts get the least there is
 
 
@@ -137,7 +141,7 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
         return None
     most = depth(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
     state.decided.depth, state.decided.mode = most, "batch" if most == 1 else "overlapped"
-    if len(state.flights) >= most or not _has_work(state):
+    if len(state.flights) >= most or not _has_work(state) or _lets_replays_pass(state, now):
         return None
     admit(state, settings, now)
     chosen = _choose(state, settings, most)
@@ -151,6 +155,14 @@ def _has_work(state: State) -> bool:
     running = state.running
     pending = running.due or running.num_prefilling
     return bool(pending or state.waiting or state.to_release or state.to_retire)
+
+
+def _lets_replays_pass(state: State, now: float) -> bool:
+    """While layers are rebuilt, stages belong to replays most of the time. A step goes before the next chunk in every
+    stage: those whose layers are level would have their tokens at the cost of all who still wait, and of their own,
+    since a step of few costs as much as one of all."""
+    rest_s = min(MOST_REST_S, RESTS * state.costs.usual_step_s)
+    return not state.rebuilding.is_idle and now - state.costs.done_at < rest_s
 
 
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:

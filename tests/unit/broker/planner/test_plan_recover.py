@@ -10,7 +10,7 @@ import pytest
 
 from swarm.broker.planner import tables
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share
-from swarm.broker.planner.recover import ABOUT, ABOUT_S, LOAD_S, Replays, Return, soonest
+from swarm.broker.planner.recover import ABOUT, ABOUT_S, CHUNK_S, LOAD_S, RESTS, Replays, Return, soonest
 from swarm.broker.planner.standby import Standby, standby
 from swarm.wire.messages import LayerRange, layers_of
 
@@ -69,7 +69,14 @@ def test_neighbours_share_what_is_lost() -> None:
 def test_what_is_replayed() -> None:
     """Each sequence by itself in chunks; a position has half of its sequence before it, on average over all of them."""
     assert Replays.of([], 256) == Replays(0, 0, 0)
-    assert Replays.of([1, 256, 257], 256) == Replays(514, 4, (1 + 256**2 + 257**2) // (2 * 514))
+    several = Replays.of([1, 256, 257], 256)
+    assert several == Replays(514, 4, (1 + 256**2 + 257**2) // (2 * 514), beside=513 / 514)
+
+
+def test_who_is_level_takes_a_part_of_the_time_from_the_others() -> None:
+    """Steps rest RESTS times as long as they take, so a replay beside them lasts longer; one by itself doesn't."""
+    assert Replays.of([512], 256).taken_s(1.0) == pytest.approx(1.0 + 2 * CHUNK_S)
+    assert Replays.of([256] * 4, 256).taken_s(4.0) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 / RESTS))
 
 
 def test_the_ends_of_the_pipeline() -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarm.broker.events import Tick
+from swarm.broker.planner.recover import RESTS
 from swarm.broker.recovery.procedure import PlanSettings
 from swarm.broker.recovery.rebuild import RebuildSettings, runs_to_rebuild
 from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
@@ -22,10 +23,11 @@ from swarm.wire.messages import (
     ReplayDone,
     ReplayMissing,
 )
-from tests.unit.broker.bench import CLIENT, Bench, orders, row, settings, steps, submit
+from tests.unit.broker.bench import CLIENT, TICK_S, Bench, orders, row, settings, steps, submit
 
 SEQUENCE = 5
 TARGET = 100
+STEP_S = 2 * TICK_S
 
 Held = tuple[tuple[int, int, int], ...]  # (first, stop, position)
 Logs = tuple[tuple[int, int], ...]  # (boundary, stop)
@@ -231,6 +233,28 @@ def test_the_cheapest_first_and_no_barrier() -> None:
             assert any(order.sequence == r.sequence for step in bench.pipe for r in step.rows) or len(bench.pipe) >= 2
     costs = {s.id: s.kv for s in bench.state.running}
     assert found == sorted(costs, key=lambda each: costs[each])
+
+
+def test_steps_rest_while_the_layers_of_others_are_rebuilt() -> None:
+    """Who is level has a token at once; the next one when replays have had the stages for longer than it took. When all
+    are level, nobody rests."""
+    bench = lose_one(count=2)
+    orders = replays(bench)
+    done(bench, orders.pop(0))
+    orders += replays(bench)
+    assert len(bench.pipe) == 1
+    bench.tick(STEP_S)
+    bench.finish()
+    assert not bench.pipe
+    bench.tick(RESTS * STEP_S - TICK_S)
+    assert not bench.pipe
+    bench.tick(2 * TICK_S)
+    assert len(bench.pipe) == 1
+    bench.finish()
+    assert not bench.pipe
+    for order in orders:
+        done(bench, order)
+    assert len(bench.pipe) == 1
 
 
 def test_a_log_that_has_gone_meanwhile_is_replaced_by_the_tokens() -> None:
