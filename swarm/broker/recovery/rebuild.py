@@ -279,7 +279,7 @@ class Rebuilder:
         assert plan is not None
         stop = min(run.stop, run.done + self.book.chunk)
         self.book.ordered_at = now
-        alone = plan.shares_cores and not self.state.flights
+        alone = plan.shares_cores  # steps are few meanwhile
         if run.source is not None:
             order = Replay(
                 epoch=plan.epoch,
