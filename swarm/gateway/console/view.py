@@ -166,9 +166,12 @@ def _request(row: Row, at: float, was: Row) -> Tree:
     return body
 
 
-def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple[Tree | None, list[Tree]]:
-    """The one under way, and the last that ended, newest first. Which one a row is its first moment says."""
-    was = {row["key"]: row for row in [former.get("recovery") or {}, *former.get("recoveries", [])] if row}
+def _recoveries(known: Known, holders: Mapping[int, str], former: Tree) -> tuple[Tree | None, list[Tree] | None]:
+    """The one under way, and the last that ended, newest first; None before the broker has told of any or of none.
+    Which one a row is its first moment says."""
+    if not known.recoveries:
+        return None, None
+    was = {row["key"]: row for row in [former.get("recovery") or {}, *(former.get("recoveries") or [])] if row}
     under_way, ended = None, []
     for row in rows_of(known.recoveries.get("recoveries"))[-MAX_RECOVERIES - 1 :]:
         key = str(row.get("detected_at"))

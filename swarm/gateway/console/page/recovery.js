@@ -38,7 +38,7 @@ export function mount(root, store, api) {
     const running = view?.recovery ?? null;
     const shown = running ?? view?.recoveries?.[0] ?? null;
     told.hidden = shown === null;
-    nothing.element.hidden = shown !== null;
+    nothing.element.hidden = shown !== null || !view?.recoveries; // not known yet
     nothing.draw();
     if (shown === null) return;
     setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");

@@ -193,5 +193,8 @@ def test_of_what_was_not_asked_again_nothing_is_made_anew() -> None:
 
 
 def test_nothing_is_known_at_first() -> None:
+    """Of recoveries: neither that there were none, which the page says in other words, and offers to show one."""
     empty = view(Known(1.0), {}, {})
+    assert empty["recoveries"] is None
+    assert view(known(recoveries={"recoveries": []}), {}, empty)["recoveries"] == []
     assert (empty["workers"], empty["plan"], empty["requests"], empty["recovery"]) == ({}, None, {}, None)
