@@ -41,8 +41,8 @@ class SampleJob:
 class Batch:
     """Rows, one after the other. ``hidden`` [tokens, hidden] float32, or None on the stage that embeds ``tokens``.
 
-    ``alone``: no other stage computes meanwhile, so all cores of the host may be used. ``through``: only these of the
-    stage's layers, whose input ``hidden`` is then.
+    ``alone``: all cores of the host may be used, since no other stage computes meanwhile, or seldom. ``through``: only
+    these of the stage's layers, whose input ``hidden`` is then.
     """
 
     rows: tuple[Row, ...]

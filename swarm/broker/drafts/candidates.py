@@ -328,7 +328,7 @@ class Table:
             honest = self._honest(problem, everybody)
             found = soonest(honest, survivors, replays)
             if found is not None and tables.is_open(honest, found.line):
-                replay_s = replays.taken_s(found.replay_s)
+                replay_s = replays.taken_s(found.replay_s, self._state.costs.usual_step_s)
                 is_warm, load_s = not found.load_s, ORDERS_S + found.load_s
                 back = Back(load_s, replay_s, is_warm, self._choice(problem, found))
                 return replace(self._proposal(problem, found.line, everybody), back=back)

@@ -25,12 +25,12 @@ from swarm.wire.messages import LayerRange
 _Places = tuple[int | slice, int | slice]
 
 LOAD_S = 0.05  # whatever is loaded, it takes so long: a file is opened, kernels are warmed
-# The same for every way, so for the forecast alone; measured on serving swarms (tools/bench_recovery.py): what orders
-# and their answers take though nothing is loaded; and what a chunk takes beside its computing: the broker's turn, the
-# log, sockets.
+# For the forecast alone; measured on serving swarms (tools/bench_recovery.py): what orders and their answers take
+# though nothing is loaded; and what a chunk takes beside its computing: the broker's turn, the log, sockets.
 ORDERS_S = 0.02
 CHUNK_S = 0.006
 RESTS = 3.0  # times as long as a step usually takes: so long steps rest after each while layers are rebuilt
+MOST_REST_S = 1.0  # and no longer than this
 ABOUT = 0.1  # ways that differ by less than this part of the time, or this many seconds, are equally soon
 ABOUT_S = 0.02
 
@@ -66,9 +66,14 @@ class Replays:
         beside = 1 - min(lengths) / total if total else 0.0
         return cls(total, sum(-(-length // chunk) for length in lengths), context, beside)
 
-    def taken_s(self, alone_s: float) -> float:
-        """How long it lasts if it takes so many seconds by itself."""
-        return (alone_s + self.chunks * CHUNK_S) * (1 + self.beside / RESTS)
+    def taken_s(self, alone_s: float, step_s: float) -> float:
+        """How long it lasts if it takes so many seconds by itself, and a step so many."""
+        return (alone_s + self.chunks * CHUNK_S) * (1 + self.beside * max(1 / RESTS, step_s / MOST_REST_S))
+
+
+def rest_s(step_s: float) -> float:
+    """How long steps that usually take so long rest after each while layers are rebuilt."""
+    return min(MOST_REST_S, RESTS * step_s)
 
 
 def soonest(problem: Problem, survivors: Line, replays: Replays) -> Return | None:

@@ -17,7 +17,7 @@ from swarm.broker.planner.problem import Shortage
 from swarm.broker.questions import absent, plan_report
 from swarm.broker.questions.what_if import Order, Suppositions
 from swarm.broker.recovery.procedure import Procedure
-from swarm.broker.state import State, Worker
+from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.plans import Steering
 from swarm.wire.messages import ByHand, Json, Report, Steer
 
@@ -143,7 +143,11 @@ class Helm:
         pin = known.pins.get(name, rules.pins.get(name))
         if pin is not None and pin != known.cordoned[name]:
             yield f"its pin to {pin.in_words} rests until swarmctl uncordon {name}"
-        if all(worker.is_gone or worker.name in known.cordoned for worker in self.state.workers.values()):
+        out = known.exclude | rules.exclude | known.cordoned.keys()
+        if all(
+            worker.is_gone or worker.state is WorkerState.LEAVING or worker.name in out
+            for worker in self.state.workers.values()
+        ):
             yield "nobody is left who may get layers: if one dies, requests wait for swarmctl uncordon or a newcomer"
 
     def _say(self, client: bytes, body: Json) -> None:

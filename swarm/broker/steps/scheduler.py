@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.broker.planner.recover import RESTS
+from swarm.broker.planner.recover import rest_s
 from swarm.broker.state import Flight, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.room import Room
@@ -41,7 +41,6 @@ MAX_PASSED_S = 5.0
 LOOK_AHEAD = 16  # how many that have no room are passed over in looking for one that has
 PROMPT_SHARE = 64  # prompts are not cut smaller to share them out over the micro-batches: each pays for the weights
 MOST_TELLING_BYTES = MAX_HEADER_BYTES // 2  # of a step's header; the rest of it is far shorter
-MOST_REST_S = 1.0  # after a step while layers are rebuilt, however long it took
 KV_SHORT = 0.05  # below this part of free room, prompts get the least there is
 
 
@@ -161,8 +160,8 @@ def _lets_replays_pass(state: State, now: float) -> bool:
     """While layers are rebuilt, stages belong to replays most of the time. A step goes before the next chunk in every
     stage: those whose layers are level would have their tokens at the cost of all who still wait, and of their own,
     since a step of few costs as much as one of all."""
-    rest_s = min(MOST_REST_S, RESTS * state.costs.usual_step_s)
-    return not state.rebuilding.is_idle and now - state.costs.done_at < rest_s
+    costs = state.costs
+    return not state.rebuilding.is_idle and now - costs.done_at < rest_s(costs.usual_step_s)
 
 
 def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:

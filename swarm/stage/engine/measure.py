@@ -56,6 +56,7 @@ _BUDGET_S = 0.1  # for one figure; the first run of a kernel is slow and doesn't
 _PATIENCE_S = 1.0  # in all: past it, larger sizes are left out
 _TURN_S = 15.0  # how long to wait for the others of this host
 _LOOK_AGAIN_S = 0.01
+_MOST_SLOWNESS = 4.0  # who may use so small a part of its cores leaves the largest sizes out
 _VOCABULARY = 4096
 _THICK = 3  # layers of the larger of the two stages
 _USUAL_CACHE = 32 << 20
@@ -124,7 +125,7 @@ class _Bench:
     def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while that doesn't take too long."""
         self._now = clock(self._limit, threads)
-        self._slowness = max(1.0, threads / self._limit) if self._limit else 1.0
+        self._slowness = min(_MOST_SLOWNESS, max(1.0, threads / self._limit)) if self._limit else 1.0
         ends = time.perf_counter() + _PATIENCE_S * self._slowness
         longest = min(2 * _CHUNK, getattr(self._text, "max_position_embeddings", 2 * _CHUNK) - GRID)
         chunk = max(1, longest // 2 // GRID * GRID)

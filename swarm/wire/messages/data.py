@@ -91,7 +91,8 @@ class Step(Message, frozen=True):
     A stage applies ``retire`` (cut to this position and reserve no more than that), ``release``, ``open`` and
     ``truncate`` in this order, then computes ``rows``. ``tokens``: ids of all
     rows' positions, one after the other. ``tensor``: the rows' hidden states, [tokens, hidden]; None at stage 0.
-    ``alone``: no other step was in flight when this one was sent, so every stage may use all cores of its host.
+    ``alone``: no other step was in flight when this one was sent, so every stage may use all cores of its host. A
+    replay's: its stages share cores, and take turns.
     ``trial``: nothing of this is the receiver's to hold; it computes it again for a comparison, when it has time.
     """
 

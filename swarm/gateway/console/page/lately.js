@@ -48,7 +48,8 @@ export class Latest {
   #until = 0;
 
   of(view, now) {
-    const last = view.recoveries?.[0] ?? null;
+    if (!view.recoveries) return view.recovery ?? null; // nobody has told yet whether there were any
+    const last = view.recoveries[0] ?? null;
     const key = last === null ? "" : keyOf(last);
     if (this.#known !== null && key !== this.#known) this.#until = now + LINGER_S;
     this.#known = key;

@@ -14,7 +14,7 @@ const KILL_NOW = "Now press “Kill this worker” in a stage above, and watch: 
 const TOLD_S = 1.4; // phases of a recovery that was over at once tick off within this, at their true proportions
 
 export function mount(root, store, api) {
-  const state = badge("none", "none so far");
+  const state = badge("none", UNKNOWN);
   const sentence = h("p", { class: "sentence", role: "status" });
   const cause = h("p", { class: "quiet-words" });
   const total = h("p", { class: "figure" }, h("b"), h("span"));
@@ -40,7 +40,7 @@ export function mount(root, store, api) {
     told.hidden = shown === null;
     nothing.element.hidden = shown !== null || !view?.recoveries; // not known yet
     nothing.draw();
-    if (shown === null) return;
+    if (shown === null) return view?.recoveries && setBadge(state, "none", "none so far");
     setBadge(state, running ? "recovering" : "done", running ? "under way" : "healed");
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.broker.planner import tables
 from swarm.broker.planner.problem import Device, Line, Model, Problem, Share
-from swarm.broker.planner.recover import ABOUT, ABOUT_S, CHUNK_S, LOAD_S, RESTS, Replays, Return, soonest
+from swarm.broker.planner.recover import ABOUT, ABOUT_S, CHUNK_S, LOAD_S, MOST_REST_S, RESTS, Replays, Return, soonest
 from swarm.broker.planner.standby import Standby, standby
 from swarm.wire.messages import LayerRange, layers_of
 
@@ -75,8 +75,10 @@ def test_what_is_replayed() -> None:
 
 def test_who_is_level_takes_a_part_of_the_time_from_the_others() -> None:
     """Steps rest RESTS times as long as they take, so a replay beside them lasts longer; one by itself doesn't."""
-    assert Replays.of([512], 256).taken_s(1.0) == pytest.approx(1.0 + 2 * CHUNK_S)
-    assert Replays.of([256] * 4, 256).taken_s(4.0) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 / RESTS))
+    assert Replays.of([512], 256).taken_s(1.0, 0.1) == pytest.approx(1.0 + 2 * CHUNK_S)
+    four = Replays.of([256] * 4, 256)
+    assert four.taken_s(4.0, 0.1) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 / RESTS))
+    assert four.taken_s(4.0, 2.0) == pytest.approx((4.0 + 4 * CHUNK_S) * (1 + 0.75 * 2.0 / MOST_REST_S))
 
 
 def test_the_ends_of_the_pipeline() -> None:

@@ -216,6 +216,9 @@ test("in short is told what runs, and for a while what has just ended; nothing o
   assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 102), fresh);
   assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 110), fresh);
   assert.equal(latest.of({ recovery: null, recoveries: [fresh, old] }, 115), null);
+  const early = new Latest();
+  assert.equal(early.of({ recovery: null, recoveries: null }, 99), null);
+  assert.equal(early.of({ recovery: null, recoveries: [old] }, 100), null, "of before the page, told late");
   const first = new Latest();
   assert.equal(first.of({ recovery: null, recoveries: [] }, 1), null);
   assert.equal(first.of({ recovery: null, recoveries: [fresh] }, 2), fresh, "over before anybody saw it run");
