@@ -318,8 +318,8 @@ def test_one_user_has_a_swarm_without_root(system: BootedSwarm) -> None:
     run(swarm, "systemd", "install", "--user", "--memory-limit", "1GiB")
     run("systemctl", "--user", "enable", "--now", "swarm.target", "swarm-broker", "swarm-worker@w0")
     system.until(lambda: system.num_stages() == 1, "it serves")
-    shown = run(swarm, "systemd", "status", "--user")
-    assert "serving village on 1 stage" in shown
+    status = (swarm, "systemd", "status", "--user")
+    system.until(lambda: "serving village on 1 stage" in run(*status), "the broker has told systemd so")
     before = run("systemctl", "--user", "show", "--value", "--property", "MainPID", "swarm-broker")
     run("systemctl", "--user", "reload", "swarm-broker")
     assert run("systemctl", "--user", "show", "--value", "--property", "MainPID", "swarm-broker") == before
