@@ -87,8 +87,13 @@ async def answer(channel: DealerChannel) -> Any:
 
 
 async def told(channel: DealerChannel, message: WorkerMessage) -> Order | Link:
-    """What comes of that; plans come and go meanwhile."""
+    """What comes of that."""
     assert channel.send(WORKER.encode(message))
+    return await verdict(channel)
+
+
+async def verdict(channel: DealerChannel) -> Order | Link:
+    """Whether it may stay; plans come and go meanwhile."""
     while not isinstance(said := await answer(channel), Welcome | Denied | Release | Link):
         pass
     return said
@@ -135,7 +140,7 @@ async def test_who_had_a_name_before_does_not_end_who_is_here(swarm: Swarm, cont
         assert name == "w1"
         assert isinstance(await told(thief, hello("w1", "w1-there", pair)), Welcome)
         assert isinstance(await told(own, hello("w1", "w1-here", new_pair())), Welcome)
-        assert isinstance(await answer(thief), Denied)  # replaced, and may not replace
+        assert isinstance(await verdict(thief), Denied)  # replaced, and may not replace
         async with knocking(context, door, "w1-here", pair) as same:
             assert await answer(same) is Link.DOWN
         async with knocking(context, door, "w1-again", pair) as again:
