@@ -4,8 +4,8 @@
 ``first token``: from the command to the first token of the demo model, asked for by a client that is there already.
 ``back``: from a worker's SIGKILL until the broker knows its replacement. ``own``: MiB that a worker has to itself.
 The other checkout (``--against DIR``) is run by the same Python. With ``--rolling``: all workers of this one are
-started anew, one after the other, while answers are streamed; told is the longest gap between two tokens, before and
-during it. With ``--idle``: what each process of a swarm that has nothing to do takes.
+started anew, one after the other, while answers are streamed; told is the longest wait for a token, a request's first
+one included, before and during it. With ``--idle``: what each process of a swarm that has nothing to do takes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ IDLE_S = 30.0
 async def one_start(checkout: Path, num_workers: int) -> dict[str, float]:
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    command = [sys.executable, "-m", "swarm", "up", "--no-http", "--port", str(port), "--workers", str(num_workers)]
+    command = _up(port, num_workers)
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
         up = await asyncio.create_subprocess_exec(
@@ -64,7 +64,7 @@ async def one_start(checkout: Path, num_workers: int) -> dict[str, float]:
 
 async def one_upgrade(num_workers: int) -> dict[str, float]:
     port = free_port()
-    command = [sys.executable, "-m", "swarm", "up", "--no-http", "--port", str(port), "--workers", str(num_workers)]
+    command = _up(port, num_workers)
     with TemporaryDirectory() as folder:
         up = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
         try:
@@ -100,7 +100,7 @@ async def one_upgrade(num_workers: int) -> dict[str, float]:
 async def one_idle(num_workers: int) -> list[dict[str, object]]:
     """Percent of a core, wake-ups a second and memory of each process, over half a minute without requests."""
     port = free_port()
-    command = [sys.executable, "-m", "swarm", "up", "--port", str(port), "--workers", str(num_workers)]
+    command = _up(port, num_workers)
     with TemporaryDirectory() as folder:
         up = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
         try:
@@ -128,6 +128,12 @@ async def one_idle(num_workers: int) -> list[dict[str, object]]:
             await up.wait()
 
 
+def _up(port: int, num_workers: int) -> list[str]:
+    """With its gateway, as everybody starts it."""
+    ports = ["--port", str(port), "--http", str(free_port())]
+    return [sys.executable, "-m", "swarm", "up", *ports, "--workers", str(num_workers)]
+
+
 def _called(process: psutil.Process) -> str:
     words = " ".join(process.cmdline()).split()
     if "--name" in words:
@@ -151,10 +157,10 @@ def _rolled(url: str) -> Iterator[Any]:
 async def _stream(client: AsyncClient, gaps: list[float]) -> None:
     """Answers, one after the other. Raises SwarmError if one fails."""
     while True:
-        before: float | None = None
+        before = time.perf_counter()
         async for _ in client.stream("Once upon a time", max_tokens=400, ignore_eos=True):
             now = time.perf_counter()
-            gaps += [] if before is None else [now - before]
+            gaps.append(now - before)
             before = now
 
 
