@@ -14,5 +14,5 @@ it::
     requests    from a client's submission to the last token it acknowledges
     members     workers: who is in, who is well, who is believed
     questions   what clients and ``swarmctl`` may ask
-    journal     the durable record, a shell of its own, which uses state and reports only
+    journal     the durable record, a shell of its own, which uses state, reports, actions and events only
 """

@@ -30,7 +30,7 @@ TRY_AGAIN_S = 0.5  # until a client whose queue was full is told again what it h
 
 
 class Requests:
-    """All requests, by what clients say about them; the parts beside that are ``ends``, ``growth`` and ``durability``.
+    """All requests, by what clients say about them; the parts beside that are ``endings``, ``tokens`` and ``durability``.
     Methods append what is to be done to ``out``."""
 
     def __init__(
